@@ -1,0 +1,294 @@
+"""Sample tasks made offline from small grammars: posts to summarize, and functions to write.
+
+Everything follows from `split`, `count` and `seed`. Train and test differ by composition, whatever the seed: certain
+combinations of choices (person x problem x attempt, filter x map x fold) occur only in "test". Each choice, and each
+pair of choices, also occurs in "train", so test asks for a new combination of known pieces.
+"""
+
+import itertools
+import random
+
+# ---------------------------------------------------------------- posts
+
+PERSONS = {  # person -> subreddit
+    "roommate": "roommates",
+    "neighbor": "neighbors",
+    "landlord": "neighbors",
+    "sister": "family",
+    "brother": "family",
+    "mother": "family",
+    "cousin": "family",
+    "girlfriend": "relationships",
+    "boyfriend": "relationships",
+    "friend": "relationships",
+    "boss": "work",
+    "coworker": "work",
+}
+PROBLEMS = [
+    "plays loud music at night",
+    "keeps borrowing money from me",
+    "reads my private messages",
+    "never pays the shared bills",
+    "forgets every single promise",
+    "talks about me behind my back",
+    "leaves dirty dishes everywhere",
+    "is always an hour late",
+    "ignores all my calls",
+    "brings strangers into the house",
+    "lies about small things",
+    "breaks things and hides it",
+]
+DURATIONS = ["two weeks", "a month", "three months", "half a year", "a year", "two years", "ten days", "five years"]
+FEELINGS = ["angry", "tired", "lonely", "confused", "guilty", "nervous", "hurt", "ashamed"]
+ATTEMPTS = [
+    "asked them to stop",
+    "wrote a long letter",
+    "set a clear rule",
+    "offered to help",
+    "made a shared plan",
+    "complained to a manager",
+    "stayed silent",
+    "bought a small gift",
+]
+OUTCOMES = [
+    "nothing changed",
+    "it only got worse",
+    "they laughed at me",
+    "they cried and apologized",
+    "we had a big fight",
+    "it helped for one week",
+    "they stopped talking to me",
+    "they promised to change",
+]
+QUESTIONS = [
+    "move out",
+    "end it now",
+    "ask a counselor",
+    "say it again",
+    "forgive them",
+    "wait a little longer",
+    "tell the others",
+    "look for a new place",
+]
+
+POST_WORDINGS = [
+    "My {person} {problem}. This has been going on for {duration} and I feel {feeling}. I {attempt}, but {outcome}. "
+    "Should I {question}?",
+    "I feel {feeling}. For {duration} now my {person} {problem}. I {attempt} and {outcome}. "
+    "Is it right to {question}?",
+    "I need advice. My {person} {problem} and it makes me {feeling}. It started {duration} ago. I {attempt}. "
+    "After that {outcome}. Do I {question}?",
+]
+
+# One list per fact, in the order of a summary. Words in front of a sentence come from OPENERS, and only sometimes.
+SENTENCES = [
+    ["My {person} {problem}.", "The post is about a {person} who {problem}.", "The writer's {person} {problem}."],
+    [
+        "It has been going on for {duration}.",
+        "This started {duration} ago and the writer feels {feeling}.",
+        "I have felt {feeling} for {duration}.",
+    ],
+    ["I {attempt}.", "The writer {attempt} to make things better.", "I {attempt} and hoped for a change."],
+    ["After that {outcome}.", "In the end {outcome}.", "The answer was clear and {outcome}."],
+    ["Should I {question}?", "Now the question is whether to {question}.", "I wonder if I should {question}."],
+]
+OPENERS = [
+    ["In short,", "Basically,", "In general,"],
+    ["In fact,", "Meanwhile,", "Moreover,"],
+    ["Therefore", "At first", "For example,"],
+    ["However,", "As a result,", "Unfortunately,"],
+    ["Finally,", "Overall,", "For this reason,"],
+]
+
+
+def _post_choices(split: str, count: int, rng: random.Random) -> list[dict]:
+    """`count` different combinations of facts; one in five combinations of person, problem and attempt is test."""
+    persons = list(PERSONS)
+    chosen, seen = [], set()
+    while len(chosen) < count:
+        p, q, a = (rng.randrange(len(options)) for options in (persons, PROBLEMS, ATTEMPTS))
+        if ((p + 2 * q + 3 * a) % 5 == 0) != (split == "test"):
+            continue
+        facts = {
+            "person": persons[p],
+            "problem": PROBLEMS[q],
+            "attempt": ATTEMPTS[a],
+            "duration": rng.choice(DURATIONS),
+            "feeling": rng.choice(FEELINGS),
+            "outcome": rng.choice(OUTCOMES),
+            "question": rng.choice(QUESTIONS),
+        }
+        if tuple(facts.values()) not in seen:
+            seen.add(tuple(facts.values()))
+            chosen.append(facts)
+    return chosen
+
+
+def _post(facts: dict, rng: random.Random) -> str:
+    body = rng.choice(POST_WORDINGS).format(**facts)
+    title = f"My {facts['person']} {facts['problem']}"
+    return f"SUBREDDIT: r/{PERSONS[facts['person']]}\n\nTITLE: {title}\n\nPOST: {body}\n\nTL;DR:"
+
+
+def _summary(facts: dict, num_sentences: int, opener_rate: float, rng: random.Random) -> str:
+    """Some of the five facts in their order, one sentence each."""
+    sentences = []
+    for k in sorted(rng.sample(range(len(SENTENCES)), num_sentences)):
+        sentence = rng.choice(SENTENCES[k]).format(**facts)
+        if rng.random() < opener_rate:
+            first = sentence if sentence.startswith("I ") else sentence[0].lower() + sentence[1:]
+            sentence = f"{rng.choice(OPENERS[k])} {first}"
+        sentences.append(sentence)
+    return " ".join(sentences)
+
+
+def _check_split(split: str) -> None:
+    if split not in ("train", "test"):
+        raise ValueError(f"A split is 'train' or 'test', not {split!r}.")
+
+
+def posts(split: str, count: int, seed: int) -> list[dict]:
+    """Posts in the columns of trl-lib/tldr.
+
+    Returns `count` dicts: prompt ("SUBREDDIT: ... TITLE: ... POST: ... TL;DR:") and completion (a summary of two
+    sentences). Raises ValueError for a split that is neither "train" nor "test".
+    """
+    _check_split(split)
+    rng = random.Random(f"posts {split} {seed}")
+    return [
+        {"prompt": _post(facts, rng), "completion": _summary(facts, 2, 0.0, rng)}
+        for facts in _post_choices(split, count, rng)
+    ]
+
+
+def demonstrated_posts(count: int, per_post: int, seed: int) -> list[dict]:
+    """Train posts with texts to imitate: prompt, completion as in `posts`, and `demonstrations`.
+
+    The demonstrations of a post are `per_post` summaries of 1 to 5 sentences, drawn independently of each other; about
+    a quarter of the sentences open with a transition word. Nobody who imitates them learns which agent should be
+    brief.
+    """
+    rng = random.Random(f"demonstrated posts {seed}")
+    return [
+        {
+            "prompt": _post(facts, rng),
+            "completion": _summary(facts, 2, 0.0, rng),
+            "demonstrations": [_summary(facts, rng.randint(1, 5), 0.25, rng) for _ in range(per_post)],
+        }
+        for facts in _post_choices("train", count, rng)
+    ]
+
+
+# ---------------------------------------------------------------- functions to write
+
+FILTERS = {  # name -> (words, condition on x)
+    "even": ("even numbers", "x % 2 == 0"),
+    "odd": ("odd numbers", "x % 2 == 1"),
+    "positive": ("positive numbers", "x > 0"),
+    "negative": ("negative numbers", "x < 0"),
+    "nonzero": ("nonzero numbers", "x != 0"),
+    "third": ("multiples of three", "x % 3 == 0"),
+}
+MAPS = {  # name -> (words, value of x)
+    "squares": ("squares", "x * x"),
+    "cubes": ("cubes", "x * x * x"),
+    "doubles": ("doubles", "2 * x"),
+    "halves": ("rounded halves", "x // 2"),
+    "negations": ("negations", "-x"),
+    "successors": ("successors", "x + 1"),
+    "predecessors": ("predecessors", "x - 1"),
+    "sizes": ("absolute values", "abs(x)"),
+}
+FOLDS = {  # name -> (words, expression around a list)
+    "sum": ("sum", "sum([{}])"),
+    "largest": ("largest", "max([{}], default=0)"),
+    "smallest": ("smallest", "min([{}], default=0)"),
+    "list": ("list", "[{}]"),
+    "sorted": ("sorted list", "sorted([{}])"),
+    "distinct": ("distinct count", "len(set([{}]))"),
+}
+COMPOSITIONS = list(itertools.product(FILTERS, MAPS, FOLDS))
+TASK_WORDINGS = [
+    "Return the {fold} of the {map} of the {filter}.",
+    "Take the {filter}, compute their {map} and return the {fold}.",
+    "Compute the {fold} of all {map} of {filter} in the list.",
+]
+
+
+def _held_out(filter_name: str, map_name: str, fold_name: str) -> bool:
+    """One composition in six is test only. Every pair (filter, map), (map, fold), (filter, fold) stays in train."""
+    f, m, o = list(FILTERS).index(filter_name), list(MAPS).index(map_name), list(FOLDS).index(fold_name)
+    return (f + m + o) % 6 == 0
+
+
+def _expression(fold_name: str, condition: str, value: str) -> str:
+    return FOLDS[fold_name][1].format(f"{value} for x in numbers if {condition}")
+
+
+def _function(name: str, fold_name: str, condition: str, value: str) -> str:
+    return f"def {name}(numbers):\n    return {_expression(fold_name, condition, value)}\n"
+
+
+def coding_tasks(split: str, count: int, seed: int) -> list[dict]:
+    """Functions over lists of integers, filter x map x fold, in the columns of openai_humaneval.
+
+    Returns `count` dicts: task_id, prompt (signature and docstring with two >>> examples), entry_point,
+    canonical_solution (the body), test (`def check(candidate)` with five asserts, none of them a docstring example),
+    and two columns more, the cooperative answer: helper (source of `aux`, the map) and main (the asked function, which
+    calls aux). Beyond the number of compositions, these come again with other words and numbers. Raises ValueError
+    for a split that is neither "train" nor "test".
+    """
+    _check_split(split)
+    rng = random.Random(f"coding {split} {seed}")
+    compositions = [c for c in COMPOSITIONS if _held_out(*c) == (split == "test")]
+    tasks = []
+    while len(tasks) < count:
+        for composition in rng.sample(compositions, min(len(compositions), count - len(tasks))):
+            tasks.append(_coding_task(f"sample/{split}/{len(tasks)}", *composition, rng))
+    return tasks
+
+
+def _coding_task(task_id: str, filter_name: str, map_name: str, fold_name: str, rng: random.Random) -> dict:
+    name = f"{fold_name}_{filter_name}_{map_name}"
+    condition, value = FILTERS[filter_name][1], MAPS[map_name][1]
+    expression = _expression(fold_name, condition, value)
+    reference = eval(f"lambda numbers: {expression}")
+    inputs = [[rng.randint(-9, 9) for _ in range(rng.randint(5, 8))] for _ in range(6)]
+    examples = [inputs[0][:3], inputs[1][:4]]
+    asserted = [[], *inputs[2:]]
+    words = rng.choice(TASK_WORDINGS).format(
+        fold=FOLDS[fold_name][0], map=MAPS[map_name][0], filter=FILTERS[filter_name][0]
+    )
+    shown = "".join(f"    >>> {name}({numbers})\n    {reference(numbers)}\n" for numbers in examples)
+    asserts = "".join(f"    assert candidate({numbers}) == {reference(numbers)}\n" for numbers in asserted)
+    return {
+        "task_id": task_id,
+        "prompt": f'def {name}(numbers):\n    """{words}\n\n{shown}    """\n',
+        "entry_point": name,
+        "canonical_solution": f"    return {expression}\n",
+        "test": f"def check(candidate):\n{asserts}",
+        "helper": f"def aux(x):\n    return {value}\n",
+        "main": _function(name, fold_name, condition, "aux(x)"),
+    }
+
+
+def demonstrated_coding_tasks(count: int, seed: int) -> list[dict]:
+    """Train tasks as in `coding_tasks`, with answers to imitate that do not always fit together.
+
+    Six in ten of the `main` call aux, the others do all the work themselves. In one in five, `helper` (and,
+    independently, the calling `main`) takes aux to be the filter's condition and not the map: a convention the two
+    agents have to agree on.
+    """
+    rng = random.Random(f"demonstrated coding {seed}")
+    tasks = coding_tasks("train", count, seed)
+    for task in tasks:
+        fold_name, filter_name, map_name = task["entry_point"].split("_")
+        condition, value = FILTERS[filter_name][1], MAPS[map_name][1]
+        if rng.random() < 0.2:
+            task["helper"] = f"def aux(x):\n    return {condition}\n"
+        style = rng.random()
+        if style < 0.4:
+            task["main"] = _function(task["entry_point"], fold_name, condition, value)
+        elif style < 0.52:
+            task["main"] = _function(task["entry_point"], fold_name, "aux(x)", value)
+    return tasks

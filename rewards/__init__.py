@@ -1,0 +1,1 @@
+"""Rewards as pure functions; nothing here knows of tasks, agents or models."""
