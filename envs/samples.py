@@ -1,12 +1,24 @@
 """Sample tasks made offline from small grammars: posts to summarize, and functions to write.
 
 Everything follows from `split`, `count` and `seed`. Train and test differ by composition, whatever the seed: certain
-combinations of choices (person x problem x attempt, filter x map x fold) occur only in "test". Each choice, and each
-pair of choices, also occurs in "train", so test asks for a new combination of known pieces.
+combinations of choices (person x problem x attempt, filter x map x fold) occur only in "test", others only in
+"validation". Each choice, and each pair of choices, also occurs in "train", so test asks for a new combination of
+known pieces.
 """
 
 import itertools
 import random
+
+
+def _split_of(*choices: int) -> str:
+    """The split that a combination of three choices, given as indices, belongs to: a sixth each is held out."""
+    return {0: "test", 1: "validation"}.get(sum(choices) % 6, "train")
+
+
+def _check_split(split: str) -> None:
+    if split not in ("train", "validation", "test"):
+        raise ValueError(f"A split is 'train', 'validation' or 'test', not {split!r}.")
+
 
 # ---------------------------------------------------------------- posts
 
@@ -102,12 +114,12 @@ OPENERS = [
 
 
 def _post_choices(split: str, count: int, rng: random.Random) -> list[dict]:
-    """`count` different combinations of facts; one in five combinations of person, problem and attempt is test."""
+    """`count` different combinations of facts; person, problem and attempt decide the split."""
     persons = list(PERSONS)
     chosen, seen = [], set()
     while len(chosen) < count:
         p, q, a = (rng.randrange(len(options)) for options in (persons, PROBLEMS, ATTEMPTS))
-        if ((p + 2 * q + 3 * a) % 5 == 0) != (split == "test"):
+        if _split_of(p, q, a) != split:
             continue
         facts = {
             "person": persons[p],
@@ -142,16 +154,11 @@ def _summary(facts: dict, num_sentences: int, opener_rate: float, rng: random.Ra
     return " ".join(sentences)
 
 
-def _check_split(split: str) -> None:
-    if split not in ("train", "test"):
-        raise ValueError(f"A split is 'train' or 'test', not {split!r}.")
-
-
 def posts(split: str, count: int, seed: int) -> list[dict]:
     """Posts in the columns of trl-lib/tldr.
 
     Returns `count` dicts: prompt ("SUBREDDIT: ... TITLE: ... POST: ... TL;DR:") and completion (a summary of two
-    sentences). Raises ValueError for a split that is neither "train" nor "test".
+    sentences). Raises ValueError for any split but "train", "validation" and "test".
     """
     _check_split(split)
     rng = random.Random(f"posts {split} {seed}")
@@ -193,7 +200,7 @@ MAPS = {  # name -> (words, value of x)
     "squares": ("squares", "x * x"),
     "cubes": ("cubes", "x * x * x"),
     "doubles": ("doubles", "2 * x"),
-    "halves": ("rounded halves", "x // 2"),
+    "halves": ("floored halves", "x // 2"),
     "negations": ("negations", "-x"),
     "successors": ("successors", "x + 1"),
     "predecessors": ("predecessors", "x - 1"),
@@ -207,7 +214,6 @@ FOLDS = {  # name -> (words, expression around a list)
     "sorted": ("sorted list", "sorted([{}])"),
     "distinct": ("distinct count", "len(set([{}]))"),
 }
-COMPOSITIONS = list(itertools.product(FILTERS, MAPS, FOLDS))
 TASK_WORDINGS = [
     "Return the {fold} of the {map} of the {filter}.",
     "Take the {filter}, compute their {map} and return the {fold}.",
@@ -215,18 +221,8 @@ TASK_WORDINGS = [
 ]
 
 
-def _held_out(filter_name: str, map_name: str, fold_name: str) -> bool:
-    """One composition in six is test only. Every pair (filter, map), (map, fold), (filter, fold) stays in train."""
-    f, m, o = list(FILTERS).index(filter_name), list(MAPS).index(map_name), list(FOLDS).index(fold_name)
-    return (f + m + o) % 6 == 0
-
-
 def _expression(fold_name: str, condition: str, value: str) -> str:
     return FOLDS[fold_name][1].format(f"{value} for x in numbers if {condition}")
-
-
-def _function(name: str, fold_name: str, condition: str, value: str) -> str:
-    return f"def {name}(numbers):\n    return {_expression(fold_name, condition, value)}\n"
 
 
 def coding_tasks(split: str, count: int, seed: int) -> list[dict]:
@@ -234,13 +230,16 @@ def coding_tasks(split: str, count: int, seed: int) -> list[dict]:
 
     Returns `count` dicts: task_id, prompt (signature and docstring with two >>> examples), entry_point,
     canonical_solution (the body), test (`def check(candidate)` with five asserts, none of them a docstring example),
-    and two columns more, the cooperative answer: helper (source of `aux`, the map) and main (the asked function, which
-    calls aux). Beyond the number of compositions, these come again with other words and numbers. Raises ValueError
-    for a split that is neither "train" nor "test".
+    and two columns more, an answer of two agents that passes: helper (source of `aux`) and main (the asked function,
+    without aux). In six of ten tasks main calls aux; in a fifth of the tasks aux is the filter's condition and not the
+    map. Who imitates the two columns has seen good answers and still has a convention to agree on. Beyond the number
+    of compositions (192 train, 48 test), these come again with other words and numbers. Raises ValueError
+    for any split but "train", "validation" and "test".
     """
     _check_split(split)
     rng = random.Random(f"coding {split} {seed}")
-    compositions = [c for c in COMPOSITIONS if _held_out(*c) == (split == "test")]
+    indices = itertools.product(range(len(FILTERS)), range(len(MAPS)), range(len(FOLDS)))
+    compositions = [c for c, i in zip(itertools.product(FILTERS, MAPS, FOLDS), indices) if _split_of(*i) == split]
     tasks = []
     while len(tasks) < count:
         for composition in rng.sample(compositions, min(len(compositions), count - len(tasks))):
@@ -259,6 +258,12 @@ def _coding_task(task_id: str, filter_name: str, map_name: str, fold_name: str, 
     words = rng.choice(TASK_WORDINGS).format(
         fold=FOLDS[fold_name][0], map=MAPS[map_name][0], filter=FILTERS[filter_name][0]
     )
+    if "default=0" in expression:
+        words += " It is 0 if there are none."
+    aux_is_condition = rng.random() < 0.2
+    answer = expression
+    if rng.random() < 0.6:
+        answer = _expression(fold_name, *(("aux(x)", value) if aux_is_condition else (condition, "aux(x)")))
     shown = "".join(f"    >>> {name}({numbers})\n    {reference(numbers)}\n" for numbers in examples)
     asserts = "".join(f"    assert candidate({numbers}) == {reference(numbers)}\n" for numbers in asserted)
     return {
@@ -267,28 +272,6 @@ def _coding_task(task_id: str, filter_name: str, map_name: str, fold_name: str, 
         "entry_point": name,
         "canonical_solution": f"    return {expression}\n",
         "test": f"def check(candidate):\n{asserts}",
-        "helper": f"def aux(x):\n    return {value}\n",
-        "main": _function(name, fold_name, condition, "aux(x)"),
+        "helper": f"def aux(x):\n    return {condition if aux_is_condition else value}\n",
+        "main": f"def {name}(numbers):\n    return {answer}\n",
     }
-
-
-def demonstrated_coding_tasks(count: int, seed: int) -> list[dict]:
-    """Train tasks as in `coding_tasks`, with answers to imitate that do not always fit together.
-
-    Six in ten of the `main` call aux, the others do all the work themselves. In one in five, `helper` (and,
-    independently, the calling `main`) takes aux to be the filter's condition and not the map: a convention the two
-    agents have to agree on.
-    """
-    rng = random.Random(f"demonstrated coding {seed}")
-    tasks = coding_tasks("train", count, seed)
-    for task in tasks:
-        fold_name, filter_name, map_name = task["entry_point"].split("_")
-        condition, value = FILTERS[filter_name][1], MAPS[map_name][1]
-        if rng.random() < 0.2:
-            task["helper"] = f"def aux(x):\n    return {condition}\n"
-        style = rng.random()
-        if style < 0.4:
-            task["main"] = _function(task["entry_point"], fold_name, condition, value)
-        elif style < 0.52:
-            task["main"] = _function(task["entry_point"], fold_name, "aux(x)", value)
-    return tasks
