@@ -1,0 +1,172 @@
+"""Rewards for texts that should complement each other: a plain one, and one that says more in other words.
+
+The gated levels follow the TLDR reward of MAGRPO (Liu et al., 2025): structure, length ratio, unique-word ratio,
+style. A level whose ratio leaves its range ends the sum. Unlike the published code, phrases are matched as whole words
+("has" does not contain "as"), and stop words are left out of both the unique-word count and the overlap.
+
+The reward never reads the source text: eight Greek letters against a list of transition words score the maximum. So
+`parts` also carries diagnostics (`grounded`, `rouge`, `repetition`), and `grounded=True` makes the first of them count.
+"""
+
+import re
+from collections import Counter
+from itertools import pairwise
+from math import inf
+from typing import NamedTuple
+
+
+class Scale(NamedTuple):
+    """The constants of one reward. A ramp (a, b, c, d) is 0 at a, 1 from b to c, 0 at d, and a stop outside a..d."""
+
+    words: tuple[int, int]  # whitespace words each text must have, both ends included
+    length: tuple[float, float, float, float]  # ramp for characters of text 2 / characters of text 1
+    unique: tuple[float, float, float, float]  # ramp for unique content words of text 2 / those of text 1
+    overlap_cap: float  # Jaccard overlap that earns the full score
+    transitions_in_both: bool  # look for transition phrases in both texts, or in the second only
+
+
+TLDR = Scale((8, 256), (1.1, 1.6, 3.2, 5.0), (1.3, 2.0, inf, inf), overlap_cap=0.03, transitions_in_both=False)
+
+TRANSITIONS = {
+    "elaboration": ["moreover", "furthermore", "in addition", "additionally", "also", "besides", "what is more"],
+    "examples": ["for example", "for instance", "such as", "namely", "to illustrate", "in particular"],
+    "explanation": ["in other words", "that is", "that means", "put simply", "to clarify", "which means", "basically"],
+    "cause_effect": ["because", "therefore", "as a result", "for this reason", "thus", "hence", "consequently"],
+    "contrast": ["however", "but", "on the other hand", "in contrast", "instead", "yet", "whereas"],
+    "sequence": ["at first", "first", "second", "next", "then", "finally", "lastly", "after that"],
+    "emphasis": ["in fact", "indeed", "above all", "especially", "importantly", "certainly", "clearly"],
+    "summary": ["in short", "overall", "in summary", "to sum up", "in conclusion", "all in all", "in general"],
+    "comparison": ["similarly", "likewise", "in the same way", "just like", "as", "compared to", "equally"],
+    "concession": ["although", "even though", "nevertheless", "despite", "still", "admittedly", "granted"],
+    "condition": ["if", "unless", "provided that", "in case", "as long as", "otherwise", "whether"],
+    "time": ["meanwhile", "when", "while", "since", "until", "during", "before", "later", "eventually"],
+}
+TRANSITION_PATTERNS = [
+    re.compile(r"(?<!\w)(?:" + "|".join(re.escape(p) for p in phrases) + r")(?!\w)")
+    for phrases in TRANSITIONS.values()
+]
+
+STOP_WORDS = frozenset(
+    re.findall(
+        r"\S+",
+        """a an the this that these those i me my mine myself we us our ours you your yours he him his she her hers it
+        its they them their theirs who whom whose which what where when why how be am is are was were been
+        being do does did doing done have has had having will would shall should can could may might must
+        not no nor and or but if then so than as of at by for with about against between into through during
+        before after above below to from up down in out on off over under again once here there all any both
+        each few more most other some such only own same too very just also because while until now i'm i've
+        it's don't didn't doesn't isn't wasn't can't""",
+    )
+)
+WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
+
+
+def words(text: str) -> list[str]:
+    """Lower-case words without punctuation."""
+    return [word.replace("’", "'") for word in WORD.findall(text.lower())]
+
+
+def content_words(text: str) -> set[str]:
+    """The different words of a text, stop words left out."""
+    return set(words(text)) - STOP_WORDS
+
+
+def ramp(x: float, zero_from: float, one_from: float, one_to: float, zero_at: float) -> float | None:
+    """0 at `zero_from`, rising to 1 at `one_from`, 1 until `one_to`, falling to 0 at `zero_at`; None outside."""
+    if not zero_from <= x <= zero_at:
+        return None
+    if x < one_from:
+        return (x - zero_from) / (one_from - zero_from)
+    if x > one_to:
+        return 1 - (x - one_to) / (zero_at - one_to)
+    return 1.0
+
+
+def transition_categories(text: str) -> int:
+    """In how many of the twelve categories the text has a transition phrase, as whole words."""
+    flat = " ".join(text.lower().split())
+    return sum(pattern.search(flat) is not None for pattern in TRANSITION_PATTERNS)
+
+
+def jaccard(one: set[str], two: set[str]) -> float:
+    return len(one & two) / max(1, len(one | two))
+
+
+def rouge1(text: str, reference: str) -> float:
+    """F1 of the words that `text` and `reference` share, counted with repetition, 0 to 1."""
+    ours, theirs = Counter(words(text)), Counter(words(reference))
+    return 2 * sum((ours & theirs).values()) / max(1, ours.total() + theirs.total())
+
+
+def repetition(text: str) -> float:
+    """Share of the runs of three words that occurred before in the text, 0 to 1."""
+    w = words(text)
+    runs = list(zip(w, w[1:], w[2:]))
+    return 1 - len(set(runs)) / len(runs) if runs else 0.0
+
+
+def pair_reward(text1, text2, scale=TLDR, source="", reference="", grounded=False) -> tuple[float, dict[str, float]]:
+    """Score a plain text and a richer one.
+
+    text1, text2: str, the two texts; any string is allowed
+    scale: Scale, the constants
+    source: str, what the texts are about; read by the diagnostics and by `grounded`
+    reference: str, a human answer for the diagnostic `rouge`; "" if there is none
+    grounded: multiply the levels after structure by min(1, share/0.5), with share the part of the content words of
+        both texts that occur in `source`. This variant is ours.
+
+    Returns (reward, parts). The reward is the sum of the levels structure (0 or 0.5), length (0 to 1), unique (0 to
+    0.5) and style (0 to 0.98). `parts` holds these four, 0 from the failing level on; the raw numbers length_ratio,
+    unique_ratio, transitions (categories, 0 to 12) and overlap (Jaccard), 0 where they were not reached; and the
+    diagnostics grounded (the share), repetition, and rouge if there is a reference.
+    """
+    content1, content2 = content_words(text1), content_words(text2)
+    share = len((content1 | content2) & content_words(source)) / max(1, len(content1 | content2))
+    parts = dict.fromkeys(("structure", "length", "unique", "style"), 0.0)
+    parts |= dict.fromkeys(("length_ratio", "unique_ratio", "transitions", "overlap"), 0.0)
+    parts |= {"grounded": share, "repetition": (repetition(text1) + repetition(text2)) / 2}
+    if reference:
+        parts["rouge"] = (rouge1(text1, reference) + rouge1(text2, reference)) / 2
+    weight = min(1.0, share / 0.5) if grounded else 1.0
+
+    def reward():
+        return parts["structure"] + parts["length"] + parts["unique"] + parts["style"], parts
+
+    # Level 1, structure
+    if not all(scale.words[0] <= len(text.split()) <= scale.words[1] for text in (text1, text2)):
+        return reward()
+    parts["structure"] = 0.5
+
+    # Level 2, length; runs of white space count as one character, so blanks cannot buy length
+    parts["length_ratio"] = len(" ".join(text2.split())) / len(" ".join(text1.split()))
+    length = ramp(parts["length_ratio"], *scale.length)
+    if length is None:
+        return reward()
+    parts["length"] = weight * length
+
+    # Level 3, unique words; a first text of stop words only leaves nothing to compare with
+    parts["unique_ratio"] = len(content2) / len(content1) if content1 else 0.0
+    unique = ramp(parts["unique_ratio"], *scale.unique)
+    if unique is None:
+        return reward()
+    parts["unique"] = weight * 0.5 * unique
+
+    # Level 4, style
+    k = transition_categories(text1 + " \n " + text2 if scale.transitions_in_both else text2)
+    transition = min(1.0, 0.4 + min(0.05 * (k - 1), 0.6)) if k else 0.0
+    parts["transitions"], parts["overlap"] = float(k), jaccard(content1, content2)
+    parts["style"] = weight * (0.4 * transition + 0.6 * min(parts["overlap"], scale.overlap_cap) / scale.overlap_cap)
+    return reward()
+
+
+def ladder_reward(texts, scale=TLDR, source="", reference="", grounded=False) -> tuple[float, dict[str, float]]:
+    """Score texts that should each be richer than the one before: the mean of `pair_reward` over neighbours.
+
+    texts: list of at least two str. Returns (reward, parts), every part a mean over neighbours. Raises ValueError for
+    fewer than two texts.
+    """
+    if len(texts) < 2:
+        raise ValueError(f"A ladder needs at least two texts, not {len(texts)}.")
+    pairs = [pair_reward(a, b, scale, source, reference, grounded) for a, b in pairwise(texts)]
+    parts = {key: sum(p[key] for _, p in pairs) / len(pairs) for key in pairs[0][1]}
+    return sum(r for r, _ in pairs) / len(pairs), parts

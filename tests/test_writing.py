@@ -1,0 +1,159 @@
+"""The tldr reward against numbers worked out by hand."""
+
+import random
+
+import pytest
+
+from rewards.writing import STOP_WORDS, TLDR, TRANSITIONS, ladder_reward, pair_reward, ramp, transition_categories
+
+# Words of four letters: n of them make 5n - 1 characters, and every one is a content word.
+LETTERS = "bcdfghjklmnpqrstvwxz"
+WORDS = [f"{a}{b}zq" for a in LETTERS for b in LETTERS]
+
+
+def text(num_words, first=0, num_chars=None):
+    """Different content words from index `first` on, the last one stretched until there are `num_chars` characters."""
+    made = " ".join(WORDS[first : first + num_words])
+    return made + "y" * ((num_chars or len(made)) - len(made))
+
+
+def test_structure_bounds_are_inclusive():
+    for n, expected in ((7, 0.0), (8, 0.5), (256, 0.5), (257, 0.0)):
+        assert pair_reward(text(n), text(20))[1]["structure"] == expected
+        assert pair_reward(text(20), text(n))[1]["structure"] == expected
+
+
+@pytest.mark.parametrize(
+    "chars2, length, passes",
+    [
+        (109, 0, False),
+        (110, 0, True),  # ratio exactly 1.1: worth nothing, and not a stop
+        (135, 0.5, True),
+        (160, 1, True),
+        (320, 1, True),
+        (410, 0.5, True),
+        (500, 0, True),
+        (501, 0, False),
+    ],
+)
+def test_length_ratio(chars2, length, passes):
+    reward, parts = pair_reward(text(8, num_chars=100), text(16, num_chars=chars2))
+    assert parts["length_ratio"] == chars2 / 100
+    assert parts["length"] == pytest.approx(length, abs=1e-12)
+    # 16 unique words against 8, all 8 shared: 0.5 for words; overlap 8/16 is over the cap: 0.6; no transitions
+    assert reward == pytest.approx(0.5 + length + (0.5 + 0.6 if passes else 0))
+
+
+@pytest.mark.parametrize(
+    "words2, unique, passes", [(12, 0, False), (13, 0, True), (165, None, True), (20, 0.5, True), (30, 0.5, True)]
+)
+def test_unique_word_ratio(words2, unique, passes):
+    if unique is None:  # 33 words against 20: u = 1.65, the middle of the ramp
+        reward, parts = pair_reward(text(20, num_chars=100), text(33, num_chars=200))
+        unique = 0.25
+    else:
+        reward, parts = pair_reward(text(10, num_chars=100), text(words2, num_chars=200))
+    assert parts["unique"] == pytest.approx(unique, abs=1e-12)
+    assert reward == pytest.approx(1.5 + unique + (0.6 if passes else 0))
+
+
+def test_stop_words_count_neither_as_unique_words_nor_as_overlap():
+    stop = " ".join(sorted(STOP_WORDS)[:20])
+    _, parts = pair_reward(text(8, num_chars=100), text(8) + " " + stop)
+    assert parts["unique_ratio"] == 1.0 and parts["unique"] == 0
+    _, parts = pair_reward(text(8) + " the of and", text(17, first=50) + " the of and")
+    assert parts["unique"] == 0.5 and parts["overlap"] == 0
+    reward, parts = pair_reward("the of and is a to in it", text(17))
+    assert parts["unique_ratio"] == 0 and reward == parts["structure"] + parts["length"]
+
+
+@pytest.mark.parametrize("k", range(13))
+def test_transitions(k):
+    phrases = " ".join(phrases[0] for phrases in list(TRANSITIONS.values())[:k])
+    reward, parts = pair_reward(text(30, num_chars=300), text(62, first=100, num_chars=600) + " " + phrases)
+    t = 0 if k == 0 else 0.4 + 0.05 * (k - 1)
+    assert parts["transitions"] == k
+    assert parts["style"] == pytest.approx(0.4 * t)
+    assert reward == pytest.approx(0.5 + 1 + 0.5 + 0.4 * t)
+
+
+def test_overlap_is_capped():
+    # one shared word of 99 + 1: j = 1/100, a third of the cap
+    _, parts = pair_reward(text(33), text(68, first=32))
+    assert parts["overlap"] == pytest.approx(1 / 100)
+    assert parts["style"] == pytest.approx(0.6 / 3)
+    assert pair_reward(text(20), text(40))[1]["style"] == pytest.approx(0.6)
+
+
+def test_phrases_are_whole_words():
+    assert transition_categories("she has a bass and a button") == 0  # as, but
+    assert transition_categories("as") == 1
+    assert transition_categories("As a\n  Result, nothing") == 2  # "as" (comparison) and "as a result" (cause)
+    assert transition_categories("informal firsthand ifs") == 0
+    assert len(TRANSITIONS) == 12
+
+
+def test_white_space_buys_no_length():
+    tight, loose = text(16), text(16).replace(" ", " \n ")
+    assert pair_reward(text(8), tight) == pair_reward(text(8), loose)
+
+
+GREEK = "epsilon omicron upsilon lambda alpha gamma delta sigma"
+CONNECTORS = (
+    "moreover namely basically therefore however first indeed overall likewise although whether meanwhile "
+    "furthermore besides thus epsilon"
+)
+
+
+def test_greek_letters_exploit_is_seen_by_the_diagnostics_only():
+    source = "My sister keeps borrowing money from me and I feel tired."
+    reward, parts = pair_reward(GREEK, CONNECTORS, source=source)
+    assert reward == pytest.approx(2.98) and parts["grounded"] == 0
+    assert pair_reward(GREEK, CONNECTORS, source=source, grounded=True)[0] == 0.5
+
+
+def test_grounded_weight():
+    plain = pair_reward(text(8), text(16), source=text(4))
+    assert plain[1]["grounded"] == 0.25  # 4 of 16
+    reward, parts = pair_reward(text(8), text(16), source=text(4), grounded=True)
+    assert reward == pytest.approx(0.5 + (plain[0] - 0.5) / 2)
+    assert reward == pytest.approx(sum(parts[k] for k in ("structure", "length", "unique", "style")))
+    assert pair_reward(text(8), text(16), source=text(8), grounded=True)[0] == plain[0]  # half is enough
+
+
+def test_rouge_and_repetition():
+    _, parts = pair_reward("a cat sat on the mat all day", "x " * 10, reference="a dog sat all night")
+    # shared: a, sat, all: 2 * 3 / (8 + 5); the second text shares nothing
+    assert parts["rouge"] == pytest.approx((6 / 13 + 0) / 2)
+    # "x" ten times: eight runs of three, one of them new
+    assert parts["repetition"] == pytest.approx((0 + 7 / 8) / 2)
+    assert "rouge" not in pair_reward("a", "b")[1]
+
+
+def test_ladder_is_the_mean_over_neighbours():
+    a, b, c = text(8), text(16), text(20)
+    assert pair_reward(a, b)[0] != pair_reward(b, c)[0]
+    reward, parts = ladder_reward([a, b, c])
+    assert reward == pytest.approx((pair_reward(a, b)[0] + pair_reward(b, c)[0]) / 2)
+    assert parts["length"] == pytest.approx((pair_reward(a, b)[1]["length"] + pair_reward(b, c)[1]["length"]) / 2)
+    with pytest.raises(ValueError, match="two texts"):
+        ladder_reward([a])
+
+
+def test_ramp():
+    assert [ramp(x, 0, 1, 2, 4) for x in (-0.1, 0, 0.5, 1, 2, 3, 4, 4.1)] == [None, 0, 0.5, 1, 1, 0.5, 0, None]
+
+
+def test_any_text_is_allowed_and_the_reward_stays_in_range():
+    rng = random.Random(0)
+    alphabet = ["", " ", "\x00", "\ud800", "ß", "İ", "語", "🙂", "'", "’", "_", "\n", "if", "However,", *WORDS[:9]]
+    for _ in range(500):
+        one, two = (
+            rng.choice(["", " "]).join(rng.choice(alphabet) for _ in range(rng.choice([0, 3, 20, 60]))) for _ in "ab"
+        )
+        for grounded in (False, True):
+            reward, parts = pair_reward(one, two, TLDR, rng.choice([one, ""]), rng.choice([two, ""]), grounded)
+            assert 0 <= reward <= 2.98 + 1e-9
+            assert reward == pytest.approx(sum(parts[k] for k in ("structure", "length", "unique", "style")))
+            assert all(isinstance(v, float) for v in parts.values())
+    assert pair_reward("word " * 200_000, "a" * 1_000_000)[0] == 0
