@@ -9,8 +9,17 @@ An environment is any class with these members; a user's own needs nothing from 
     step(branches) -> list[Step]              branches: list of (task, history, actions), scored as one batch
 
 Nothing in it is mutable, so a rollout can branch: the same task and history may be continued in many ways.
+
+Optional, for sft.py:
+
+    demonstrations() -> list[dict]            prompt and completion, prompts as observe() gives them for train tasks
 """
 
+import importlib
+import inspect
+import json
+import os
+import sys
 from typing import Any, NamedTuple
 
 
@@ -22,3 +31,125 @@ class Step(NamedTuple):
     parts: dict[str, float]  # the reward's components and diagnostics, for the log
     done: bool  # nothing is left to do: the branch ends before num_turns
     feedback: Any = None  # whatever the environment's next observe() wants to know
+
+
+# The class of each name; one line adds an environment.
+ENVIRONMENTS = {
+    "tldr": "envs.writing:Writing",
+    "mbpp": "envs.coding:Coding",
+    "humaneval": "envs.coding:Coding",
+    "coophumaneval": "envs.coding:Coding",
+}
+
+
+def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, **options):
+    """An environment by name.
+
+    name: str, a key of ENVIRONMENTS, or "module:Class" from the user's own code
+    num_agents, num_turns: int, at least 1
+    dataset: "sample" (made offline), "hub" (the environment's public set), another hub id, or a path to .jsonl, .json
+        or .parquet with the same columns
+    seed: int, of the sample tasks
+    options: what else the environment takes, e.g. reward="grounded" or feedback="plain"
+
+    A user's class is called with num_agents=, num_turns=, dataset=, seed= and the options; ours with name= as well.
+    Raises ValueError, one sentence that names the command-line argument to change.
+    """
+    for argument, value in (("--num-agents", num_agents), ("--num-turns", num_turns)):
+        if value < 1:
+            raise ValueError(f"{argument} {value}: it must be at least 1.")
+    target = ENVIRONMENTS.get(name, name)
+    module_name, colon, class_name = target.partition(":")
+    if not (module_name and colon and class_name):
+        raise ValueError(f"--env {name}: unknown; use {', '.join(ENVIRONMENTS)}, or module:Class of your own.")
+    if os.getcwd() not in sys.path:  # the user's module may lie where the command is given, not beside the script
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there; something that it imports is not
+        raise ValueError(f"--env {name}: there is no module {module_name} in this folder or on PYTHONPATH.") from None
+    env_class = vars(module).get(class_name)
+    if not inspect.isclass(env_class):
+        raise ValueError(f"--env {name}: the module {module_name} has no class {class_name}; correct the name.")
+    known = inspect.signature(env_class).parameters
+    arguments = {"num_agents": num_agents, "num_turns": num_turns, "dataset": dataset, "seed": seed, **options}
+    if name in ENVIRONMENTS:
+        arguments["name"] = name
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
+        for argument in arguments:
+            if argument not in known:
+                flag = "--" + argument.replace("_", "-")
+                remedy = f"leave {flag} out" if argument in options else f"give its __init__ a parameter {argument}"
+                raise ValueError(f"{flag}: the environment {name} does not take it; {remedy}.")
+    return env_class(**arguments)
+
+
+def read_rows(dataset, columns, hub, hub_splits, hub_config=None):
+    """The rows of each split of a dataset that is not "sample".
+
+    dataset: "hub" for the environment's own set, another hub id (all of its train and test), or a local file. A file
+        whose rows have a column `split` is split by it; of another file the last tenth, at least one row, is test, and
+        the rest train. Nothing is shuffled.
+    columns: the columns every row must have
+    hub, hub_config: id and configuration of the environment's own set
+    hub_splits: dict, the slice of the own set for each split, e.g. {"train": "train[:1000]", "test": "test[:1000]"}
+
+    Returns dict(split -> list of dicts). Raises ValueError, one sentence, for a file that is missing or malformed, a
+    hub that does not answer, a missing column and an empty split.
+    """
+    if dataset.endswith((".jsonl", ".json", ".parquet")):
+        splits = _split_rows(dataset, _file_rows(dataset))
+    else:
+        names = hub_splits if dataset == "hub" else {"train": "train", "test": "test"}
+        path, config = (hub, hub_config) if dataset == "hub" else (dataset, None)
+        splits = {split: _datasets_rows(dataset, path, config, split=part) for split, part in names.items()}
+    for split, rows in splits.items():
+        if not rows:
+            raise ValueError(f"--dataset {dataset}: the split {split} is empty; use a dataset with rows in it.")
+        for row in rows:
+            if missing := [column for column in columns if row.get(column) is None]:
+                raise ValueError(
+                    f"--dataset {dataset}: missing column {', '.join(missing)} (found {', '.join(row) or 'none'}); "
+                    f"rename the columns to {', '.join(columns)}."
+                )
+    return splits
+
+
+def _file_rows(path):
+    if not os.path.isfile(path):
+        raise ValueError(f"--dataset {path}: there is no such file; check the path.")
+    if path.endswith(".parquet"):
+        return _datasets_rows(path, "parquet", data_files=path, split="train")
+    with open(path, encoding="utf-8") as file:
+        try:
+            rows = json.load(file) if path.endswith(".json") else [json.loads(line) for line in file if line.strip()]
+        except ValueError as error:  # not JSON, or not UTF-8
+            raise ValueError(f"--dataset {path}: not valid {path.rsplit('.')[-1]} ({error}); mend the file.") from None
+    if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
+        raise ValueError(f"--dataset {path}: the file must hold one JSON object per row; mend the file.")
+    return rows
+
+
+def _split_rows(dataset, rows):
+    if rows and all("split" in row for row in rows):
+        print(f"--dataset {dataset}: train and test as the column split says")
+        return {split: [row for row in rows if row["split"] == split] for split in ("train", "test")}
+    if len(rows) < 2:
+        raise ValueError(f"--dataset {dataset}: {len(rows)} rows cannot be split into train and test; use at least 2.")
+    cut = len(rows) - max(1, len(rows) // 10)
+    print(f"--dataset {dataset}: rows 1 to {cut} are train, rows {cut + 1} to {len(rows)} are test")
+    return {"train": rows[:cut], "test": rows[cut:]}
+
+
+def _datasets_rows(dataset, *args, **kwargs):
+    from datasets import load_dataset  # here, since it takes seconds and sample tasks need none of it
+
+    try:
+        return load_dataset(*args, **kwargs).to_list()
+    except Exception as error:  # whatever the network, the hub and the file formats raise; all of it is reported
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(
+            f"--dataset {dataset}: it could not be loaded ({reason}); check the name and the network, or use sample."
+        ) from None

@@ -5,7 +5,7 @@ style. A level whose ratio leaves its range ends the sum. Unlike the published c
 ("has" does not contain "as"), and stop words are left out of both the unique-word count and the overlap.
 
 The reward never reads the source text: eight Greek letters against a list of transition words score the maximum. So
-`parts` also carries diagnostics (`grounded`, `rouge`, `repetition`), and `grounded=True` makes the first of them count.
+`parts` also carries diagnostics (`grounded`, `rouge`, `repetition`), and `grounded=True` makes the first one count.
 """
 
 import re
@@ -105,13 +105,13 @@ def repetition(text: str) -> float:
     return 1 - len(set(runs)) / len(runs) if runs else 0.0
 
 
-def pair_reward(text1, text2, scale=TLDR, source="", reference="", grounded=False) -> tuple[float, dict[str, float]]:
+def pair_reward(text1, text2, scale=TLDR, source="", reference=None, grounded=False) -> tuple[float, dict[str, float]]:
     """Score a plain text and a richer one.
 
     text1, text2: str, the two texts; any string is allowed
     scale: Scale, the constants
     source: str, what the texts are about; read by the diagnostics and by `grounded`
-    reference: str, a human answer for the diagnostic `rouge`; "" if there is none
+    reference: str, a human answer for the diagnostic `rouge`, or None
     grounded: multiply the levels after structure by min(1, share/0.5), with share the part of the content words of
         both texts that occur in `source`. This variant is ours.
 
@@ -125,7 +125,7 @@ def pair_reward(text1, text2, scale=TLDR, source="", reference="", grounded=Fals
     parts = dict.fromkeys(("structure", "length", "unique", "style"), 0.0)
     parts |= dict.fromkeys(("length_ratio", "unique_ratio", "transitions", "overlap"), 0.0)
     parts |= {"grounded": share, "repetition": (repetition(text1) + repetition(text2)) / 2}
-    if reference:
+    if reference is not None:
         parts["rouge"] = (rouge1(text1, reference) + rouge1(text2, reference)) / 2
     weight = min(1.0, share / 0.5) if grounded else 1.0
 
@@ -159,7 +159,7 @@ def pair_reward(text1, text2, scale=TLDR, source="", reference="", grounded=Fals
     return reward()
 
 
-def ladder_reward(texts, scale=TLDR, source="", reference="", grounded=False) -> tuple[float, dict[str, float]]:
+def ladder_reward(texts, scale=TLDR, source="", reference=None, grounded=False) -> tuple[float, dict[str, float]]:
     """Score texts that should each be richer than the one before: the mean of `pair_reward` over neighbours.
 
     texts: list of at least two str. Returns (reward, parts), every part a mean over neighbours. Raises ValueError for

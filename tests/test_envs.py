@@ -1,0 +1,263 @@
+"""envs.make and the writing environment: what they return, and the one sentence for everything that can be wrong."""
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+
+import datasets
+import pytest
+
+import envs
+from envs import writing
+from rewards.writing import pair_reward
+
+SCITLDR = os.path.join(os.path.dirname(__file__), "..", "..", "shared", "data", "scitldr.jsonl")
+
+USER_MODULE = """
+from envs import Step
+
+class Echo:
+    def __init__(self, num_agents, num_turns, dataset, seed, reward="plain"):
+        self.num_agents, self.num_turns, self.given = num_agents, num_turns, (dataset, seed, reward)
+
+    def tasks(self, split):
+        return [{"say": split}]
+
+    def observe(self, task, history):
+        return [task["say"]] * self.num_agents
+
+    def step(self, branches):
+        return [Step(actions, float(actions[0] == task["say"]), {}, True) for task, _, actions in branches]
+
+class Forgetful:
+    def __init__(self, num_agents, num_turns, dataset):
+        pass
+
+NOT_A_CLASS = 1
+"""
+
+
+@pytest.fixture
+def user_folder(tmp_path, monkeypatch):
+    """A working folder with the user's module, as where `python script.py --env tutti_user_env:Echo` is run."""
+    (tmp_path / "tutti_user_env.py").write_text(USER_MODULE)
+    (tmp_path / "tutti_broken_env.py").write_text("import tutti_absent_dependency\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
+
+
+def rows(count):
+    return [{"prompt": f"POST: text {i}\n\nTL;DR:", "completion": f"sum {i}"} for i in range(count)]
+
+
+def write_jsonl(path, lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+# ---------------------------------------------------------------- make
+
+
+def test_users_class_gets_the_arguments_and_the_options(user_folder):
+    env = envs.make("tutti_user_env:Echo", num_agents=3, num_turns=2, dataset="mine", seed=7, reward="odd")
+    assert (env.num_agents, env.num_turns, env.given) == (3, 2, ("mine", 7, "odd"))
+    task = env.tasks("test")[0]
+    assert env.step([(task, [], env.observe(task, []))])[0].reward == 1.0
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"name": "tdlr"}, ["--env tdlr", "tldr", "humaneval", "module:Class"]),
+        ({"name": ":Class"}, ["--env :Class"]),
+        ({"name": "tutti_nowhere:Env"}, ["--env", "no module tutti_nowhere"]),
+        ({"name": "tutti_user_env:Ehco"}, ["--env", "no class Ehco"]),
+        ({"name": "tutti_user_env:NOT_A_CLASS"}, ["--env", "no class NOT_A_CLASS"]),
+        ({"name": "tutti_user_env:Forgetful"}, ["--seed", "parameter seed"]),
+        ({"name": "tutti_user_env:Echo", "feedback": "plain"}, ["--feedback", "leave --feedback out"]),
+        ({"name": "tldr", "feedback": "plain"}, ["--feedback", "tldr", "leave --feedback out"]),
+        ({"name": "tldr", "reward": "best"}, ["--reward best", "plain", "grounded"]),
+        ({"name": "tldr", "num_agents": 0}, ["--num-agents 0", "at least 1"]),
+        ({"name": "tldr", "num_turns": 0}, ["--num-turns 0", "at least 1"]),
+        ({"name": "tldr", "num_turns": 2}, ["--num-turns 2", "--num-turns 1"]),
+        ({"name": "tldr", "dataset": "nowhere.jsonl"}, ["--dataset nowhere.jsonl", "no such file"]),
+    ],
+)
+def test_one_sentence_names_the_argument_and_the_remedy(user_folder, arguments, words):
+    with pytest.raises(ValueError) as caught:
+        envs.make(**arguments)
+    message = str(caught.value)
+    assert all(word in message for word in words), message
+    assert "\n" not in message and message.endswith(".")
+    assert caught.value.__cause__ is None and (caught.value.__suppress_context__ or caught.value.__context__ is None)
+
+
+def test_an_error_inside_the_users_module_is_not_hidden(user_folder):
+    with pytest.raises(ModuleNotFoundError, match="tutti_absent_dependency"):
+        envs.make("tutti_broken_env:Env")
+
+
+def test_sample_tasks_need_no_datasets_library():
+    code = "import sys, envs; envs.make('tldr'); assert not {'datasets', 'torch', 'envs.coding'} & set(sys.modules)"
+    root = os.path.dirname(os.path.dirname(os.path.abspath(envs.__file__)))
+    subprocess.run([sys.executable, "-c", code], cwd=root, check=True)
+
+
+# ---------------------------------------------------------------- datasets
+
+
+def test_jsonl_is_split_into_a_disjoint_train_and_test(tmp_path, capsys):
+    env = envs.make("tldr", dataset=write_jsonl(tmp_path / "posts.jsonl", rows(25)))
+    assert env.tasks("train") == rows(25)[:23] and env.tasks("test") == rows(25)[23:]
+    assert "rows 1 to 23 are train, rows 24 to 25 are test" in capsys.readouterr().out
+    env = envs.make("tldr", dataset=write_jsonl(tmp_path / "two.jsonl", rows(2)))
+    assert len(env.tasks("train")) == len(env.tasks("test")) == 1
+
+
+def test_json_and_parquet_hold_the_same(tmp_path):
+    (tmp_path / "posts.json").write_text(json.dumps(rows(10)))
+    datasets.Dataset.from_list(rows(10)).to_parquet(str(tmp_path / "posts.parquet"))
+    for name in ("posts.json", "posts.parquet"):
+        env = envs.make("tldr", dataset=str(tmp_path / name))
+        assert env.tasks("train") == rows(10)[:9] and env.tasks("test") == rows(10)[9:]
+
+
+def test_a_split_column_is_obeyed(tmp_path):
+    lines = [{**row, "split": "test" if i < 3 else "train"} for i, row in enumerate(rows(9))]
+    env = envs.make("tldr", dataset=write_jsonl(tmp_path / "posts.jsonl", lines))
+    assert env.tasks("test") == lines[:3] and env.tasks("train") == lines[3:]
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        ("", ["0 rows", "at least 2"]),
+        ('{"prompt": "a", "completion": "b"}\n', ["1 rows", "at least 2"]),
+        ('{"prompt": "a"}\n{"prompt": "b"}\n', ["missing column completion", "found prompt"]),
+        ('{"text": "a"}\n{"text": "b"}\n', ["missing column prompt, completion", "found text"]),
+        ('{"prompt": "a", "completion": null}\n' * 2, ["missing column completion"]),
+        ('{"prompt": "a", "completion": "b", "split": "train"}\n' * 2, ["split test is empty"]),
+        ("{'prompt'\n", ["not valid jsonl"]),
+        ("[1]\n[2]\n", ["one JSON object per row"]),
+    ],
+)
+def test_what_a_file_can_lack(tmp_path, content, words):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(content)
+    with pytest.raises(ValueError) as caught:
+        envs.make("tldr", dataset=str(path))
+    message = str(caught.value)
+    assert all(word in message for word in [f"--dataset {path}", *words]), message
+    assert "\n" not in message
+
+
+def test_hub_asks_for_the_documented_slices(monkeypatch):
+    asked = []
+
+    def load_dataset(*args, **kwargs):
+        asked.append((args, kwargs))
+        return datasets.Dataset.from_list(rows(3))
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert envs.make("tldr", dataset="hub").tasks("train") == rows(3)
+    assert asked == [(("trl-lib/tldr", None), {"split": f"{s}[:1000]"}) for s in ("train", "test")]
+    asked.clear()
+    envs.make("tldr", dataset="someone/posts")
+    assert asked == [(("someone/posts", None), {"split": s}) for s in ("train", "test")]
+
+
+def test_unreachable_hub_is_one_sentence(monkeypatch):
+    def load_dataset(*args, **kwargs):
+        raise ConnectionError("Couldn't reach it\nafter five tries")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(ValueError) as caught:
+        envs.make("tldr", dataset="hub")
+    message = str(caught.value)
+    assert "--dataset hub" in message and "Couldn't reach it" in message and "sample" in message
+    assert "\n" not in message and caught.value.__suppress_context__
+
+
+@pytest.mark.skipif(not os.path.exists(SCITLDR), reason="no data folder beside the repository")
+def test_real_file():
+    env = envs.make("tldr", dataset=SCITLDR)
+    train, test = env.tasks("train"), env.tasks("test")
+    assert len(test) == (len(train) + len(test)) // 10
+    assert not {row["prompt"] for row in train} & {row["prompt"] for row in test}
+    step = env.step([(test[0], [], [test[0]["completion"], test[0]["prompt"]])])[0]
+    assert step.parts["structure"] == 0.5 and 0 < step.parts["rouge"] <= 1
+
+
+# ---------------------------------------------------------------- tldr
+
+
+@pytest.mark.parametrize("num_agents", [1, 2, 3, 4])
+def test_each_agent_has_its_own_prompt_with_the_post_in_it(num_agents):
+    env = envs.make("tldr", num_agents=num_agents)
+    task = env.tasks("train")[0]
+    prompts = env.observe(task, [])
+    assert len(set(prompts)) == num_agents == env.num_agents
+    assert all(prompt.startswith(task["prompt"].removesuffix("\n\nTL;DR:") + "\n\n") for prompt in prompts)
+
+
+def test_two_agents_get_the_reward_of_their_texts():
+    env = envs.make("tldr")
+    task = env.tasks("test")[0]
+    texts = [task["completion"], task["prompt"]]
+    expected = pair_reward(*texts, source=task["prompt"], reference=task["completion"])
+    steps = env.step([(task, [], texts), (task, [], texts[::-1])])
+    assert (steps[0].reward, steps[0].parts) == expected and steps[0].done and steps[0].actions == texts
+    assert steps[1].reward != steps[0].reward
+
+
+def test_one_agent_is_scored_on_its_two_paragraphs():
+    pair, single = envs.make("tldr"), envs.make("tldr", num_agents=1)
+    task = pair.tasks("test")[0]
+    one, two = task["completion"], task["prompt"]
+    joined = f"{one}\n{writing.MARKER}\n{two}"
+    assert single.step([(task, [], [joined])])[0].reward == pair.step([(task, [], [one, two])])[0].reward > 0
+    assert single.step([(task, [], [one + " " + two])])[0].reward == 0  # no marker, no second paragraph
+
+
+def test_three_agents_are_scored_as_neighbours():
+    pair, three = envs.make("tldr"), envs.make("tldr", num_agents=3)
+    task = pair.tasks("test")[0]
+    texts = [task["completion"], task["prompt"], task["prompt"] * 2]
+    neighbours = [pair.step([(task, [], texts[i : i + 2])])[0].reward for i in (0, 1)]
+    assert three.step([(task, [], texts)])[0].reward == pytest.approx(sum(neighbours) / 2)
+
+
+def test_grounded_reads_the_post():
+    task = envs.make("tldr").tasks("test")[0]
+    own, other = " ".join(f"stone{i}" for i in range(10)), " ".join(f"stone{i}" for i in range(22))
+    plain = envs.make("tldr").step([(task, [], [own, other])])[0].reward
+    grounded = envs.make("tldr", reward="grounded").step([(task, [], [own, other])])[0].reward
+    assert plain > 2 and grounded == 0.5
+
+
+@pytest.mark.parametrize("num_agents", [1, 2, 3])
+def test_demonstrations_use_the_prompts_of_observe(num_agents, monkeypatch):
+    monkeypatch.setattr(writing, "DEMONSTRATED_POSTS", 20)
+    env = envs.make("tldr", num_agents=num_agents)
+    pairs = env.demonstrations()
+    assert len(pairs) == 20 * num_agents
+    roles = {prompt.split("\n\n")[-1] for prompt in env.observe(env.tasks("train")[0], [])}
+    assert {pair["prompt"].split("\n\n")[-1] for pair in pairs} == roles
+    if num_agents == 1:
+        assert all(writing.MARKER in pair["completion"] for pair in pairs)
+
+
+def test_demonstrations_of_a_file_are_its_summaries(tmp_path):
+    env = envs.make("tldr", dataset=write_jsonl(tmp_path / "posts.jsonl", rows(10)))
+    pairs = env.demonstrations()
+    assert len(pairs) == 18 and {pair["completion"] for pair in pairs} == {f"sum {i}" for i in range(9)}
+
+
+def test_classes_behind_the_names_take_the_common_arguments():
+    for target in set(envs.ENVIRONMENTS.values()):
+        module, _, name = target.partition(":")
+        env_class = vars(__import__(module, fromlist=[name]))[name]
+        assert {"name", "num_agents", "num_turns", "dataset", "seed"} <= set(inspect.signature(env_class).parameters)
