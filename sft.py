@@ -1,0 +1,345 @@
+"""Supervised warm start: one model imitates demonstrations, before agents made of it learn from a shared reward.
+
+With prompt x and completion y, whose last token is the stop token, a step minimizes the mean over the batch's tokens
+
+    L = - sum over (x, y) of  sum_t log pi(y_t | x, y_<t) / number of completion tokens in the batch
+
+    python sft.py --env tldr --model Qwen/Qwen3-1.7B --dataset hub
+    python sft.py --env tldr humaneval --model scratch            (models/tiny was made this way, see its README.md)
+    python sft.py --data runs/RUN/rollouts.jsonl --min-reward 2.5 (imitate the best of an earlier run)
+
+Left out on purpose: the prompt in the loss, truncation (a pair that is too long is left out: its stop token would be
+cut off), several pairs in one row, resuming, and many processes: a warm start takes minutes.
+"""
+
+import copy
+import itertools
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+import numpy as np
+import tokenizers
+import torch
+import transformers
+import tyro
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass
+class Args:
+    # experiment
+    seed: int = 1  # seeds the model, the order of the pairs and the environment
+    num_steps: int = 1000  # optimizer steps
+    output_dir: str = "runs"  # the run folder is made in here
+    log_every: int = 20  # steps between lines of metrics.jsonl
+    eval_every: int = 200  # steps between held-out losses; there is one at the end in any case
+    save_every: int = 1000  # steps between saves of the model; there is one at the end in any case
+    save_dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the saved weights; training is in float32
+    device: str = "auto"  # cpu, cuda, cuda:1, mps; auto takes CUDA where there is one
+
+    # demonstrations
+    env: list[str] = field(default_factory=lambda: ["tldr"])  # environments that demonstrate, each an equal share
+    num_agents: list[int] = field(default_factory=lambda: [2])  # agents in them; several numbers share equally as well
+    dataset: str = "sample"  # sample (offline), hub, a hub id, or a .jsonl, .json or .parquet file
+    draws: int = 1  # times an environment is made, each with a seed of its own: more different sample demonstrations
+    data: str | None = None  # .jsonl of prompt and completion, or a rollouts.jsonl, instead of the environments
+    min_reward: float | None = None  # with a rollouts.jsonl: keep what joint actions of at least this reward wrote
+    max_length: int = 1024  # tokens of prompt and completion; longer pairs are left out
+    eval_fraction: float = 0.02  # held-out share of the demonstrations
+
+    # model
+    model: str = "tiny"  # tiny, a folder, a hub id, or scratch: a new tokenizer and a new model of this size
+    vocab_size: int = 1536  # scratch: tokens of the byte-level BPE
+    hidden_size: int = 128  # scratch
+    num_layers: int = 4  # scratch
+    num_heads: int = 4  # scratch: attention heads, half as many for keys and values
+
+    # optimization
+    learning_rate: float | None = None  # of AdamW, at its highest; unset: 3e-3 for scratch, 1e-3 for tiny, else 1e-5
+    warmup: int = 50  # steps until it is reached; a cosine then takes it to a tenth
+    batch_size: int = 32  # pairs per step
+    max_batch_tokens: int = 8192  # tokens that one forward pass holds
+    max_grad_norm: float = 1.0  # gradient clipping
+
+
+def fail(message):
+    """Ends the program with one sentence to the person who can mend it."""
+    print(f"{os.path.basename(__file__)}: error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def autocast(model):
+    return torch.autocast(model.device.type, torch.bfloat16, enabled=model.device.type == "cuda")
+
+
+def logits(model, hidden):  # (..., D) -> (..., V)
+    # float32 throughout: bfloat16 logits put the log-probability of a token off by several hundredths of a nat
+    with torch.autocast(model.device.type, enabled=False):
+        return model.get_output_embeddings()(hidden.float())
+
+
+def encode(tokenizer, prompts):
+    """Token ids of each prompt as a user's message; of the bare text where the tokenizer has no chat template."""
+    if tokenizer.chat_template is None:
+        return tokenizer(prompts).input_ids
+    # enable_thinking is read by the templates of reasoning models, which would spend every token on thoughts
+    chat = {"add_generation_prompt": True, "tokenize": False, "enable_thinking": False}
+    texts = [tokenizer.apply_chat_template([{"role": "user", "content": prompt}], **chat) for prompt in prompts]
+    return tokenizer(texts, add_special_tokens=False).input_ids
+
+
+def pairs_of_rollouts(lines, min_reward):
+    """(prompt, completion) of every agent in the training joint actions of at least `min_reward`, each once."""
+    pairs = {}
+    for line in lines:
+        if line["split"] != "train":
+            continue  # imitating answers to evaluation tasks would spoil them
+        for joint, reward in zip(line["joint"], line["rewards"]):
+            if reward >= min_reward:
+                for agent, g in zip(line["agents"], joint):
+                    pairs[agent["prompt"], agent["completions"][g]] = None
+    return list(pairs)
+
+
+def demonstrations(args):
+    """Lists of (prompt, completion): one for the file, or one for each environment and number of agents."""
+    if args.data:
+        try:
+            with open(args.data, encoding="utf-8") as file:
+                lines = [json.loads(line) for line in file if line.strip()]
+        except (OSError, ValueError) as error:
+            fail(f"--data {args.data}: {error}; give a .jsonl file.")
+        if lines and "agents" in lines[0]:
+            if args.min_reward is None:
+                fail(f"--data {args.data} holds rollouts: say with --min-reward which of them to imitate.")
+            return [pairs_of_rollouts(lines, args.min_reward)]
+        if args.min_reward is not None:
+            fail(f"--min-reward: {args.data} holds no rewards; leave it out, or give a rollouts.jsonl.")
+        if not all({"prompt", "completion"} <= set(line) for line in lines):
+            fail(f"--data {args.data}: every line needs prompt and completion; rename the columns.")
+        return [[(line["prompt"], line["completion"]) for line in lines]]
+
+    import envs
+
+    sources = []
+    for name in args.env:
+        for num_agents in args.num_agents:
+            sources.append([])
+            for draw in range(args.draws):
+                try:
+                    env = envs.make(name, num_agents, 1, args.dataset, args.seed + 1000 * draw)
+                except ValueError as error:
+                    fail(error)
+                if "demonstrations" not in dir(env):
+                    fail(f"--env {name}: it has no demonstrations(); add it to the class, or give pairs with --data.")
+                sources[-1] += [(pair["prompt"], pair["completion"]) for pair in env.demonstrations()]
+    return sources
+
+
+def new_tokenizer(texts, vocab_size):
+    """Byte-level BPE with ChatML messages. The pad token is not a stop token, so no mask can mix them up."""
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    # Exactly Qwen2's, for transformers loads the tokenizer of a Qwen2 model with these, whatever was saved.
+    bpe.normalizer = tokenizers.normalizers.NFC()
+    split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(QWEN2_WORDS), "isolated")
+    byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, byte_level])
+    bpe.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(itertools.chain(texts, ["user\n", "assistant\n"] * 100), trainer)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        pad_token="<|endoftext|>",
+        eos_token="<|im_end|>",
+        additional_special_tokens=["<|im_start|>"],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def new_model(args, tokenizer):
+    config = transformers.Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=args.hidden_size,
+        intermediate_size=3 * args.hidden_size,
+        num_hidden_layers=args.num_layers,
+        num_attention_heads=args.num_heads,
+        num_key_value_heads=max(1, args.num_heads // 2),
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def token_losses(model, rows, pad_id):
+    """-log pi of each completion token, the stop token included, row after row: (tokens,).
+
+    rows: list of R pairs (prompt token ids, completion token ids). Only completion positions go through lm_head.
+    """
+    L = max(len(prompt) + len(completion) for prompt, completion in rows)
+    input_ids = torch.full((len(rows), L), pad_id)
+    source, target = [], []
+    for r, (prompt, completion) in enumerate(rows):
+        end = len(prompt) + len(completion)
+        input_ids[r, :end] = torch.tensor(prompt + completion)
+        source += range(r * L + len(prompt) - 1, r * L + end - 1)  # each token is predicted one position before it
+        target += completion
+    with autocast(model):
+        # No attention mask: the pads stand on the right, where a causal model's tokens do not look.
+        hidden = model.base_model(input_ids.to(model.device), use_cache=False).last_hidden_state  # (R, L, D)
+    hidden = hidden.flatten(0, 1).index_select(0, torch.tensor(source, device=model.device))  # (tokens, D)
+    target = torch.tensor(target, device=model.device)
+    return torch.nn.functional.cross_entropy(logits(model, hidden), target, reduction="none")
+
+
+def micro_batches(rows, max_batch_tokens):
+    """Cuts the rows into batches of like length."""
+    rows = sorted(rows, key=lambda row: -len(row[0]) - len(row[1]))
+    while rows:
+        R = max(1, max_batch_tokens // (len(rows[0][0]) + len(rows[0][1])))
+        yield rows[:R]
+        rows = rows[R:]
+
+
+@torch.no_grad()
+def evaluate(model, rows, pad_id, max_batch_tokens):
+    losses = [token_losses(model, batch, pad_id) for batch in micro_batches(rows, max_batch_tokens)]
+    return torch.cat(losses).mean().item()
+
+
+def save(model, tokenizer, folder, dtype):
+    """Writes a copy in `dtype`, for the weights in training stay float32."""
+    copy.deepcopy(model).to(dtype).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    script = os.path.basename(__file__).removesuffix(".py")
+    args = tyro.cli(Args, description=__doc__)
+    args.learning_rate = args.learning_rate or {"scratch": 3e-3, "tiny": 1e-3}.get(args.model, 1e-5)
+    for name in ("num_steps", "log_every", "eval_every", "save_every", "draws", "max_length", "batch_size"):
+        if getattr(args, name) < 1:
+            fail(f"--{name.replace('_', '-')} {getattr(args, name)}: must be 1 or more.")
+    if args.min_reward is not None and not args.data:
+        fail("--min-reward filters rollouts: give them with --data.")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        fail("--device cuda: torch finds no CUDA device here; use --device cpu.")
+
+    # seeds
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    torch.manual_seed(args.seed)
+
+    # model and demonstrations
+    sources = demonstrations(args)
+    if args.model == "scratch":
+        tokenizer = new_tokenizer((text for source in sources for pair in source for text in pair), args.vocab_size)
+        model = new_model(args, tokenizer)
+    else:
+        here = os.path.dirname(os.path.abspath(__file__))
+        path = os.path.join(here, "models", "tiny") if args.model == "tiny" else args.model
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(path)
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        except (OSError, ValueError) as error:
+            fail(f"--model {args.model}: {str(error).splitlines()[0]} Use a folder or hub id that can be loaded.")
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
+    model.to(device).train()
+    if tokenizer.eos_token_id is None:
+        fail(f"--model {args.model}: its tokenizer has no end-of-sequence token to stop with; set one.")
+    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+
+    train, held_out = [], []  # train: one list per source
+    for source in sources:
+        prompts = encode(tokenizer, [prompt for prompt, _ in source]) if source else []
+        completions = tokenizer([c for _, c in source], add_special_tokens=False).input_ids if source else []
+        rows = [(p, [*c, tokenizer.eos_token_id]) for p, c in zip(prompts, completions)]
+        fitting = [row for row in rows if len(row[0]) + len(row[1]) <= args.max_length]
+        print(f"{len(fitting)} pairs, {len(rows) - len(fitting)} left out for --max-length {args.max_length}")
+        if len(fitting) < 2:
+            fail("Fewer than two pairs to learn from: check --data, --min-reward and --max-length.")
+        # The last ones, not random ones: pairs of one task are neighbours, and belong to one side.
+        cut = len(fitting) - max(1, int(args.eval_fraction * len(fitting)))
+        train.append(fitting[:cut])
+        held_out += random.sample(fitting[cut:], min(128, len(fitting) - cut))
+
+    # run folder
+    name = os.path.basename(args.data).removesuffix(".jsonl") if args.data else "+".join(args.env).replace(":", "-")
+    run = os.path.join(args.output_dir, f"{name}__{script}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}")
+    os.makedirs(run)
+    git = ["git", "-C", os.path.dirname(os.path.abspath(__file__)), "rev-parse", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() or None
+    versions = {module.__name__: module.__version__ for module in (torch, transformers, tokenizers, np)}
+    with open(os.path.join(run, "args.json"), "w") as file:
+        about = {"script": script, "args": asdict(args), "versions": versions | {"python": sys.version.split()[0]}}
+        json.dump(about | {"git_commit": commit}, file, indent=2)
+    metrics_file = open(os.path.join(run, "metrics.jsonl"), "w")  # noqa: SIM115
+    print(f"{run}: {sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters on {device}")
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    logged, tokens, start = [], 0, time.perf_counter()
+    for step in tqdm(range(1, args.num_steps + 1)):
+        # 1 BATCH: every source with an equal chance, its pairs with an equal chance
+        batch = [random.choice(random.choice(train)) for _ in range(args.batch_size)]
+        num_tokens = sum(len(completion) for _, completion in batch)  # fixed before the batch is cut into pieces
+
+        # 2 UPDATE
+        progress = max(0, step - args.warmup) / max(1, args.num_steps - args.warmup)
+        lr = args.learning_rate * min(1, step / max(1, args.warmup)) * (0.55 + 0.45 * math.cos(math.pi * progress))
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        total = 0.0
+        for rows in micro_batches(batch, args.max_batch_tokens):
+            loss = token_losses(model, rows, pad_id).sum() / num_tokens
+            loss.backward()
+            total += loss.item()
+        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm).item()
+        if not (math.isfinite(total) and math.isfinite(grad_norm)):
+            fail(f"step {step}: loss {total}, gradient norm {grad_norm}; lower --learning-rate.")
+        optimizer.step()
+        optimizer.zero_grad()
+
+        # 3 LOG AND EVALUATE
+        logged.append((total, grad_norm))
+        tokens += sum(len(prompt) + len(completion) for prompt, completion in batch)
+        last = step == args.num_steps
+        if step % args.log_every == 0 or step % args.eval_every == 0 or last:
+            loss, norm = np.mean(logged, axis=0)
+            metrics = {"step": step, "train/loss": loss, "grad_norm": norm, "learning_rate": lr}
+            metrics["tokens_per_second"] = tokens / (time.perf_counter() - start)
+            if step % args.eval_every == 0 or last:
+                metrics["eval/loss"] = evaluate(model, held_out, pad_id, args.max_batch_tokens)
+                tqdm.write(f"step {step}: loss {loss:.3f}, held out {metrics['eval/loss']:.3f}")
+            metrics_file.write(json.dumps(metrics) + "\n")
+            metrics_file.flush()
+            logged = []
+
+        # 4 SAVE
+        if step % args.save_every == 0 or last:
+            save(model, tokenizer, os.path.join(run, "agent"), getattr(torch, args.save_dtype))
+    metrics_file.close()
+    print(f"{time.perf_counter() - start:.0f} s; use it with --model {os.path.join(run, 'agent')}")
