@@ -256,6 +256,8 @@ if __name__ == "__main__":
 
     # model and demonstrations
     sources = demonstrations(args)
+    if min(map(len, sources)) < 2:
+        fail("Fewer than two pairs to learn from: check --data and --min-reward.")
     if args.model == "scratch":
         tokenizer = new_tokenizer((text for source in sources for pair in source for text in pair), args.vocab_size)
         model = new_model(args, tokenizer)
@@ -275,13 +277,13 @@ if __name__ == "__main__":
 
     train, held_out = [], []  # train: one list per source
     for source in sources:
-        prompts = encode(tokenizer, [prompt for prompt, _ in source]) if source else []
-        completions = tokenizer([c for _, c in source], add_special_tokens=False).input_ids if source else []
+        prompts = encode(tokenizer, [prompt for prompt, _ in source])
+        completions = tokenizer([c for _, c in source], add_special_tokens=False).input_ids
         rows = [(p, [*c, tokenizer.eos_token_id]) for p, c in zip(prompts, completions)]
         fitting = [row for row in rows if len(row[0]) + len(row[1]) <= args.max_length]
         print(f"{len(fitting)} pairs, {len(rows) - len(fitting)} left out for --max-length {args.max_length}")
         if len(fitting) < 2:
-            fail("Fewer than two pairs to learn from: check --data, --min-reward and --max-length.")
+            fail(f"--max-length {args.max_length}: fewer than two pairs are that short; raise it.")
         # The last ones, not random ones: pairs of one task are neighbours, and belong to one side.
         cut = len(fitting) - max(1, int(args.eval_fraction * len(fitting)))
         train.append(fitting[:cut])

@@ -1,0 +1,193 @@
+"""sft.py: the loss against one sequence at a time, what is trained, the data filters, and a run from end to end."""
+
+import glob
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
+
+import sft
+
+ROOT = os.path.dirname(os.path.abspath(sft.__file__))
+PAD = 0
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        initializer_range=0.5,  # far from uniform, so that a wrong position or token shows
+    )
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+ROWS = [([3, 4, 5, 6, 7], [8, 9, 2]), ([10, 0, 11], [12, 13, 14, 15, 2]), ([16], [2])]  # a prompt may hold the pad id
+
+
+def reference(model, prompt, completion):
+    """The obvious way: the whole sequence through the model, and each completion token from the position before."""
+    logprobs = model(torch.tensor([prompt + completion])).logits[0].log_softmax(-1)
+    return torch.stack([-logprobs[len(prompt) + t - 1, token] for t, token in enumerate(completion)])
+
+
+def test_loss_equals_one_sequence_at_a_time(model):
+    losses = sft.token_losses(model, ROWS, PAD)
+    expected = torch.cat([reference(model, *row) for row in ROWS])
+    assert losses.shape == (9,)
+    torch.testing.assert_close(losses, expected, atol=1e-5, rtol=0)
+
+
+def test_gradient_does_not_depend_on_the_micro_batches(model):
+    grads = []
+    num_tokens = sum(len(completion) for _, completion in ROWS)
+    for max_batch_tokens in (1, 10_000):
+        model.zero_grad()
+        batches = list(sft.micro_batches(ROWS, max_batch_tokens))
+        for rows in batches:
+            (sft.token_losses(model, rows, PAD).sum() / num_tokens).backward()
+        grads.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+        assert len(batches) == (3 if max_batch_tokens == 1 else 1)
+    torch.testing.assert_close(*grads, atol=1e-6, rtol=1e-5)
+    model.zero_grad()
+    torch.cat([reference(model, *row) for row in ROWS]).mean().backward()
+    torch.testing.assert_close(
+        grads[0], torch.cat([p.grad.flatten() for p in model.parameters()]), atol=1e-6, rtol=1e-5
+    )
+
+
+def test_stop_token_is_trained_and_the_pad_is_not(model):
+    before = sft.token_losses(model, ROWS, PAD)
+    assert torch.equal(before, sft.token_losses(model, ROWS, pad_id=49))
+    changed = [(prompt, [*completion[:-1], 20]) for prompt, completion in ROWS]
+    differs = sft.token_losses(model, changed, PAD) != before
+    assert differs.tolist() == [False, False, True, False, False, False, False, True, True]
+
+
+def test_prompt_is_read_and_not_trained(model):
+    embedding = model.get_input_embeddings().weight
+    losses = sft.token_losses(model, [([3, 4], [5, 2])], PAD)
+    assert len(losses) == 2
+    other = sft.token_losses(model, [([7, 4], [5, 2])], PAD)
+    assert (losses != other).all()  # read
+    # The second token predicts nothing that is trained when it is followed by more prompt: no loss has it as target.
+    (gradient,) = torch.autograd.grad(sft.token_losses(model, [([3, 4], [5])], PAD).sum(), model.lm_head.weight)
+    probabilities = model(torch.tensor([[3, 4]])).logits[0, -1].softmax(-1)
+    hidden = model.base_model(torch.tensor([[3, 4]])).last_hidden_state[0, -1]
+    one_hot = torch.nn.functional.one_hot(torch.tensor(5), len(embedding))
+    torch.testing.assert_close(gradient, (probabilities - one_hot)[:, None] * hidden, atol=1e-5, rtol=1e-4)
+
+
+def rollout_line(split="train"):
+    agents = [
+        {"prompt": "p0", "completions": ["a", "b", "c"], "returns": [], "advantages": []},
+        {"prompt": "p1", "completions": ["x", "y", "z"], "returns": [], "advantages": []},
+    ]
+    line = {"iteration": 1, "split": split, "turn": 1, "task": {}, "agents": agents, "parts": [{}] * 4}
+    return line | {"joint": [[0, 0], [1, 2], [0, 1], [2, 2]], "rewards": [1.0, 2.5, 2.0, 1.9]}
+
+
+def test_rollouts_filter_keeps_the_parts_of_good_joint_actions_once():
+    pairs = sft.pairs_of_rollouts([rollout_line(), rollout_line(), rollout_line("eval")], 2.0)
+    assert pairs == [("p0", "b"), ("p1", "z"), ("p0", "a"), ("p1", "y")]
+    assert sft.pairs_of_rollouts([rollout_line("eval")], 0.0) == []
+    assert len(sft.pairs_of_rollouts([rollout_line()], 0.0)) == 6
+
+
+def run(folder, *arguments):
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [
+        sys.executable,
+        os.path.join(ROOT, "sft.py"),
+        "--output-dir",
+        str(folder),
+        "--device",
+        "cpu",
+        *arguments,
+    ]
+    return subprocess.run(command, capture_output=True, text=True, env=environ)
+
+
+SMALL = ["--model", "scratch", "--hidden-size", "16", "--num-layers", "1", "--num-heads", "2", "--vocab-size", "300"]
+SHORT = ["--num-steps", "5", "--batch-size", "4", "--log-every", "2", "--eval-every", "4", "--warmup", "1"]
+
+
+def test_a_run_from_scratch_and_on_from_its_model(tmp_path):
+    data = tmp_path / "pairs.jsonl"
+    pairs = [{"prompt": f"Say {i}.", "completion": f"{i} and the rest of it"} for i in range(60)]
+    data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    done = run(tmp_path, "--data", str(data), "--save-dtype", "float16", *SMALL, *SHORT)
+    assert done.returncode == 0, done.stderr
+    (folder,) = glob.glob(str(tmp_path / "pairs__sft__1__*"))
+    with open(os.path.join(folder, "args.json")) as file:
+        about = json.load(file)
+    assert about["args"]["hidden_size"] == 16 and about["versions"]["torch"] == torch.__version__
+    with open(os.path.join(folder, "metrics.jsonl")) as file:
+        lines = [json.loads(line) for line in file]
+    assert [line["step"] for line in lines] == [2, 4, 5]
+    assert ["eval/loss" in line for line in lines] == [False, True, True]
+
+    agent = os.path.join(folder, "agent")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(agent), AutoTokenizer.from_pretrained(agent)
+    assert model.dtype == torch.float16 and model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert tokenizer.eos_token == "<|im_end|>" != tokenizer.pad_token
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    (ids,) = sft.encode(tokenizer, ["Say 1."])
+    assert tokenizer.decode(ids) == "<|im_start|>user\nSay 1.<|im_end|>\n<|im_start|>assistant\n"
+
+    done = run(tmp_path, "--data", str(data), "--model", agent, "--seed", "2", *SHORT)
+    assert done.returncode == 0, done.stderr
+    assert len(glob.glob(str(tmp_path / "pairs__sft__2__*" / "agent" / "model.safetensors"))) == 1
+
+
+def test_training_lowers_the_held_out_loss(tmp_path):
+    data = tmp_path / "pairs.jsonl"
+    data.write_text((json.dumps({"prompt": "Say it.", "completion": "one two three"}) + "\n") * 20)
+    done = run(
+        tmp_path, "--data", str(data), *SMALL, "--num-steps", "40", "--eval-every", "20", "--learning-rate", "1e-2"
+    )
+    assert done.returncode == 0, done.stderr
+    (path,) = glob.glob(str(tmp_path / "*" / "metrics.jsonl"))
+    with open(path) as file:
+        losses = [line["eval/loss"] for line in map(json.loads, file) if "eval/loss" in line]
+    assert losses[-1] < losses[0] / 2
+
+
+def test_reloaded_tokenizer_is_the_one_that_was_trained(tmp_path):
+    tokenizer = sft.new_tokenizer(["It's 12 x\n\n  y_z, don't."] * 9, 400)
+    model = sft.new_model(sft.Args(hidden_size=16, num_layers=1, num_heads=2), tokenizer)
+    sft.save(model, tokenizer, str(tmp_path), torch.float32)
+    text = "It's 123 x \n\n   y_z 日本 e\u0301 <|im_end|> DON'T\t\r\n ."
+    assert AutoTokenizer.from_pretrained(str(tmp_path))(text).input_ids == tokenizer(text).input_ids
+    assert (
+        tokenizer.decode(tokenizer("  def f(x):\n    return x , 1 .").input_ids) == "  def f(x):\n    return x , 1 ."
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--data", "nowhere.jsonl"], ["--data nowhere.jsonl", "No such file"]),
+        (["--data", "ROLLOUTS"], ["--min-reward"]),
+        (["--data", "ROLLOUTS", "--min-reward", "9"], ["Fewer than two pairs", "--min-reward"]),
+        (["--min-reward", "1"], ["--min-reward", "--data"]),
+        (["--env", "tdlr"], ["--env tdlr"]),
+        (["--num-steps", "0"], ["--num-steps 0"]),
+        (["--model", "no/such/folder", "--data", "ROLLOUTS", "--min-reward", "0"], ["--model no/such/folder"]),
+    ],
+)
+def test_one_sentence_for_what_is_wrong(tmp_path, arguments, words):
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text(json.dumps(rollout_line()) + "\n")
+    done = run(tmp_path, *[str(path) if argument == "ROLLOUTS" else argument for argument in arguments])
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert all(word in done.stderr for word in ["sft.py: error:", *words]), done.stderr
