@@ -149,17 +149,18 @@ def test_a_run_from_scratch_and_on_from_its_model(tmp_path):
     assert len(glob.glob(str(tmp_path / "pairs__sft__2__*" / "agent" / "model.safetensors"))) == 1
 
 
-def test_training_lowers_the_held_out_loss(tmp_path):
+def test_a_trained_model_says_its_one_sentence_and_stops(tmp_path):
     data = tmp_path / "pairs.jsonl"
     data.write_text((json.dumps({"prompt": "Say it.", "completion": "one two three"}) + "\n") * 20)
-    done = run(
-        tmp_path, "--data", str(data), *SMALL, "--num-steps", "40", "--eval-every", "20", "--learning-rate", "1e-2"
-    )
+    done = run(tmp_path, "--data", str(data), *SMALL, "--num-steps", "80", "--learning-rate", "1e-2")
     assert done.returncode == 0, done.stderr
-    (path,) = glob.glob(str(tmp_path / "*" / "metrics.jsonl"))
-    with open(path) as file:
-        losses = [line["eval/loss"] for line in map(json.loads, file) if "eval/loss" in line]
-    assert losses[-1] < losses[0] / 2
+    (agent,) = glob.glob(str(tmp_path / "*" / "agent"))
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(agent), AutoTokenizer.from_pretrained(agent)
+    ids = torch.tensor(sft.encode(tokenizer, ["Say it."]))
+    said = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)[
+        0, ids.shape[1] :
+    ]
+    assert tokenizer.decode(said) == "one two three<|im_end|>"
 
 
 def test_reloaded_tokenizer_is_the_one_that_was_trained(tmp_path):
