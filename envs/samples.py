@@ -221,20 +221,17 @@ TASK_WORDINGS = [
 ]
 
 
-def _expression(fold_name: str, condition: str, value: str) -> str:
-    return FOLDS[fold_name][1].format(f"{value} for x in numbers if {condition}")
-
-
 def coding_tasks(split: str, count: int, seed: int) -> list[dict]:
     """Functions over lists of integers, filter x map x fold, in the columns of openai_humaneval.
 
     Returns `count` dicts: task_id, prompt (signature and docstring with two >>> examples), entry_point,
     canonical_solution (the body), test (`def check(candidate)` with five asserts, none of them a docstring example),
     and two columns more, an answer of two agents that passes: helper (source of `aux`) and main (the asked function,
-    without aux). In six of ten tasks main calls aux; in a fifth of the tasks aux is the filter's condition and not the
-    map. Who imitates the two columns has seen good answers and still has a convention to agree on. Beyond the number
-    of compositions (192 train, 48 test), these come again with other words and numbers. Raises ValueError
-    for any split but "train", "validation" and "test".
+    without aux). In 65 of 100 tasks main calls aux. What aux is differs: in four of ten tasks the map, in three the
+    filter's condition, in three the whole filter. Agents that imitate the two columns, each for itself, have seen good
+    answers only and still have a convention to agree on. Beyond the number of compositions (192 train, 48 test),
+    these come again with other words and numbers. Raises ValueError for any split but "train", "validation" and
+    "test".
     """
     _check_split(split)
     rng = random.Random(f"coding {split} {seed}")
@@ -250,7 +247,7 @@ def coding_tasks(split: str, count: int, seed: int) -> list[dict]:
 def _coding_task(task_id: str, filter_name: str, map_name: str, fold_name: str, rng: random.Random) -> dict:
     name = f"{fold_name}_{filter_name}_{map_name}"
     condition, value = FILTERS[filter_name][1], MAPS[map_name][1]
-    expression = _expression(fold_name, condition, value)
+    expression = FOLDS[fold_name][1].format(f"{value} for x in numbers if {condition}")
     reference = eval(f"lambda numbers: {expression}")
     inputs = [[rng.randint(-9, 9) for _ in range(rng.randint(5, 8))] for _ in range(6)]
     examples = [inputs[0][:3], inputs[1][:4]]
@@ -260,10 +257,17 @@ def _coding_task(task_id: str, filter_name: str, map_name: str, fold_name: str, 
     )
     if "default=0" in expression:
         words += " It is 0 if there are none."
-    aux_is_condition = rng.random() < 0.2
-    answer = expression
-    if rng.random() < 0.6:
-        answer = _expression(fold_name, *(("aux(x)", value) if aux_is_condition else (condition, "aux(x)")))
+    # What aux is: (its source, the asked function's expression that calls it)
+    convention = rng.choices(["map", "condition", "filter"], weights=[4, 3, 3])[0]
+    helper, calling = {
+        "map": (f"def aux(x):\n    return {value}\n", f"aux(x) for x in numbers if {condition}"),
+        "condition": (f"def aux(x):\n    return {condition}\n", f"{value} for x in numbers if aux(x)"),
+        "filter": (
+            f"def aux(numbers):\n    return [x for x in numbers if {condition}]\n",
+            f"{value} for x in aux(numbers)",
+        ),
+    }[convention]
+    answer = FOLDS[fold_name][1].format(calling) if rng.random() < 0.65 else expression
     shown = "".join(f"    >>> {name}({numbers})\n    {reference(numbers)}\n" for numbers in examples)
     asserts = "".join(f"    assert candidate({numbers}) == {reference(numbers)}\n" for numbers in asserted)
     return {
@@ -272,6 +276,6 @@ def _coding_task(task_id: str, filter_name: str, map_name: str, fold_name: str, 
         "entry_point": name,
         "canonical_solution": f"    return {expression}\n",
         "test": f"def check(candidate):\n{asserts}",
-        "helper": f"def aux(x):\n    return {condition if aux_is_condition else value}\n",
+        "helper": helper,
         "main": f"def {name}(numbers):\n    return {answer}\n",
     }

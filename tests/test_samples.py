@@ -81,10 +81,12 @@ def test_docstring_examples_are_true():
         assert len(examples.examples) == 2 and doctest.DocTestRunner(verbose=False).run(examples).failed == 0
 
 
-def test_six_in_ten_call_the_helper():
+def test_two_thirds_call_the_helper_and_conventions_differ():
     tasks = samples.coding_tasks("train", 1000, 0)
-    assert 0.5 < sum("aux(" in t["main"] for t in tasks) / 1000 < 0.7
-    assert all(t["helper"].startswith("def aux(x):") and "def aux" not in t["main"] for t in tasks)
+    assert 0.6 < sum("aux(" in t["main"] for t in tasks) / 1000 < 0.7
+    assert all("def aux" not in t["main"] and t["helper"].count("def ") == 1 for t in tasks)
+    assert {t["helper"].split("\n")[0] for t in tasks} == {"def aux(x):", "def aux(numbers):"}
+    assert any("if aux(x)" in t["main"] for t in tasks) and any("[aux(x)" in t["main"] for t in tasks)
 
 
 def test_unknown_split():
