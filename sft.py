@@ -135,7 +135,7 @@ def demonstrations(args):
             fail(f"--data {args.data}: every line needs prompt and completion; rename the columns.")
         return [[(line["prompt"], line["completion"]) for line in lines]]
 
-    import envs
+    import envs  # here, so that a copy of this file with --data needs no other file of this repository
 
     sources = []
     for name in args.env:
@@ -146,7 +146,7 @@ def demonstrations(args):
                     env = envs.make(name, num_agents, 1, args.dataset, args.seed + 1000 * draw)
                 except ValueError as error:
                     fail(error)
-                if "demonstrations" not in dir(env):
+                if not hasattr(env, "demonstrations"):  # the interface's one optional member
                     fail(f"--env {name}: it has no demonstrations(); add it to the class, or give pairs with --data.")
                 sources[-1] += [(pair["prompt"], pair["completion"]) for pair in env.demonstrations()]
     return sources

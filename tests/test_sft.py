@@ -79,7 +79,7 @@ def test_prompt_is_read_and_not_trained(model):
     assert len(losses) == 2
     other = sft.token_losses(model, [([7, 4], [5, 2])], PAD)
     assert (losses != other).all()  # read
-    # The second token predicts nothing that is trained when it is followed by more prompt: no loss has it as target.
+    # lm_head's gradient is that of one prediction, from the last prompt token: no prompt token is a target.
     (gradient,) = torch.autograd.grad(sft.token_losses(model, [([3, 4], [5])], PAD).sum(), model.lm_head.weight)
     probabilities = model(torch.tensor([[3, 4]])).logits[0, -1].softmax(-1)
     hidden = model.base_model(torch.tensor([[3, 4]])).last_hidden_state[0, -1]
@@ -114,7 +114,7 @@ def run(folder, *arguments):
         "cpu",
         *arguments,
     ]
-    return subprocess.run(command, capture_output=True, text=True, env=environ)
+    return subprocess.run(command, capture_output=True, text=True, env=environ, cwd=folder)
 
 
 SMALL = ["--model", "scratch", "--hidden-size", "16", "--num-layers", "1", "--num-heads", "2", "--vocab-size", "300"]
@@ -182,6 +182,7 @@ def test_reloaded_tokenizer_is_the_one_that_was_trained(tmp_path):
         (["--data", "ROLLOUTS", "--min-reward", "9"], ["Fewer than two pairs", "--min-reward"]),
         (["--min-reward", "1"], ["--min-reward", "--data"]),
         (["--env", "tdlr"], ["--env tdlr"]),
+        (["--env", "tutti_silent_env:Silent"], ["--env tutti_silent_env:Silent", "no demonstrations()", "--data"]),
         (["--num-steps", "0"], ["--num-steps 0"]),
         (["--model", "no/such/folder", "--data", "ROLLOUTS", "--min-reward", "0"], ["--model no/such/folder"]),
     ],
@@ -189,6 +190,9 @@ def test_reloaded_tokenizer_is_the_one_that_was_trained(tmp_path):
 def test_one_sentence_for_what_is_wrong(tmp_path, arguments, words):
     path = tmp_path / "rollouts.jsonl"
     path.write_text(json.dumps(rollout_line()) + "\n")
+    (tmp_path / "tutti_silent_env.py").write_text(
+        "class Silent:\n    def __init__(self, num_agents, num_turns, dataset, seed):\n        pass\n"
+    )
     done = run(tmp_path, *[str(path) if argument == "ROLLOUTS" else argument for argument in arguments])
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert all(word in done.stderr for word in ["sft.py: error:", *words]), done.stderr
