@@ -1,0 +1,197 @@
+"""Runs model-written Python against tests, and believes nothing that it says.
+
+Code that is trained to raise a reward will sooner or later attack whatever computes the reward. So every job has two
+processes. The *candidate* holds the model's code and never sees a test; the *grader* holds the tests and calls the
+candidate through a socket, as one calls a server. Only plain data crosses it, so that no object of the candidate's
+can pretend to equal an expected value, and only the grader's verdict counts: exit codes and output mean nothing.
+
+    trainer --- template C --- candidate       A template is a small fresh interpreter, started once, that clones a
+        \\                         |            process per job (a millisecond instead of the thirty of a new
+         `----- template G --- grader          interpreter). C never holds a test, nor any model's code: a clone
+                                               could find either in the memory that it inherits.
+
+Around both processes stand what layers the kernel offers (Linux; each is probed when a template starts):
+
+- Namespaces: a process sees only a part of the system. Here: itself, no network, no files but Python's, read-only,
+  and an empty folder in memory. When the first process in it is killed, all die.
+- Landlock: a process gives up, for good, the right to open files outside of a list of folders.
+- seccomp: a small program that the kernel runs before each system call, and that can refuse it.
+
+rewards/sandbox_jobs.py holds the processes, rewards/sandbox_kernel.py the layers. docs/sandbox.md lists the attacks,
+and says which layer stops each.
+"""
+
+import atexit
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from rewards import sandbox_kernel as kernel
+from rewards.sandbox_jobs import receive, send
+
+MAX_SOURCE = 1_000_000  # characters of model text in one job
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# What a template runs. The folder that holds this package is in its path for the one import, and at its end.
+BOOT = """
+import sys
+sys.path[0:1] = []
+sys.path.append(sys.argv[1])
+from rewards.sandbox_jobs import template
+sys.path.pop()
+template()
+"""
+
+
+class Job(NamedTuple):
+    """One piece of model-written code, and what is done with it.
+
+    texts: what the models wrote, as it is; more than MAX_SOURCE characters fail
+    tests: trusted source; each `assert` in it counts, also one that a loop runs again
+    names: the candidate's functions and classes that the tests use
+    prepare: trusted source of `prepare(texts, **options) -> (program, facts)`, run beside the model's text where a
+        crash does no harm: `program` is the source to run, None if there is none; `facts`, plain data, are reported
+    options: for `prepare`
+    examples: trusted `assert` statements whose outcome may be shown to the model; they are not counted
+    setup: trusted source that the tests need, such as functions that the task's prompt defines
+    """
+
+    texts: list[str]
+    tests: str
+    names: list[str]
+    prepare: str = "def prepare(texts):\n    return texts[0], {}"
+    options: dict | None = None
+    examples: list[str] | tuple = ()
+    setup: str = ""
+
+
+class Result(NamedTuple):
+    """What became of a job. `reason` is empty exactly when every test passed."""
+
+    passed: int
+    total: int  # at least 1; asserts that an error kept from running are counted as failed
+    outcomes: list[bool]  # of each assert that ran, in the order in which they ran
+    reason: str
+    facts: dict  # what `prepare` found; empty when it did not get so far
+    examples: list[str]  # for each example: "" if it holds, or what happened instead
+    seconds: float
+
+
+def run_tests(jobs, timeout=10.0, allow_unsafe_code=False):
+    """Runs the jobs on all cores and returns their Results, in order.
+
+    timeout: seconds of wall clock for each job
+    allow_unsafe_code: also run where the kernel offers no protection (macOS): the code may then do what you may do
+    Raises RuntimeError when there is no protection and allow_unsafe_code is not set, or no interpreter starts.
+    """
+    jobs = list(jobs)
+    if not jobs:
+        return []
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    workers = min(len(jobs), max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
+    if not _workers:  # the first one here, for its message or error; the others where they are needed
+        _workers.append(_Worker(allow_unsafe_code))
+    with ThreadPoolExecutor(workers) as threads:
+        return list(threads.map(lambda job: _run_one(job, timeout, allow_unsafe_code), jobs))
+
+
+def close():
+    """Ends the templates. They end by themselves with the trainer, and the next run_tests starts new ones."""
+    while _workers:
+        _workers.pop().close()
+
+
+_workers = []  # idle ones; a job takes one and puts it back
+_layers_said = False
+atexit.register(close)
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_workers.clear)  # a fork of the trainer must not talk to its templates
+
+
+def _run_one(job, timeout, allow_unsafe_code):
+    start = time.monotonic()
+    if sum(map(len, job.texts)) > MAX_SOURCE:
+        return Result(0, 1, [], f"more than {MAX_SOURCE} characters", {}, ["not run"] * len(job.examples), 0.0)
+    try:
+        worker = _workers.pop()
+    except IndexError:
+        worker = _Worker(allow_unsafe_code)
+    try:
+        verdict = worker.run(job, start + timeout)
+    except (OSError, EOFError, ValueError):  # a template was killed (out of memory?): start afresh, count it as failed
+        worker.close()
+        verdict = (0, 1, [], "the sandbox was killed", {}, ["not run"] * len(job.examples))
+    else:
+        _workers.append(worker)
+    return Result(*verdict, time.monotonic() - start)
+
+
+class _Worker:
+    """The two templates that run one job at a time."""
+
+    def __init__(self, allow_unsafe_code):
+        kernel.hide_memory()
+        self.templates = []
+        for _ in "CG":
+            ours, theirs = socket.socketpair()
+            # A fresh interpreter without site-packages, our environment, folder or descriptors. -I would also
+            # ignore PYTHONHASHSEED: with a fixed seed sets keep their order, and the same code its reward.
+            command = [sys.executable, "-S", "-s", "-B", "-c", BOOT, ROOT]
+            environment = {"PYTHONHASHSEED": "0"}
+            if "LD_LIBRARY_PATH" in os.environ:  # some interpreters do not start without
+                environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
+            process = subprocess.Popen(
+                command, stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                env=environment, cwd="/", start_new_session=True,
+            )  # fmt: skip
+            theirs.close()
+            self.templates.append((process, ours))
+        try:
+            layers, _ = [receive(control, time.monotonic() + 60) for _, control in self.templates]
+        except (OSError, EOFError) as error:
+            self.close()
+            raise RuntimeError(f"the sandbox's interpreter {sys.executable} did not start") from error
+        safe = layers["namespaces"] or (layers["Landlock"] and layers["seccomp"])
+        if not safe and not allow_unsafe_code:
+            self.close()
+            raise RuntimeError(
+                "this system offers neither namespaces nor Landlock with seccomp to contain model-written code: "
+                "use Linux 5.13 or later, or accept that the code can do all that you can with --allow-unsafe-code"
+            )
+        global _layers_said
+        if not _layers_said:
+            _layers_said = True
+            held = ", ".join(f"{name} {'yes' if held else 'NO'}" for name, held in layers.items())
+            print(f"sandbox: {held}{'' if safe else ': model-written code runs UNPROTECTED'}", file=sys.stderr)
+
+    def run(self, job, deadline):
+        candidate_end, grader_end = socket.socketpair()
+        ours, grader_ours = socket.socketpair()
+        with candidate_end, grader_end, ours, grader_ours:
+            seconds = struct.pack(">H", min(65535, int(deadline - time.monotonic()) + 2))
+            (_, c), (_, g) = self.templates
+            socket.send_fds(c, [b"C" + seconds], [candidate_end.fileno()])
+            socket.send_fds(g, [b"G" + seconds], [grader_end.fileno(), grader_ours.fileno()])
+            candidate_end.close(), grader_end.close(), grader_ours.close()  # so that their end means ours reads EOF
+            try:
+                send(ours, [deadline, *job])
+                verdict = receive(ours, deadline + 1)  # the grader minds the deadline; this is for when it cannot
+            except (OSError, EOFError, ValueError) as error:
+                reason = "out of time" if isinstance(error, TimeoutError) else "the grader ended early"
+                verdict = [0, 1, [], reason, {}, ["not run"] * len(job.examples)]
+            for control in (c, g):
+                control.sendall(b"K")
+            for control in (c, g):
+                control.settimeout(60)
+                if control.recv(1) != b"D":
+                    raise EOFError("a template ended")
+        return verdict
+
+    def close(self):
+        for process, control in self.templates:
+            control.close()  # the template reads EOF, kills its job, and ends
+            process.wait()

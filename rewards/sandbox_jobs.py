@@ -1,0 +1,381 @@
+"""The processes of rewards/sandbox.py: the template, and its clones, which are a candidate or a grader.
+
+None of this runs in the trainer, except for `send` and `receive`.
+"""
+
+import ast
+import builtins
+import collections
+import contextlib
+import datetime
+import gc
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import time
+import types
+
+from rewards import sandbox_kernel as kernel
+
+MAX_FRAME = 16_000_000  # bytes of one message
+
+# Imported before there are jobs, as models and tests often do: a clone has them at once.
+PRELOADED = "bisect copy decimal fractions functools hashlib heapq itertools math operator re statistics string typing"
+
+
+# Messages -----------------------------------------------------------------------------------------------------------
+# A message is its length in four bytes, and JSON. Values that JSON lacks are lists that begin with a name.
+
+
+def send(sock, value):
+    data = json.dumps(value).encode()
+    if len(data) > MAX_FRAME:
+        raise ValueError("too large")
+    sock.sendall(struct.pack(">I", len(data)) + data)
+
+
+def receive(sock, deadline=None):
+    """Raises TimeoutError at the deadline (time.monotonic), EOFError at the end, ValueError for what is no message."""
+
+    def read(size):
+        data = bytearray()
+        while len(data) < size:
+            if deadline is not None:
+                sock.settimeout(max(deadline - time.monotonic(), 1e-3))
+            block = sock.recv(min(size - len(data), 1 << 20))
+            if deadline is not None and time.monotonic() > deadline:  # or a byte at a time would last for ever
+                raise TimeoutError
+            if not block:
+                raise EOFError
+            data += block
+        return bytes(data)
+
+    (size,) = struct.unpack(">I", read(4))
+    if size > MAX_FRAME:
+        raise ValueError("too large")
+    try:
+        return json.loads(read(size))
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+PLAIN = {type(None), bool, float, str}
+SEQUENCES = {t.__name__: t for t in (list, tuple, set, frozenset)}
+MAPPINGS = {t.__name__: t for t in (dict, collections.OrderedDict, collections.Counter)}
+
+
+def _pack(value, handle):
+    """Plain data for JSON. Types are taken exactly: a subclass could redefine what equality means.
+
+    handle(value) packs all that is no plain data.
+    """
+    kind = type(value)
+    if kind in PLAIN:
+        return value
+    if kind is int:  # in hexadecimal when long: that is linear in the length, and has no limit of digits
+        return value if -(2**53) < value < 2**53 else ["int", hex(value)]
+    if kind in SEQUENCES.values():
+        return [kind.__name__, *[_pack(item, handle) for item in value]]
+    if kind in MAPPINGS.values() or kind is collections.defaultdict:
+        name = "dict" if kind is collections.defaultdict else kind.__name__
+        return [name, *[_pack(item, handle) for pair in value.items() for item in pair]]
+    if kind is collections.deque:
+        return ["deque", value.maxlen, *[_pack(item, handle) for item in value]]
+    if kind is bytes or kind is bytearray:
+        return [kind.__name__, value.hex()]
+    if kind is complex:
+        return ["complex", value.real, value.imag]
+    if kind is range:
+        return ["range", *[_pack(end, handle) for end in (value.start, value.stop, value.step)]]
+    if kind in (datetime.datetime, datetime.date):
+        return [kind.__name__, value.isoformat()]
+    return handle(value)
+
+
+def _unpack(data, handle):
+    """The inverse of _pack; handle(list) makes something of the rest. Hostile data raises one of many exceptions."""
+    if type(data) is not list:
+        if type(data) is int or type(data) in PLAIN:
+            return data
+        raise ValueError("not a packed value")
+    kind, *rest = data
+    if kind in SEQUENCES:
+        return SEQUENCES[kind](_unpack(item, handle) for item in rest)
+    if kind in MAPPINGS:
+        items = [_unpack(item, handle) for item in rest]
+        return MAPPINGS[kind](dict(zip(items[::2], items[1::2])))
+    if kind == "deque":
+        return collections.deque([_unpack(item, handle) for item in rest[1:]], rest[0])
+    if kind == "int":
+        return int(rest[0], 16)
+    if kind == "complex":
+        return complex(*rest)
+    if kind == "range":
+        return range(*[_unpack(end, handle) for end in rest])
+    if kind in ("bytes", "bytearray"):
+        return getattr(builtins, kind).fromhex(rest[0])
+    if kind in ("datetime", "date"):
+        return getattr(datetime, kind).fromisoformat(rest[0])
+    return handle(data)
+
+
+# The template's side ------------------------------------------------------------------------------------------------
+
+
+def template():
+    """Clones a process per job, and kills it when told to, until the trainer is gone."""
+    control = socket.socket(fileno=0)
+    layers = kernel.probe()
+    for module in PRELOADED.split():
+        __import__(module)
+    if layers["namespaces"]:
+        kernel.enter_namespaces()
+    kernel.hide_memory()
+    send(control, layers)
+    gc.collect()
+    gc.freeze()  # a collection in a job then touches, and so copies, less memory
+    random.seed(0)  # the same code, the same reward
+    control.settimeout(None)
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 3, 2)
+        if not message:
+            return
+        folder = kernel.JOB_FOLDER if layers["namespaces"] else tempfile.mkdtemp()
+        pid = kernel.clone(layers["namespaces"])
+        if pid == 0:
+            try:
+                _job(message, descriptors, layers, folder)
+            finally:  # nothing may return into the loop above
+                os._exit(0)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        stop = control.recv(1)  # empty when the trainer is gone
+        os.kill(pid, signal.SIGKILL)  # it cannot be another's number: it is ours until we wait for it
+        if not (layers["namespaces"] or layers["seccomp"]):
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # what it forked, where nothing forbids it
+                os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        if not layers["namespaces"]:
+            shutil.rmtree(folder, ignore_errors=not layers["Landlock"])  # with Landlock it holds but plain files
+        if not stop:
+            return
+        control.sendall(b"D")
+
+
+def _job(message, descriptors, layers, folder):
+    role, seconds = struct.unpack(">cH", message)
+    os.dup2(1, 0)  # the control socket must not be theirs; 0, 1 and 2 are /dev/null now
+    for place, descriptor in enumerate(sorted(descriptors), start=3):
+        os.dup2(descriptor, place)
+    os.closerange(3 + len(descriptors), 256)
+    kernel.confine(layers, folder, seconds)
+    if role == b"C":
+        _candidate(socket.socket(fileno=3))
+    else:
+        _grader(socket.socket(fileno=3), socket.socket(fileno=4))
+
+
+def _candidate(channel):
+    """Runs the model's code and answers calls. From the first line of that code on it may do anything it likes."""
+    texts, prepare, options = receive(channel)
+    scope = {}
+    exec(prepare, scope)
+    program, facts = scope["prepare"](texts, **(options or {}))
+    send(channel, [program is not None, facts])
+    del scope, texts, prepare, options
+    module = types.ModuleType("candidate")
+    sys.modules["candidate"] = module
+    objects = []  # that are no plain data: the grader knows them by number
+
+    def handle(value):
+        objects.append(value)
+        return ["object", len(objects) - 1]
+
+    def answer(function):
+        try:
+            send(channel, function())
+        except BaseException as error:  # SystemExit and KeyboardInterrupt too: whatever it is, the call failed
+            send(channel, ["error", type(error).__name__, str(error)[:200]])
+
+    def load():
+        exec(compile(program, "<candidate>", "exec"), vars(module))
+        return ["value", None, []]
+
+    def call(name, packed_args, packed_keywords):
+        args, keywords = (_unpack(p, lambda data: objects[data[1]]) for p in (packed_args, packed_keywords))
+        value = _pack(vars(module)[name](*args, **keywords), handle)
+        after = _pack(args, handle)
+        # Arguments that the call changed in place go back.
+        changed = [[i, new] for i, (new, old) in enumerate(zip(after[1:], packed_args[1:])) if new != old]
+        return ["value", value, changed]
+
+    answer(load)
+    while True:
+        request = receive(channel)
+        answer(lambda request=request: call(*request))
+
+
+# The grader's side --------------------------------------------------------------------------------------------------
+
+
+class CandidateError(Exception):
+    """The candidate raised what is no built-in exception, or does not answer."""
+
+
+class Opaque:
+    """An object of the candidate's. It can be given back to it, and equals nothing."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __eq__(self, other):
+        return False
+
+    __hash__ = object.__hash__
+
+    def __bool__(self):
+        raise TypeError("an object of the candidate's is neither true nor false")
+
+
+class _Remote:
+    """The candidate, seen from the grader."""
+
+    def __init__(self, channel, deadline):
+        self.channel, self.deadline = channel, deadline
+        self.dead = ""  # why it answers no more
+        self.last = None  # what the last call returned, or a CandidateError that says what it did instead
+
+    def receive(self, *request):
+        if not self.dead:
+            try:
+                if request:
+                    self.channel.settimeout(max(self.deadline - time.monotonic(), 1e-3))
+                    send(self.channel, *request)
+                return receive(self.channel, self.deadline)
+            except TimeoutError:
+                self.dead = "out of time"
+            except (OSError, EOFError):
+                self.dead = "the code ended the interpreter"
+            except ValueError as error:
+                self.dead = f"an unreadable answer ({error})"
+        self.last = CandidateError(self.dead)
+        raise self.last
+
+    def result(self, reply, args=()):
+        """The value of a reply, or its exception; hostile replies raise just anything."""
+        if reply[0] != "value":
+            _, name, text = reply
+            self.last = CandidateError(f"raised {name}: {text}"[:200])
+            kind = getattr(builtins, name, None)
+            # StopIteration would end a loop of the test's, and BaseExceptions the grader.
+            if not (isinstance(kind, type) and issubclass(kind, Exception)) or issubclass(kind, StopIteration):
+                raise CandidateError(f"{name}: {text}")
+            raise kind(str(text))
+        _, value, changed = reply
+        for index, new in changed:
+            old, new = args[index], _unpack(new, self.opaque)
+            if type(old) is type(new) and isinstance(old, (list, bytearray)):
+                old[:] = new
+            elif type(old) is type(new) and isinstance(old, (set, dict, collections.deque)):
+                old.clear()
+                (old.extend if isinstance(old, collections.deque) else old.update)(new)
+        self.last = _unpack(value, self.opaque)
+        return self.last
+
+    def function(self, name):
+        def call(*args, **keywords):
+            return self.result(self.receive([name, _pack(list(args), self.own), _pack(keywords, self.own)]), args)
+
+        return call
+
+    def opaque(self, data):
+        kind, number = data
+        if kind != "object":
+            raise ValueError("not a packed value")
+        return Opaque(number)
+
+    def own(self, value):
+        if type(value) is not Opaque:
+            raise TypeError(f"the tests pass a {type(value).__name__}, which is no plain data")
+        return ["object", value.number]
+
+
+class _Count(ast.NodeTransformer):
+    """Rewrites tests so that each assert reports its outcome instead of ending the run at the first failure."""
+
+    def __init__(self):
+        self.asserts = 0
+
+    def visit_Assert(self, node):
+        if isinstance(node.test, ast.Constant) and node.test.value:
+            return ast.copy_location(ast.Pass(), node)  # `assert True, "..."` tests nothing
+        self.asserts += 1
+        call = ast.parse(f"__assert__({self.asserts}, lambda: 0)").body[0]
+        call.value.args[1].body = node.test
+        return ast.copy_location(call, node)
+
+    def visit_For(self, node):
+        before = self.asserts
+        self.generic_visit(node)
+        if self.asserts > before:  # each round is a test: one that raises elsewhere counts as failed, the next begins
+            guard = ast.parse("try: pass\nexcept Exception: __assert__(0, lambda: 1 / 0)").body[0]
+            guard.body, node.body = node.body, [guard]
+        return node
+
+
+def _grader(channel, trainer):
+    """Runs the tests and sends the trainer the fields of a Result, but for the seconds."""
+    deadline, texts, tests, names, prepare, options, examples, setup = receive(trainer)
+    random.seed(tests)  # repeatable, but not to be guessed by who has not seen the tests
+    remote = _Remote(channel, deadline)
+    count = _Count()
+    tree = ast.fix_missing_locations(count.visit(ast.parse(tests)))
+    outcomes, reached, errors, facts, shown = [], set(), [], {}, []
+
+    def check(number, test):
+        reached.add(number)
+        try:
+            outcomes.append(bool(test()))
+        except Exception as error:  # whatever a test raises, it failed
+            outcomes.append(False)
+            errors.append(_describe(error))
+
+    def example(source):
+        remote.last = CandidateError("")
+        try:
+            if eval(compile(ast.Expression(ast.parse(source).body[0].test), "<example>", "eval"), scope):
+                return ""
+            return f"returned {remote.last!r}"[:200]
+        except Exception as error:
+            return _describe(remote.last if isinstance(remote.last, CandidateError) and str(remote.last) else error)
+
+    scope = {"__name__": "tests", "__assert__": check}
+    try:
+        ready, facts = remote.receive([texts, prepare, options])
+        if not ready:
+            raise CandidateError(facts.get("error", "no program"))
+        remote.result(remote.receive())
+        exec(setup, scope)
+        scope.update({name: remote.function(name) for name in names})
+        shown = [example(source) for source in examples]
+        exec(compile(tree, "<tests>", "exec"), scope)
+    except Exception as error:  # outside of any assert: those that it kept from running have failed
+        outcomes += [False] * max(1, count.asserts - len(reached))
+        errors.append(_describe(error))
+    if not outcomes:
+        outcomes, errors = [False], ["no assert ran"]
+    reason = "" if all(outcomes) else remote.dead or next(iter(errors), "a wrong result")
+    shown += ["not run"] * (len(examples) - len(shown))
+    send(trainer, [sum(outcomes), len(outcomes), outcomes, reason, facts, shown])
+
+
+def _describe(error):
+    if isinstance(error, CandidateError):
+        return str(error)[:200]
+    return f"{type(error).__name__}: {error}"[:200]

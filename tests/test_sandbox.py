@@ -1,0 +1,716 @@
+"""The sandbox under attack. Beside every attack run the two controls: a correct solution and a plainly wrong one."""
+
+import contextlib
+import ctypes
+import os
+import platform
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import textwrap
+import time
+import zlib
+
+import pytest
+
+from rewards import sandbox
+from rewards import sandbox_kernel as kernel
+from rewards.sandbox import Job, run_tests
+
+if sys.platform != "linux":
+    pytest.skip("the layers are Linux's", allow_module_level=True)
+
+TESTS = """
+import math
+def check(candidate):
+    assert candidate(1) == 2
+    assert abs(candidate(10) - 11) < 0.5
+    assert math.isclose(candidate(2.5), 3.5)
+    for x, y in zip([-5, 7, 70], map(candidate, [-5, 7, 70])):
+        assert y == x + 1
+check(f)
+"""
+GOOD = "def f(x):\n    return x + 1"
+BAD = "def f(x):\n    return 3"
+HIDDEN = "needle" + "_that_only_the_tests_hold"
+
+
+def job(code, tests=TESTS, names=("f",)):
+    return Job([textwrap.dedent(code)], tests, list(names))
+
+
+def run_beside_controls(attack, timeout=1.0):
+    """The attack's result; the controls must be what they should be, before and after it, on the same worker."""
+    good, bad, *results, good_after, bad_after = run_tests([job(GOOD), job(BAD), attack, job(GOOD), job(BAD)], timeout)
+    assert good.reason == good_after.reason == ""
+    assert good.passed == good.total == 6
+    assert bad.passed == bad_after.passed == 0
+    assert bad.reason
+    return results[0]
+
+
+# Each must not pass a single assert.
+HACKS = {
+    # exhaustion
+    "loop at import": "while True: pass",
+    "loop in the call": "def f(x):\n    while True: pass",
+    "loop that swallows every exception": """
+        def f(x):
+            while True:
+                try:
+                    while True: pass
+                except BaseException: pass
+    """,
+    "signals ignored, timers cleared": """
+        import signal
+        for s in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT, signal.SIGXCPU): signal.signal(s, signal.SIG_IGN)
+        signal.alarm(0); signal.setitimer(signal.ITIMER_REAL, 0)
+        def f(x):
+            while True: pass
+    """,
+    "uninterruptible C loop": "def f(x):\n    return sum(range(10 ** 15))",
+    "memory": "def f(x):\n    return len(bytearray(3 << 30))",
+    "memory, filled and kept": "kept = []\ndef f(x):\n    while True: kept.append(bytes([1]) * (1 << 24))",
+    "C stack": """
+        import sys
+        sys.setrecursionlimit(10 ** 9)
+        class A:
+            def __repr__(self): return repr([self])
+        def f(x): return repr(A())
+    """,
+    "long string": "def f(x):\n    return 'x' * 200_000_000",
+    "nested deeply": "def f(x):\n    r = []\n    for _ in range(200_000): r = [r]\n    return r",
+    "list that holds itself": "def f(x):\n    r = []\n    r.append(r)\n    return r",
+    "endless sleep": "import time\ntime.sleep(1e6)",
+    "threads": """
+        import threading, time
+        def f(x):
+            while True: threading.Thread(target=time.sleep, args=(1e6,)).start()
+    """,
+    # ending early
+    "sys.exit at import": "import sys\nsys.exit(0)",
+    "sys.exit in the call": "import sys\ndef f(x): sys.exit(0)",
+    "os._exit at import": "import os\nos._exit(0)",
+    "os._exit in the call": "import os\ndef f(x): os._exit(0)",
+    "KeyboardInterrupt": "def f(x): raise KeyboardInterrupt",
+    "GeneratorExit": "def f(x): raise GeneratorExit",
+    "abort": "import os\ndef f(x): os.abort()",
+    "null pointer": "import ctypes\ndef f(x): ctypes.string_at(0)",
+    "StopIteration ends the tests' loop": "def f(x): raise StopIteration",
+    "AssertionError": "def f(x): raise AssertionError",
+    "SkipTest": "import unittest\ndef f(x): raise unittest.SkipTest('no')",
+    "exception whose text never ends": """
+        class E(Exception):
+            def __str__(self):
+                while True: pass
+        def f(x): raise E
+    """,
+    "exception of a lying class": """
+        class Meta(type):
+            __name__ = property(lambda self: 'StopIteration')
+        class E(Exception, metaclass=Meta): pass
+        def f(x): raise E
+    """,
+    # objects
+    "equal to everything": """
+        class Any:
+            def __eq__(self, other): return True
+            __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__
+            __hash__ = object.__hash__
+        def f(x): return Any()
+    """,
+    "int equal to everything": """
+        class Any(int):
+            def __eq__(self, other): return True
+            __hash__ = int.__hash__
+            def __sub__(self, other): return 0
+        def f(x): return Any(3)
+    """,
+    "number whose differences vanish": """
+        class Any:
+            __sub__ = __rsub__ = __abs__ = lambda self, *a: 0.0
+            __float__ = lambda self: 3.5
+            __index__ = lambda self: 0
+            __bool__ = lambda self: True
+        def f(x): return Any()
+    """,
+    "list of such": """
+        class Any(int):
+            def __eq__(self, other): return True
+        def f(x): return [Any()]
+    """,
+    "a type that lies": """
+        class Any(int):
+            __class__ = int
+            def __eq__(self, other): return True
+        def f(x): return Any()
+    """,
+    "nan": "def f(x): return float('nan')",
+    # reporting
+    "pass marker": "print('PASSED 6 of 6', flush=True)\ndef f(x): print('OK')",
+    "atexit": "import atexit, os\natexit.register(os._exit, 0)\ndef f(x): return None",
+    "patched modules": """
+        import ast, builtins, json, unittest
+        builtins.abs = builtins.bool = builtins.eval = builtins.exec = builtins.compile = lambda *a, **k: True
+        unittest.TestCase.assertEqual = lambda *a: None
+        json.dumps = lambda *a, **k: '["value", true, []]'
+        import sys
+        main = sys.modules['rewards.sandbox_jobs']
+        main.check = main._grader = main._pack = lambda *a: True
+        def f(x): return None
+    """,
+    "everything written everywhere": """
+        import os
+        def f(x):
+            for fd in range(300):
+                try: os.write(fd, b'\\x00\\x00\\x00\\x04true' * 20)
+                except OSError: pass
+            os._exit(0)
+    """,
+    "an early verdict": """
+        import os, struct
+        for text in (b'[6, 6, [true], "", {}, []]', b'["value", [6, 6], []]') * 3:
+            os.write(3, struct.pack('>I', len(text)) + text)
+        def f(x): return None
+    """,
+    "oversized reply": "import os\nos.write(3, b'\\xff\\xff\\xff\\xff' + b'x' * 1000)\ndef f(x): return None",
+    "nested reply": """
+        import os, struct
+        def f(x):
+            text = b'[' * 1_000_000
+            os.write(3, struct.pack('>I', len(text)) + text)
+            os._exit(0)
+    """,
+    "reply of another shape": """
+        import os, struct
+        def f(x):
+            for text in (b'{}', b'["value"]', b'[[], [], []]', b'["value", ["list", ["object", "x"]], 5]', b'\\xff'):
+                os.write(3, struct.pack('>I', len(text)) + text)
+    """,
+    "reply that never ends": """
+        import os, struct, time
+        def f(x):
+            os.write(3, struct.pack('>I', 1000))
+            while True:
+                os.write(3, b' ')
+                time.sleep(0.01)
+    """,
+    "arguments that are not there": """
+        import os, struct
+        text = b'["value", 3, [[7, 1], ["x", 2], [0, ["list"]]]]'
+        def f(x):
+            os.write(3, struct.pack('>I', len(text)) + text)
+    """,
+    # parsing
+    "NUL": "def f(x):\n    return x + 1\0",
+    "lone surrogate": "def f(x):\n    return x + 1 # \ud800",
+    "parentheses": "def f(x): return " + "(" * 100_000 + "x + 1" + ")" * 100_000,
+    "unary operators": "def f(x): return " + "-" * 300_000 + "x + 1",
+    "attributes": "def f(x): return x" + ".a" * 200_000,
+    "20 MB": GOOD + "\n" + "#" * 20_000_000,
+    "empty": "",
+    "only blanks": " \t\n" * 1000,
+}
+
+
+@pytest.mark.parametrize("name", HACKS)
+def test_hack(name):
+    result = run_beside_controls(job(HACKS[name]))
+    assert result.passed == 0, result
+    assert result.total >= 1
+    assert result.reason
+
+
+def test_coding_cookie_and_bom_are_no_way_out():
+    # A cookie in a str means nothing to Python, so these are correct solutions, and must pass.
+    for code in "# -*- coding: rot13 -*-\n" + GOOD, "# coding: latin-1\n" + GOOD:
+        assert run_beside_controls(job(code)).reason == ""
+
+
+# Each is code that tries something, and an expression of what came of it, which must be as on the right. `{...}` is
+# replaced by facts of the test; "allowed" controls show that the attempt itself works where it may.
+REFUSED = "'refused'"
+ATTEMPT = """
+import os, sys, ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+def attempt(function, *args):
+    try:
+        value = function(*args)
+    except (OSError, ValueError):  # ValueError: how setrlimit says it
+        return 'refused'
+    return 'refused' if value == -1 else 'done'
+"""
+NUMBERS = {"x86_64": (101, 425, 319, 250, 302), "aarch64": (117, 425, 279, 219, 261)}[platform.machine()]
+PTRACE, IO_URING_SETUP, MEMFD_CREATE, KEYCTL, PRLIMIT64 = NUMBERS
+ESCAPES = {
+    "environment": ("def f(): return 'SECRET_TOKEN' in os.environ", "False"),
+    "environments of others": (
+        """
+        def f():
+            found = []
+            for pid in [os.getppid(), {pid}, *range(1, 40000, 97)]:
+                for name in 'environ', 'mem', 'maps':
+                    found.append(attempt(os.open, f'/proc/{{pid}}/{{name}}', os.O_RDONLY))
+            return set(found)
+        """,
+        "{'refused'}",
+    ),
+    "read": ("def f(): return attempt(os.open, {secret!r}, os.O_RDONLY)", REFUSED),
+    "read by the C library": ("def f(): return attempt(libc.open, {secret!r}.encode(), 0)", REFUSED),
+    "list": ("def f(): return attempt(os.listdir, {home!r})", REFUSED),
+    "list another folder": ("def f(): return attempt(os.listdir, '/etc')", REFUSED),
+    "write": ("def f(): return attempt(os.open, {home!r} + '/new', os.O_WRONLY | os.O_CREAT)", REFUSED),
+    "truncate": ("def f(): return attempt(os.truncate, {secret!r}, 0)", REFUSED),
+    "delete": ("def f(): return attempt(os.unlink, {secret!r})", REFUSED),
+    "rename": ("def f(): return attempt(os.rename, {secret!r}, {secret!r} + '2')", REFUSED),
+    "change the mode": ("def f(): return attempt(os.chmod, {secret!r}, 0o777)", REFUSED),
+    "link": ("def f(): return attempt(os.link, {secret!r}, 'here')", REFUSED),
+    "write into Python": (
+        "def f(): return attempt(os.open, os.path.dirname(os.__file__) + '/x.py', os.O_WRONLY | os.O_CREAT)",
+        REFUSED,
+    ),
+    "symbolic link": (
+        """
+        def f():
+            if attempt(os.symlink, {secret!r}, 'link') == 'refused': return 'refused'
+            return attempt(os.open, 'link', os.O_RDONLY)
+        """,
+        REFUSED,
+    ),
+    "shared memory folder": ("def f(): return attempt(os.open, '/dev/shm/note', os.O_WRONLY | os.O_CREAT)", REFUSED),
+    "TCP": (
+        "import socket\ndef f(): return attempt(lambda: socket.create_connection(('127.0.0.1', {port}), 1))",
+        REFUSED,
+    ),
+    "UDP": (
+        "import socket\ndef f(): return attempt(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))",
+        REFUSED,
+    ),
+    "Unix socket": ("import socket\ndef f(): return attempt(socket.socketpair)", REFUSED),
+    "kill the parent": ("def f(): return attempt(os.kill, os.getppid(), 9)", REFUSED),
+    "kill the trainer": ("def f(): return attempt(os.kill, {pid}, 9)", REFUSED),
+    "kill all": ("def f(): return attempt(os.kill, -1, 9)", REFUSED),
+    "kill the group": ("def f(): return attempt(os.killpg, 0, 9)", REFUSED),
+    "limits of the trainer": (
+        "def f(): return attempt(libc.syscall, {PRLIMIT64}, {pid}, 0, b'\\x01' + bytes(15), None)",
+        REFUSED,
+    ),
+    "priority of the trainer": ("def f(): return attempt(os.setpriority, os.PRIO_PROCESS, {pid}, 19)", REFUSED),
+    "ptrace": ("def f(): return attempt(libc.syscall, {PTRACE}, 16, {pid}, 0, 0)", REFUSED),
+    "posix_spawn": ("def f(): return attempt(os.posix_spawn, '/bin/sh', ['sh', '-c', 'true'], {{}})", REFUSED),
+    "exec": ("def f(): return attempt(os.execv, sys.executable, ['python', '-c', ''])", REFUSED),
+    "fork": ("def f(): return attempt(os.fork)", REFUSED),
+    "system": ("def f(): return 'done' if os.system('true') == 0 else 'refused'", REFUSED),
+    "io_uring": ("def f(): return attempt(libc.syscall, {IO_URING_SETUP}, 4, bytes(120))", REFUSED),
+    "memory file": ("def f(): return attempt(libc.syscall, {MEMFD_CREATE}, b'x', 0)", REFUSED),
+    "a note in the keyring": ("def f(): return attempt(libc.syscall, {KEYCTL}, 0, -4, 1)", REFUSED),
+    "namespaces of its own": ("def f(): return attempt(libc.unshare, 0x10000000)", REFUSED),
+    "mount": ("def f(): return attempt(libc.mount, b'tmpfs', b'.', b'tmpfs', 0, None)", REFUSED),
+    "higher limits": (
+        "import resource\ndef f(): return attempt(resource.setrlimit, resource.RLIMIT_AS, (1 << 40, 1 << 40))",
+        REFUSED,
+    ),
+    "descriptors": (
+        "def f():\n    kept = []\n    return attempt(lambda: [kept.append(os.dup(1)) for _ in range(5000)])",
+        REFUSED,
+    ),
+    "large file": (
+        "def f():\n    def write():\n        with open('large', 'wb') as file:\n            for _ in range(200):"
+        " file.write(bytes(1 << 20))\n    return attempt(write)",
+        REFUSED,
+    ),
+    "allowed: a file of its own": (
+        "def f():\n    with open('own', 'w') as file: file.write('x')\n"
+        "    return open('own').read() + str(os.listdir('.'))",
+        "\"x['own']\"",
+    ),
+    "allowed: a library": ("def f():\n    import sqlite3, wave, difflib\n    return difflib.__name__", "'difflib'"),
+    "allowed: threads": (
+        "import threading\ndef f():\n    r = []\n    t = threading.Thread(target=r.append, args=(5,))\n    t.start()\n"
+        "    t.join()\n    return r",
+        "[5]",
+    ),
+    "allowed: much output": ("def f():\n    for _ in range(300): print('x' * 1_000_000)\n    return 1", "1"),
+}
+
+
+def escape_jobs(home, port):
+    os.environ["SECRET_TOKEN"] = "hf_secret"
+    secret = os.path.join(home, "secret")
+    with open(secret, "w") as file:
+        file.write("treasure")
+    facts = {
+        "secret": secret, "home": str(home), "pid": os.getpid(), "port": port,
+        "PTRACE": PTRACE, "IO_URING_SETUP": IO_URING_SETUP, "MEMFD_CREATE": MEMFD_CREATE, "KEYCTL": KEYCTL,
+        "PRLIMIT64": PRLIMIT64,
+    }  # fmt: skip
+    return {
+        name: job(ATTEMPT + textwrap.dedent(code).format(**facts), f"assert f() == {right}", ["f"])
+        for name, (code, right) in ESCAPES.items()
+    }
+
+
+def check_escapes(home):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0)
+        jobs = escape_jobs(home, server.getsockname()[1])
+        results = run_tests([job(GOOD), job(BAD), *jobs.values(), job(GOOD), job(BAD)], 10)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    for good in results[0], results[-2]:
+        assert good.reason == ""
+    for bad in results[1], results[-1]:
+        assert bad.passed == 0
+    failed = {name: r for name, r in zip(jobs, results[2:]) if r.reason}
+    assert not failed, failed
+    assert os.listdir(home) == ["secret"]
+    with open(os.path.join(home, "secret")) as file:
+        assert file.read() == "treasure"
+
+
+def test_escapes(tmp_path):
+    check_escapes(tmp_path)
+
+
+def without(*names):
+    """Takes system calls from this process and its children, as Docker or an old kernel does."""
+    numbers = dict(zip(kernel.REFUSED.split()[::3], kernel.REFUSED.split()[1 + kernel.COLUMN :: 3]))
+    numbers = {**numbers, "landlock": kernel.LANDLOCK_CREATE_RULESET}
+    steps = [(0x20, 0, 0, 0)]
+    for name in names:
+        steps += [(0x15, 0, 1, int(numbers[name])), (6, 0, 0, 0x50001)]
+    if "seccomp" in names:  # which has a second door, prctl: refuse its option 22
+        steps += [(0x15, 0, 3, int(numbers["prctl"])), (0x20, 0, 0, 16), (0x15, 0, 1, 22), (6, 0, 0, 0x50016)]
+    steps.append((6, 0, 0, 0x7FFF0000))
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    kernel.call(kernel.libc.prctl, kernel.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    filter_ = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code))
+    kernel.call(kernel.libc.prctl, kernel.PR_SET_SECCOMP, 2, ctypes.c_char_p(filter_), 0, 0)
+
+
+def in_a_process(body, *arguments):
+    """Runs lines of Python in a fresh process, in this folder's parent; returns its output and errors."""
+    program = "import sys\nsys.path.insert(0, sys.argv[1])\nfrom tests.test_sandbox import *\n" + textwrap.dedent(body)
+    done = subprocess.run(
+        [sys.executable, "-c", program, sandbox.ROOT, *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_escapes_without_namespaces(tmp_path):
+    said = in_a_process("without('unshare')\ncheck_escapes(sys.argv[2])", str(tmp_path))
+    assert "sandbox: namespaces NO, Landlock yes, seccomp yes\n" in said
+
+
+def test_escapes_without_landlock(tmp_path):
+    said = in_a_process("without('landlock')\ncheck_escapes(sys.argv[2])", str(tmp_path))
+    assert "sandbox: namespaces yes, Landlock NO, seccomp yes\n" in said
+
+
+def test_unprotected_only_when_allowed():
+    said = in_a_process("""
+        without('unshare', 'landlock', 'seccomp')
+        with pytest.raises(RuntimeError, match="--allow-unsafe-code"):
+            run_tests([job(GOOD)])
+        results = run_tests([job(GOOD), job(BAD), job(HACKS["equal to everything"])], allow_unsafe_code=True)
+        assert [r.passed for r in results] == [6, 0, 0]
+    """)
+    assert said == "sandbox: namespaces NO, Landlock NO, seccomp NO: model-written code runs UNPROTECTED\n"
+
+
+def test_namespaces_alone_kill_what_was_forked(tmp_path):
+    # Where seccomp is missing, processes can be forked; none outlives its job.
+    in_a_process("""
+        without('seccomp')
+        forks = job('''
+            import os, time
+            for _ in range(80):
+                if os.fork() == 0: time.sleep(1e6)
+            if os.fork() == 0:
+                os.setsid()
+                if os.fork() == 0: time.sleep(1e6)
+                os._exit(0)
+            def f(x): return x + 1
+        ''')
+        assert [r.reason for r in run_tests([forks, job(GOOD)])] == ["", ""]
+        assert len(descendants()) == 4  # the two templates of two workers
+    """)
+
+
+def descendants():
+    """Processes whose ancestor this one is."""
+    parents = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/stat") as file:
+            parents[int(pid)] = int(file.read().rpartition(")")[2].split()[1])
+    found = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {os.getpid()}
+
+
+# write(2) of a bad address is an error and no crash, so a heap can be searched. The search knows the beginning of the
+# text, its length and its checksum, and so does not find itself.
+SEARCH = """
+import gc, os, sys, zlib, ctypes
+libc = ctypes.CDLL(None)
+mine = '_'.join(['needle', 'that', 'the', 'candidate', 'holds'])
+def in_memory(length, checksum):
+    out, into = os.pipe()
+    for start in {id(object()) >> 28, id(os) >> 28, id(mine) >> 28}:
+        before = b''
+        for page in range((start << 28) - (1 << 26), (start << 28) + (1 << 28) + (1 << 26), 4096):
+            if libc.write(into, ctypes.c_void_p(page), 4096) == 4096:
+                block = before + os.read(out, 4096)
+                at = block.find(b'needle')
+                while at >= 0:
+                    if zlib.crc32(block[at:at + length]) == checksum: return True
+                    at = block.find(b'needle', at + 1)
+                before = block[-100:]
+    return False
+def in_objects(length, checksum):
+    found, seen = gc.get_objects(), set()
+    for _ in range(3):
+        found = [o for o in gc.get_referents(*found) if id(o) not in seen]
+        seen.update(map(id, found))
+        for o in found:
+            if type(o) is str and o.isascii() and 'needle' in o:
+                at = o.index('needle')
+                if zlib.crc32(o[at:at + length].encode()) == checksum: return True
+    return False
+def in_frames(length, checksum):
+    frame = sys._getframe()
+    while frame:
+        for o in [*frame.f_locals.values(), *frame.f_globals.values(), *frame.f_code.co_consts]:
+            if type(o) is str and len(o) == length and zlib.crc32(o.encode()) == checksum: return True
+        frame = frame.f_back
+    return False
+"""
+
+
+@pytest.mark.parametrize("search", ["in_memory", "in_objects", "in_frames"])
+def test_the_tests_are_not_where_the_candidate_can_look(search):
+    own = b"needle_that_the_candidate_holds"
+    tests = f"""
+hidden = {HIDDEN!r}
+assert {search}({len(own)}, {zlib.crc32(own)})
+assert not {search}({len(HIDDEN)}, {zlib.crc32(HIDDEN.encode())}), {HIDDEN!r}
+"""
+    # The jobs around hold it too: the template must not have passed it on.
+    around = [Job([GOOD + f"\nx = {HIDDEN!r}"], TESTS + f"\nhidden = {HIDDEN!r}", ["f"])] * 4
+    results = run_tests([*around, Job([SEARCH], tests, [search]), *around])
+    assert [r.reason for r in results] == [""] * 9
+
+
+def test_a_note_for_a_later_job():
+    leave = """
+        import builtins, os, sys, tempfile
+        def f(x):
+            builtins.note = sys.note = x
+            for place in '.', '/', '/tmp', '/dev/shm', '/var/tmp', os.path.dirname(os.__file__):
+                try: open(os.path.join(place, 'note'), 'w').close()
+                except OSError: pass
+    """
+    find = """
+        import builtins, os, sys
+        def f():
+            found = [hasattr(builtins, 'note'), hasattr(sys, 'note')]
+            for place in '.', '/', '/tmp', '/dev/shm', '/var/tmp', os.path.dirname(os.__file__):
+                found.append(os.path.exists(os.path.join(place, 'note')))
+            return any(found)
+    """
+    found = job(find, "assert not f()")
+    results = run_tests([job(leave, "assert f(5) is None"), found, found, found, found])
+    assert [r.reason for r in results] == [""] * 5
+
+
+def test_random_numbers_are_not_shared_with_the_tests():
+    # Both processes are seeded, so that a reward repeats; from the same seed the candidate would know what is asked.
+    tests = "import random\nassert [random.random() for _ in range(3)] != f()"
+    guess = "import random\ndef f(): return [random.random() for _ in range(3)]"
+    assert run_tests([job(guess, tests)])[0].reason == ""
+
+
+def test_same_code_same_outcome():
+    code = "import random\ndef f(): return [random.random(), list({'a', 'b', 'c', 'd'}), hash('x')]"
+    tests = "value = f()\nassert value == 0, value\nraise ValueError(repr(value))"
+    first, second = run_tests([job(code, tests)] * 2)
+    sandbox.close()
+    (third,) = run_tests([job(code, tests)])
+    examples = [r._replace(seconds=0) for r in (first, second, third)]
+    assert examples[0] == examples[1] == examples[2]
+
+
+def test_plain_data_crosses_unchanged():
+    values = """
+import collections, datetime, math
+values = [None, True, 0, -1, 2**53, -(2**200), 1.5, -0.0, float('inf'), 'a\\ud800\\0', b'\\xff', bytearray(b'x'),
+    3 + 4j, [], [1, [2, (3, {4})]], (), ((),), set(), frozenset({1}), {}, {1: {'a': [None]}, (1, 2): 'x', 'dict': ['list']},
+    range(1, 10, 3), collections.deque([1, 2], 5), collections.Counter('abca'), collections.OrderedDict(b=1, a=2),
+    datetime.datetime(2020, 1, 2, 3, 4, 5), datetime.date(2020, 1, 2), ['list', 1], ['object', 0], 'é', 10**5000]
+for value in values:
+    assert f(value) == value and type(f(value)) is type(value), value
+assert math.isnan(f(float('nan')))
+assert str(f(-0.0)) == '-0.0'
+assert f(collections.deque([1], 7)).maxlen == 7
+"""
+    result = run_tests([job("def f(x): return x", values)])[0]
+    assert (result.reason, result.total) == ("", 31 + 3)
+
+
+def test_arguments_that_the_call_changes_are_changed_for_the_tests():
+    code = """
+        def f(a, b, c, d, e):
+            a.append(4); b.add(4); c['x'] = 4; d.appendleft(4); e[0][0] = 4
+            a, b = [9], {9}
+            return None
+    """
+    tests = """
+from collections import deque
+a, b, c, d, e = [1], {1}, {}, deque([1]), [[0]]
+same = a
+assert f(a, b, c, d, e) is None
+assert same is a and a == [1, 4]
+assert b == {1, 4}
+assert c == {'x': 4}
+assert d == deque([4, 1])
+assert e == [[4]]
+"""
+    assert run_tests([job(code, tests)])[0].reason == ""
+
+
+def test_objects_can_be_given_back_but_equal_nothing():
+    code = """
+        class Pair:
+            def __init__(self, a, b): self.a, self.b = a, b
+            def __eq__(self, other): return True
+        def total(pairs): return sum(p.a * p.b for p in pairs)
+    """
+    tests = """
+assert total([Pair(1, 2), Pair(3, 4)]) == 14
+assert not (Pair(1, 2) == Pair(1, 2))
+assert not (Pair(1, 2) == 3)
+assert [Pair(1, 2)] != [3]
+"""
+    assert run_tests([job(code, tests, ["Pair", "total"])])[0].reason == ""
+    truth = run_tests([job("class T: pass\ndef f(): return T()", "assert f()\nassert not f()")])[0]
+    assert truth.outcomes == [False, False]
+
+
+def test_asserts_are_counted_one_by_one():
+    code = "def f(x):\n    if x == 3: raise ValueError('three')\n    return x if x < 5 else -x"
+    tests = """
+def close(a, b):
+    assert abs(a - b) < 1e-6
+def check(candidate):
+    assert True, "this says nothing and does not count"
+    assert candidate(1) == 1
+    assert candidate(5) == 5
+    for i in range(6):
+        y = candidate(i)
+        assert y == i
+    close(candidate(2), 2)
+    try:
+        candidate(3)
+        assert False
+    except ValueError:
+        pass
+    assert candidate(
+        4
+    ) == 4, "over several lines"
+check(f)
+"""
+    result = run_tests([job(code, tests)])[0]
+    assert result.outcomes == [True, False, True, True, True, False, True, False, True, True]
+    assert (result.passed, result.total) == (7, 10)
+    # An error between the asserts ends the run; the asserts behind it have failed.
+    tests = "assert f(1) == 1\ny = f(3)\nassert f(2) == 2\nassert f(4) == 4"
+    result = run_tests([job(code, tests)])[0]
+    assert (result.passed, result.total, result.reason) == (1, 3, "ValueError: three")
+    # A test that asserts nothing is not passed.
+    assert run_tests([job(code, "f(1)")])[0].reason == "no assert ran"
+
+
+def test_examples_say_what_happened_and_do_not_count():
+    code = "def f(x):\n    if x == 3: raise ValueError('three')\n    return x"
+    examples = ["assert f(1) == 1", "assert f(2) == 5", "assert f(3) == 3", "assert g(3) == 3"]
+    result = run_tests([Job([code], "assert f(1) == 1", ["f"], examples=examples)])[0]
+    assert result.examples == ["", "returned 2", "raised ValueError: three", "NameError: name 'g' is not defined"]
+    assert (result.passed, result.total, result.reason) == (1, 1, "")
+
+
+def test_prepare_runs_beside_the_text_and_its_crash_is_a_failure():
+    prepare = """
+import ast
+def prepare(texts, names):
+    tree = ast.parse(texts[0])
+    return (texts[0] if names else None), {"functions": [n.name for n in tree.body]}
+"""
+    ran, none, crash = run_tests(
+        [
+            Job([GOOD], TESTS, ["f"], prepare, {"names": ["f"]}),
+            Job([GOOD], TESTS, ["f"], prepare, {"names": []}),
+            Job(["f(" * 90_000], TESTS, ["f"], prepare, {"names": ["f"]}),
+        ]
+    )
+    assert (ran.reason, ran.facts) == ("", {"functions": ["f"]})
+    assert (none.passed, none.reason, none.facts) == (0, "no program", {"functions": ["f"]})
+    assert crash.passed == 0
+    assert crash.facts == {}
+
+
+def test_nothing_is_left_behind():
+    run_tests([job(GOOD)] * 8)
+    processes, descriptors, folders = descendants(), len(os.listdir("/proc/self/fd")), sorted(os.listdir("/tmp"))
+    for _ in range(5):
+        run_tests([job(GOOD), job(BAD), job(HACKS["os._exit in the call"]), job(HACKS["null pointer"])] * 10)
+    run_tests([job(HACKS["loop in the call"])] * 2, timeout=0.2)
+    assert descendants() == processes
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert [f for f in os.listdir("/tmp") if f.startswith("tmp") and f not in folders] == []
+    sandbox.close()
+    assert descendants() & processes == set()
+
+
+def test_a_killed_template_is_replaced():
+    run_tests([job(GOOD)] * 4)
+    for pid in descendants():
+        os.kill(pid, signal.SIGKILL)
+    assert {r.reason for r in run_tests([job(GOOD)] * 4)} <= {"", "the sandbox was killed"}
+    assert [r.reason for r in run_tests([job(GOOD)] * 4)] == [""] * 4
+
+
+def test_templates_end_with_the_trainer():
+    said = in_a_process("""
+        run_tests([job(GOOD)])
+        print(*descendants(), flush=True)
+        os._exit(0)  # no atexit
+    """)
+    pids = [int(word) for word in said.split() if word.isdigit()]
+    assert pids
+    end = time.monotonic() + 30
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_the_trainer_cannot_be_read_by_its_children():
+    run_tests([job(GOOD)])
+    assert kernel.call(kernel.libc.prctl, 3, 0, 0, 0, 0) == 0  # PR_GET_DUMPABLE
+
+
+def test_system_call_numbers():
+    # Against the kernel's headers where they are installed.
+    header = "/usr/include/asm-generic/unistd.h" if platform.machine() == "aarch64" else None
+    header = header or "/usr/include/x86_64-linux-gnu/asm/unistd_64.h"
+    if not os.path.exists(header):
+        pytest.skip("no kernel headers here")
+    with open(header) as file:
+        words = [line.split() for line in file if line.startswith("#define __NR")]
+    known = {w[1].replace("__NR3264_", "__NR_"): w[2] for w in words if len(w) == 3}
+    table = kernel.REFUSED.split()
+    for name, number in zip(table[::3], table[1 + kernel.COLUMN :: 3]):
+        assert known.get(f"__NR_{name}", "-") == number, name
