@@ -548,7 +548,8 @@ def test_plain_data_crosses_unchanged():
     values = """
 import collections, datetime, math
 values = [None, True, 0, -1, 2**53, -(2**200), 1.5, -0.0, float('inf'), 'a\\ud800\\0', b'\\xff', bytearray(b'x'),
-    3 + 4j, [], [1, [2, (3, {4})]], (), ((),), set(), frozenset({1}), {}, {1: {'a': [None]}, (1, 2): 'x', 'dict': ['list']},
+    3 + 4j, [], [1, [2, (3, {4})]], (), ((),), set(), frozenset({1}), {},
+    {1: {'a': [None]}, (1, 2): 'x', 'dict': ['list']},
     range(1, 10, 3), collections.deque([1, 2], 5), collections.Counter('abca'), collections.OrderedDict(b=1, a=2),
     datetime.datetime(2020, 1, 2, 3, 4, 5), datetime.date(2020, 1, 2), ['list', 1], ['object', 0], 'é', 10**5000]
 for value in values:
