@@ -1,0 +1,632 @@
+"""MAGRPO: every agent follows its group-relative advantage of the return that all agents share.
+
+At a node of the rollout tree agent i draws G completions y_1 .. y_G of its own prompt x. With R_g the mean return of
+the joint actions that contain y_g, and w the chance that a trajectory drawn from the tree passes through y_g,
+
+    A_g = R_g - mean(R_1 .. R_G)
+    L_i = - sum over nodes and g of  w * gamma^turn * A_g * sum_t log pi_i(y_g,t | x, y_g,<t) / max_new_tokens
+
+which is (G-1)/G times an unbiased estimate of the policy gradient of the expected return, over max_new_tokens.
+
+    python magrpo.py --env tldr --num-agents 2
+    torchrun --nproc-per-node 2 magrpo.py --env tldr --num-agents 2
+
+Left out on purpose: division by the group's standard deviation and by each completion's length (both bias the
+gradient: Dr. GRPO, arXiv 2503.20783), the clipped ratio (it is 1 at one step per rollout), the KL penalty.
+Source: MAGRPO, arXiv 2508.04652. With one agent this is GRPO, arXiv 2402.03300, in the form of Dr. GRPO.
+"""
+
+import functools
+import importlib
+import itertools
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from dataclasses import asdict, dataclass, field
+from types import SimpleNamespace
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import transformers
+import tyro
+from torch.utils.checkpoint import checkpoint
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+# N agents, B tasks, G generations, J joint actions, T turns, P prompt tokens, C completion tokens, V vocabulary,
+# R rows of a batch, L tokens of a row, D hidden size. Nodes are joint: what belongs to an agent is in a list, [N].
+
+
+@dataclass
+class Args:
+    # experiment
+    seed: int = 1  # of sampling, of the order of the tasks and of the environment
+    num_iterations: int = 60  # optimizer steps of each agent; 0 only evaluates
+    output_dir: str = "runs"  # the run folder is made in here
+    resume: str | None = None  # run folder to continue, to the same numbers
+    save_every: int = 20  # iterations between checkpoints
+    log_groups: int = 2  # nodes per turn that go to rollouts.jsonl each iteration
+    track: Literal["none", "tensorboard", "wandb", "trackio"] = "none"  # where else the metrics go
+
+    # environment and agents
+    env: str = "tldr"  # one of envs/, or module:Class of your own
+    num_agents: int = 2  # N, each with its own prompt and its own policy
+    num_turns: int = 1  # T, joint actions in a row
+    dataset: str = "sample"  # sample (offline), hub, a hub id, or a .jsonl or .parquet file
+    reward: str | None = None  # variant of the environment's reward, such as grounded for tldr
+    feedback: str | None = None  # what the environment tells of the turn before, such as plain or level for code
+    model: list[str] = field(default_factory=lambda: ["tiny"])  # tiny, a folder or a hub id; one for all or one each
+    gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, more time
+
+    # sampling
+    num_generations: int = 8  # G, completions of each agent at a node
+    joint_mode: Literal["align", "cross"] = "align"  # the g-th of all agents together (J = G), or each with each (G^N)
+    temperature: float = 1.0  # of sampling and of the trained log-probabilities
+    max_new_tokens: int | None = None  # C; by default 96 for tiny, 256 for other models
+    max_batch_tokens: int | None = None  # tokens in memory at once; by default 16384 for tiny, 8192 for other models
+
+    # optimization
+    num_tasks: int = 4  # B, tasks per iteration, over all processes
+    learning_rate: float | None = None  # of AdamW; by default 1e-3 for tiny, 5e-6 for other models
+    gamma: float = 1.0  # discount per turn
+    max_grad_norm: float = 1.0  # of each agent's gradient, clipped
+
+    # evaluation
+    eval_every: int = 20  # iterations between evaluations; the first and the last are always made
+    eval_tasks: int = 64  # held-out tasks, always the same ones; 0: all
+    eval_generations: int = 1  # trajectories per held-out task
+    eval_temperature: float = 1.0  # 0: greedy
+
+
+def fail(sentence):
+    """Ends the program with one sentence to the person who can mend it."""
+    print(f"{os.path.basename(__file__)}: error: {sentence}", file=sys.stderr)
+    sys.exit(2)
+
+
+def gather(value):
+    """The values of all processes, in the order of their ranks."""
+    values = [value] * int(os.environ.get("WORLD_SIZE", 1))
+    if len(values) > 1:
+        dist.all_gather_object(values, value)
+    return values
+
+
+def encode(agent, prompts, max_new_tokens):
+    """Token ids of each prompt as a user's message, or of the bare text where the tokenizer has no chat template."""
+    if agent.tokenizer.chat_template:
+        # enable_thinking: templates of reasoning models read it, the others do not
+        chat = {"add_generation_prompt": True, "tokenize": False, "enable_thinking": False}
+        prompts = [agent.tokenizer.apply_chat_template([{"role": "user", "content": p}], **chat) for p in prompts]
+    prompt_ids = agent.tokenizer(prompts, add_special_tokens=not agent.tokenizer.chat_template).input_ids
+    longest, context = max(map(len, prompt_ids)), agent.model.config.get_text_config().max_position_embeddings
+    if longest + max_new_tokens > context:
+        fail(
+            f"--max-new-tokens {max_new_tokens} after a prompt of {longest} tokens is more than the model's {context}."
+        )
+    return prompt_ids
+
+
+def autocast(model):
+    return torch.autocast(model.device.type, torch.bfloat16, enabled=model.device.type == "cuda")
+
+
+def head(model, hidden):  # (..., D) -> (..., V)
+    # in float32 whatever the model runs in: bfloat16 logits put log-probabilities off by hundredths of a nat
+    with torch.autocast(model.device.type, enabled=False):
+        return model.get_output_embeddings()(hidden.float())
+
+
+@torch.no_grad()
+def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_batch_tokens):
+    """Draws completions from the model's whole distribution at `temperature`; 0 takes the likeliest token.
+
+    prompts: B lists of token ids. Returns B lists of G pairs (token ids, log-probabilities), each up to and with the
+    first stop token. A prompt is computed once for its G completions, and a row that stopped leaves the batch.
+    """
+    model, device, drawn = agent.model, agent.model.device, [[] for _ in prompts]
+    longest_first = sorted(range(len(prompts)), key=lambda b: -len(prompts[b]))  # neighbours need little padding
+    waiting = [b for b in longest_first for _ in range(num_generations)]
+    while waiting:
+        P = len(prompts[waiting[0]])
+        R = max(1, max_batch_tokens // (P + max_new_tokens))
+        rows, waiting = waiting[:R], waiting[R:]
+        distinct = list(dict.fromkeys(rows))
+        input_ids = torch.tensor([[0] * (P - len(prompts[b])) + prompts[b] for b in distinct], device=device)
+        mask = torch.tensor([[0] * (P - len(prompts[b])) + [1] * len(prompts[b]) for b in distinct], device=device)
+        position_ids = (mask.cumsum(-1) - 1).clamp(min=0)
+        cache = DynamicCache(config=model.config)
+        alive = torch.arange(len(rows), device=device)
+        tokens = torch.zeros(len(rows), max_new_tokens, dtype=torch.long, device=device)
+        logprobs = torch.zeros(len(rows), max_new_tokens, device=device)
+        lengths = torch.full((len(rows),), max_new_tokens, device=device)
+        for t in range(max_new_tokens):
+            with autocast(model):
+                hidden = model.base_model(
+                    input_ids, attention_mask=mask, position_ids=position_ids, past_key_values=cache, use_cache=True
+                ).last_hidden_state[:, -1]  # (R, D)
+            if t == 0:
+                keep = torch.tensor([distinct.index(b) for b in rows], device=device)  # from prompts to completions
+                cache.batch_select_indices(keep)
+                hidden, mask, position_ids = hidden[keep], mask[keep], position_ids[keep, -1:]
+            logprob = (head(model, hidden) / (temperature or 1.0)).log_softmax(-1)  # (R, V)
+            token = torch.multinomial(logprob.exp(), 1) if temperature else logprob.argmax(-1, keepdim=True)  # (R, 1)
+            tokens[alive, t], logprobs[alive, t] = token[:, 0], logprob.gather(-1, token)[:, 0]
+            stopped = torch.isin(token[:, 0], agent.stop_ids)
+            if stopped.any():
+                lengths[alive[stopped]] = t + 1
+                keep = (~stopped).nonzero()[:, 0]
+                if len(keep) == 0:
+                    break
+                cache.batch_select_indices(keep)
+                alive, token, mask, position_ids = alive[keep], token[keep], mask[keep], position_ids[keep]
+            input_ids, position_ids, mask = token, position_ids + 1, torch.cat([mask, torch.ones_like(token)], dim=1)
+        for b, ids, logprob, length in zip(rows, tokens.tolist(), logprobs.tolist(), lengths.tolist()):
+            drawn[b].append((ids[:length], logprob[:length]))
+    return drawn
+
+
+def completion_states(agent, rows):
+    """Hidden states that predict the completions' tokens, and these tokens: (tokens, D) and (tokens,).
+
+    rows: list of (prompt, completions), all token ids. A row is [prompt | completion 1 | completion 2 ...]; each
+    completion sees the prompt and itself, at the positions that it would have alone, so every number is as if it was.
+    """
+    L = max(len(prompt) + sum(map(len, completions)) for prompt, completions in rows)
+    input_ids, position_ids, segment, source, target = [], [], [], [], []
+    for prompt, completions in rows:
+        P, start = len(prompt), L * len(input_ids)
+        ids, positions, owner = [*prompt], [*range(P)], [0] * P
+        for k, completion in enumerate(completions, start=1):
+            source += [start + P - 1, *range(start + len(ids), start + len(ids) + len(completion) - 1)]
+            ids += completion
+            positions += range(P, P + len(completion))
+            owner += [k] * len(completion)
+            target += completion
+        padding = L - len(ids)
+        input_ids.append(ids + [0] * padding)
+        position_ids.append(positions + [0] * padding)
+        segment.append(owner + [-1] * padding)
+    device = agent.model.device
+    segment = torch.tensor(segment, device=device)  # (R, L): 0 the prompt, 1 .. the completions, -1 padding
+    mask = (segment >= 0).long()  # (R, L)
+    if agent.packed:
+        mask = (segment[:, :, None] == segment[:, None, :]) | (segment[:, None, :] == 0)
+        mask = mask.tril()[:, None]  # (R, 1, L, L), row by column: query by key
+    input_ids, position_ids = torch.tensor(input_ids, device=device), torch.tensor(position_ids, device=device)
+    with autocast(agent.model):
+        hidden = agent.model.base_model(input_ids, attention_mask=mask, position_ids=position_ids, use_cache=False)
+    hidden = hidden.last_hidden_state.flatten(0, 1).index_select(0, torch.tensor(source, device=device))
+    return hidden, torch.tensor(target, device=device)
+
+
+def token_logprobs(agent, rows, temperature):
+    """Log-probabilities of the completions' tokens in the order of `rows`, (tokens,)."""
+
+    def logprob(hidden, target):
+        logits = head(agent.model, hidden) / temperature  # (tokens, V)
+        return logits.gather(-1, target[:, None])[:, 0] - logits.logsumexp(-1)
+
+    hidden, target = completion_states(agent, rows)
+    # in pieces that the backward pass computes again: the logits of all tokens never stand in memory together
+    size = max(1, 2**26 // agent.model.config.get_text_config().vocab_size)
+    pieces = zip(hidden.split(size), target.split(size))
+    return torch.cat([checkpoint(logprob, h, y, use_reentrant=False) for h, y in pieces])
+
+
+def micro_batches(agent, groups, max_batch_tokens):
+    """Rows (prompt, completions, a value per completion) out of such groups, in batches of like length.
+
+    Sharing a row saves prompts and wastes attention between completions. As a token costs about 6 D times what a pair
+    of query and key does, sqrt(P^2 + 6 D P) completion tokens a row are best, and the cost stays linear in G.
+    """
+    rows = []
+    for prompt, completions, values in groups:
+        best = math.sqrt(len(prompt) ** 2 + 6 * agent.model.config.get_text_config().hidden_size * len(prompt))
+        room = 0
+        for completion, value in zip(completions, values):
+            if len(completion) > room or not agent.packed:
+                rows.append((prompt, [], []))
+                room = min(best, max_batch_tokens - len(prompt))
+            rows[-1][1].append(completion)
+            rows[-1][2].append(value)
+            room -= len(completion)
+    length = lambda row: len(row[0]) + sum(map(len, row[1]))
+    rows.sort(key=length, reverse=True)
+    while rows:
+        R = max(1, max_batch_tokens // length(rows[0]))
+        yield rows[:R]
+        rows = rows[R:]
+
+
+def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
+    """Grows a tree of joint actions for each task, with G = generations[t] at turn t.
+
+    Returns (turns, seconds): turns[t] lists the nodes of turn t. A node has task, history (the Steps before it),
+    weight (the chance that a trajectory drawn from the tree passes it), value (its mean return), joint (J times the
+    number of each agent's completion), steps and children (J each), and groups: for each agent its prompt, prompt_ids,
+    G completions (text), completion_ids, logprobs (of the sampling loop), stopped (by themselves) and returns (G,).
+    """
+    turns, seconds = [], Counter()
+    nodes = [SimpleNamespace(task=task, history=[], weight=1 / len(tasks)) for task in tasks]
+    for t, G in enumerate(generations):
+        began = time.perf_counter()
+        for node in nodes:
+            node.groups = [SimpleNamespace(prompt=prompt) for prompt in env.observe(node.task, node.history)]
+        for agent, *groups in zip(agents, *(node.groups for node in nodes), strict=True):
+            prompt_ids = encode(agent, [group.prompt for group in groups], args.max_new_tokens)
+            drawn = sample(agent, prompt_ids, G, temperature, args.max_new_tokens, args.max_batch_tokens)
+            for group, group.prompt_ids, pairs in zip(groups, prompt_ids, drawn):
+                group.completion_ids, group.logprobs = zip(*pairs)
+                group.stopped = [ids[-1] in agent.stop_ids for ids in group.completion_ids]
+                group.completions = agent.tokenizer.batch_decode(group.completion_ids, skip_special_tokens=True)
+        sampled = time.perf_counter()
+        N = len(agents)
+        joint = list(itertools.product(range(G), repeat=N)) if joint_mode == "cross" else [(g,) * N for g in range(G)]
+        branches = [
+            (node.task, node.history, [group.completions[g] for group, g in zip(node.groups, choice)])
+            for node in nodes
+            for choice in joint
+        ]
+        steps = env.step(branches)
+        if bad := [step.reward for step in steps if not math.isfinite(step.reward)]:
+            fail(f"--env {args.env}: its step() gave the reward {bad[0]}; a reward is a finite number.")
+        for k, node in enumerate(nodes):
+            node.joint, node.steps, node.children = joint, steps[k * len(joint) : (k + 1) * len(joint)], []
+            for step in node.steps:
+                ends = step.done or t + 1 == len(generations)
+                child = SimpleNamespace(task=node.task, history=[*node.history, step], weight=node.weight / len(joint))
+                node.children.append(None if ends else child)
+        turns.append(nodes)
+        nodes = [child for node in nodes for child in node.children if child]
+        seconds.update(sample=sampled - began, reward=time.perf_counter() - sampled)
+        if not nodes:
+            break
+
+    for node in itertools.chain.from_iterable(reversed(turns)):  # children before parents
+        future = [child.value if child else 0.0 for child in node.children]
+        joint_returns = [step.reward + args.gamma * later for step, later in zip(node.steps, future)]
+        # float64: from equal returns no advantage is left that Adam could blow up
+        joint_returns = torch.tensor(joint_returns, dtype=torch.float64)  # (J,)
+        node.value = joint_returns.mean().item()
+        for group, member in zip(node.groups, torch.tensor(node.joint).T):  # (J,)
+            count = member.bincount()  # (G,), the joint actions that contain each completion
+            group.returns = torch.zeros(len(count), dtype=torch.float64).index_add(0, member, joint_returns) / count
+    return turns, seconds
+
+
+def summarize(split, turns):
+    """Means over the trajectories of all processes, each weighted by its chance, under the log's names."""
+    sums = defaultdict(lambda: np.zeros(2))  # the sum and its weight
+    for t, nodes in enumerate(turns, start=1):
+        for node in nodes:
+            sums["return"] += (node.value, 1) if t == 1 else (0, 0)
+            for i, group in enumerate(node.groups):
+                sums["zero_variance_groups"] += (group.returns.max().item() == group.returns.min().item(), 1)
+                for ids, logprobs, stopped in zip(group.completion_ids, group.logprobs, group.stopped):
+                    sums[f"agent_{i}/entropy"] += (-sum(logprobs), len(ids))  # an estimate, in nats a token
+                    sums[f"agent_{i}/completion_length"] += (len(ids), 1)
+                    sums[f"agent_{i}/stopped"] += (stopped, 1)
+            chance = node.weight / len(node.steps)
+            for step, child in zip(node.steps, node.children):
+                sums[f"reward_turn{t}"] += (chance * step.reward, chance)
+                for name, value in step.parts.items():
+                    if child is None:  # the branch ends here
+                        sums[name] += (chance * value, chance)
+                    if len(turns) > 1:
+                        sums[f"{name}_turn{t}"] += (chance * value, chance)
+    totals = defaultdict(lambda: np.zeros(2))
+    for name, total in itertools.chain.from_iterable(process.items() for process in gather(dict(sums))):
+        totals[name] += total
+    prefix = lambda name: "" if split == "train" and name.startswith("agent_") else f"{split}/"
+    return {prefix(name) + name: float(total / weight) for name, (total, weight) in totals.items()}
+
+
+def records(iteration, split, turns, most=None):
+    """Lines for rollouts.jsonl, one a node: what each agent read and wrote, and what it was worth."""
+    for t, nodes in enumerate(turns, start=1):
+        for node in nodes[:most]:
+            keys = ("prompt", "completions", "returns", "advantages")
+            agents = [{key: vars(group)[key] for key in keys if key in vars(group)} for group in node.groups]
+            line = {"iteration": iteration, "split": split, "turn": t, "task": node.task, "agents": agents}
+            line |= {"joint": node.joint, "rewards": [step.reward for step in node.steps]}
+            line |= {"parts": [step.parts for step in node.steps]}
+            yield json.dumps(line, default=lambda x: x.tolist() if isinstance(x, torch.Tensor) else str(x)) + "\n"
+
+
+def evaluate(args, env, agents, tasks, iteration, seed):
+    """Metrics and rollouts.jsonl lines of independent trajectories, drawn apart from training's random numbers."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        generations = [args.eval_generations] + [1] * (args.num_turns - 1)
+        turns, _ = rollout(args, env, agents, tasks, generations, "align", args.eval_temperature)
+    return summarize("eval", turns), list(records(iteration, "eval", turns))
+
+
+if __name__ == "__main__":
+    # arguments
+    script = os.path.basename(__file__).removesuffix(".py")
+    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    args = tyro.cli(Args, description=__doc__)
+    state_file = os.path.join(args.resume or "", "checkpoint", "state.pt")
+    if args.resume:
+        if not os.path.exists(state_file):
+            fail(f"--resume {args.resume}: no checkpoint/state.pt in there; name the folder of a run that saved one.")
+        with open(os.path.join(args.resume, "args.json")) as file:
+            about = json.load(file)
+        if (about["script"], about["processes"]) != (script, world_size):
+            fail(f"--resume {args.resume}: a run of {about['script']}.py on {about['processes']} process(es); do so.")
+        args = tyro.cli(Args, description=__doc__, default=Args(**about["args"]))
+        free = {"resume", "num_iterations", "save_every", "eval_every", "log_groups", "track"}
+        for name in about["args"].keys() - free:
+            if getattr(args, name) != about["args"][name]:
+                fail(f"--resume {args.resume}: --{name.replace('_', '-')} was {about['args'][name]}; leave it out.")
+    N, T, B, G = args.num_agents, args.num_turns, args.num_tasks, args.num_generations
+    tiny = args.model == ["tiny"]
+    args.learning_rate = args.learning_rate if args.learning_rate is not None else (1e-3 if tiny else 5e-6)
+    args.max_new_tokens = args.max_new_tokens if args.max_new_tokens is not None else (96 if tiny else 256)
+    args.max_batch_tokens = args.max_batch_tokens if args.max_batch_tokens is not None else (16384 if tiny else 8192)
+    may_be_zero = ("seed", "num_iterations", "log_groups", "eval_tasks", "eval_temperature", "gamma")
+    for name, value in vars(args).items():
+        if type(value) in (int, float) and (value < 0 or (value == 0 and name not in may_be_zero)):
+            least = "0 or more" if name in may_be_zero else "above 0"
+            fail(f"--{name.replace('_', '-')} {value}: must be {least}.")
+    if G < 2:
+        fail(f"--num-generations {G}: completions are compared with each other, so there must be 2 or more.")
+    if len(args.model) not in (1, N):
+        fail(f"--model names {len(args.model)} models for {N} agents: give one for all, or one each.")
+    if B % world_size:
+        fail(f"--num-tasks {B}: {world_size} processes cannot share them equally; use a multiple of {world_size}.")
+    if args.track != "none":
+        try:
+            tracker = importlib.import_module("torch.utils.tensorboard" if args.track == "tensorboard" else args.track)
+        except ImportError:
+            fail(f"--track {args.track}: not installed; pip install {args.track}.")
+
+    # environment
+    sys.path.append(os.getcwd())
+    module, _, name = args.env.partition(":")
+    try:
+        # imported here, so that a copy of this file with an environment of your own needs nothing else from here
+        source = importlib.import_module(module if name else "envs")
+        make = getattr(source, name) if name else functools.partial(source.make, args.env)
+    except (ModuleNotFoundError, AttributeError) as error:
+        fail(f"--env {args.env}: {error}; name an environment of envs/, or module:Class from this folder.")
+    options = {key: value for key, value in {"reward": args.reward, "feedback": args.feedback}.items() if value}
+    try:
+        env = make(num_agents=N, num_turns=T, dataset=args.dataset, seed=args.seed, **options)
+        train_tasks, test_tasks = env.tasks("train"), env.tasks("test")
+    except ValueError as error:
+        fail(error)
+    held_out = np.random.default_rng(0).permutation(len(test_tasks))[: args.eval_tasks or None]
+    eval_tasks = [test_tasks[k] for k in held_out[rank::world_size]]
+
+    # processes and run folder
+    device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.set_float32_matmul_precision("high")  # TF32, for the head
+    if world_size > 1:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    say = print if rank == 0 else lambda *_: None
+    name = f"{args.env.replace(':', '.')}__{script}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+    run_dir = gather(args.resume or os.path.join(args.output_dir, name))[0]
+    state_file = os.path.join(run_dir, "checkpoint", "state.pt")
+    if rank == 0 and not args.resume:
+        here = os.path.dirname(os.path.abspath(__file__))
+        git = ["git", "-C", here, "rev-parse", "HEAD"]
+        commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
+        versions = {module.__name__: module.__version__ for module in (torch, transformers, np)}
+        about = {
+            "script": script,
+            "args": asdict(args),
+            "processes": world_size,
+            "versions": versions,
+            "commit": commit,
+        }
+        try:
+            os.makedirs(os.path.dirname(state_file))
+            with open(os.path.join(run_dir, "args.json"), "w") as file:
+                json.dump(about, file, indent=2)
+        except OSError as error:
+            fail(f"--output-dir {args.output_dir}: cannot make {run_dir} ({error.strerror}); name another folder.")
+
+    # agents
+    transformers.utils.logging.disable_progress_bar()
+    agents = []
+    for i in range(N):
+        name = args.model[i % len(args.model)]
+        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "models", "tiny") if name == "tiny" else name
+        try:
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+            tokenizer = AutoTokenizer.from_pretrained(path)
+        except (OSError, ValueError) as error:
+            fail(f"--model {name}: agent {i} cannot load it: {str(error).splitlines()[0]}")
+        stops = [tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id)]
+        stop_ids = torch.tensor([int(stop) for stop in stops if stop is not None], device=device)
+        packed = all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
+        agent = SimpleNamespace(
+            model=model.eval(), tokenizer=tokenizer, stop_ids=stop_ids, packed=packed
+        )  # no dropout
+        longest = max((env.observe(task, [])[i] for task in train_tasks), key=len)
+        ids = (encode(agent, [longest], args.max_new_tokens)[0] * 2)[:64]
+        # A model may do more with logits or positions than this file knows. Better to stop than to train it wrongly.
+        with torch.no_grad():
+            theirs = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+            ours = token_logprobs(agent, [(ids[:1], [ids[1:]] * (1 + packed))], temperature=1.0)
+        if not torch.allclose(ours[1 - len(ids) :], theirs[range(len(ids) - 1), ids[1:]], atol=1e-3):
+            fail(f"--model {name} treats its logits (soft-capping?) or positions as this script cannot; use another.")
+        if args.gradient_checkpointing:  # transformers ties it to training mode, and so to dropout
+            if any(value for key, value in model.config.to_dict().items() if "drop" in key):
+                fail(
+                    f"--gradient-checkpointing would turn on the dropout of {name}; set it to 0 in the model's config."
+                )
+            model.gradient_checkpointing_enable()
+        agent.optimizer = torch.optim.AdamW(model.to(device).parameters(), lr=args.learning_rate, weight_decay=0.0)
+        agents.append(agent)
+        how = "a group shares its prompt's row" if packed else "one completion a row (sliding window or recurrence)"
+        say(f"agent {i}: {name}, {model.num_parameters() / 1e6:.1f}M parameters on {device}, {how}")
+    say(
+        f"{len(train_tasks)} tasks to train on, {len(held_out)} to evaluate; learning rate {args.learning_rate}, "
+        f"{args.max_new_tokens} new tokens, {args.max_batch_tokens} tokens a batch; {run_dir}"
+    )
+
+    # state of the run
+    transformers.set_seed(2 * (1000 * args.seed + rank))
+    eval_seed = 2 * (1000 * args.seed + rank) + 1  # no two processes share a seed, nor training and evaluation
+    done, saved, evaluations, rates, lines = 0, 0, [], [], []
+    if args.resume:
+        state = torch.load(state_file, map_location="cpu", weights_only=False)
+        done = saved = state["iteration"]
+        evaluations = state["evaluations"]
+        for agent, weights, moments in zip(agents, state["models"], state["optimizers"]):
+            agent.model.load_state_dict(weights)
+            agent.optimizer.load_state_dict(moments)
+        torch_state, cuda_states, python_state, numpy_state = state["rng"][rank]
+        torch.set_rng_state(torch_state)
+        torch.cuda.set_rng_state_all(cuda_states)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        for path in [os.path.join(run_dir, name) for name in ("metrics.jsonl", "rollouts.jsonl") if rank == 0]:
+            with open(path) as file:  # what came after the checkpoint comes again, to the same numbers
+                lines = [line for line in file if line.endswith("\n") and json.loads(line)["iteration"] <= done]
+            with open(path + ".tmp", "w") as file:
+                file.writelines(lines)
+            os.replace(path + ".tmp", path)
+    if args.track == "tensorboard":
+        writer = tracker.SummaryWriter(run_dir) if rank == 0 else None
+    elif args.track != "none" and rank == 0:
+        tracker.init(project="tutti", name=os.path.basename(run_dir), config=asdict(args))
+
+    def log(iteration, metrics, lines):
+        if rank == 0:
+            with open(os.path.join(run_dir, "metrics.jsonl"), "a") as file:
+                file.write(json.dumps({"iteration": iteration} | metrics) + "\n")
+            with open(os.path.join(run_dir, "rollouts.jsonl"), "a") as file:
+                file.writelines(lines)
+            for name, value in metrics.items() if args.track == "tensorboard" else ():
+                writer.add_scalar(name, value, iteration)
+            if args.track in ("wandb", "trackio"):
+                tracker.log(metrics, step=iteration)
+
+    signals = []
+
+    def on_signal(number, _):
+        signals.append(number)
+        signal.signal(number, signal.SIG_DFL)  # the second one ends the program at once
+        say("\nfinishing the iteration, then saving")
+
+    signal.signal(signal.SIGINT, on_signal)
+    signal.signal(signal.SIGTERM, on_signal)
+    if not args.resume:
+        metrics, lines = evaluate(args, env, agents, eval_tasks, 0, eval_seed)
+        log(0, metrics, lines)
+        evaluations.append(metrics["eval/return"])
+        say(f"evaluation before training: return {evaluations[0]:.3f}")
+    bar = tqdm(range(done + 1, args.num_iterations + 1), initial=done, total=args.num_iterations, disable=rank > 0)
+    for iteration in bar:
+        # 1 ROLLOUT: a tree for each of this process's tasks
+        began = time.perf_counter()
+        tasks = []
+        for place in range((iteration - 1) * B + rank, iteration * B, world_size):
+            epoch, place = divmod(place, len(train_tasks))
+            order = np.random.default_rng([args.seed, epoch]).permutation(len(train_tasks))
+            tasks.append(train_tasks[order[place]])
+        turns, seconds = rollout(args, env, agents, tasks, [G] * T, args.joint_mode, args.temperature)
+
+        # 2 ADVANTAGES: of each agent's completions at each node
+        for group in (group for nodes in turns for node in nodes for group in node.groups):
+            returns = group.returns  # (G,)
+            # >>> ALGORITHM
+            advantages = returns - returns.mean()
+            # <<< ALGORITHM
+            group.advantages = advantages
+
+        # 3 UPDATE: one optimizer step for each agent
+        updating, metrics = time.perf_counter(), summarize("train", turns)
+        for i, agent in enumerate(agents):
+            groups = []
+            for t, nodes in enumerate(turns):
+                for node in nodes:
+                    # the denominator is fixed here, before batches are cut
+                    weight = node.weight / G * args.gamma**t / args.max_new_tokens
+                    group = node.groups[i]
+                    groups.append((group.prompt_ids, group.completion_ids, (weight * group.advantages).tolist()))
+            loss = torch.zeros((), device=device)
+            agent.model.train(args.gradient_checkpointing)
+            for rows in micro_batches(agent, groups, args.max_batch_tokens):
+                weights = [w for _, completions, ws in rows for ids, w in zip(completions, ws) for _ in ids]
+                logprobs = token_logprobs(agent, [row[:2] for row in rows], args.temperature)
+                batch_loss = -(torch.tensor(weights, device=device) * logprobs).sum()
+                batch_loss.backward()
+                loss += batch_loss.detach()
+            agent.model.eval()
+            if world_size > 1:  # the mean over processes, of their means over tasks
+                for tensor in [loss, *(parameter.grad for parameter in agent.model.parameters())]:
+                    dist.all_reduce(tensor)
+                    tensor /= world_size
+            grad_norm = torch.nn.utils.clip_grad_norm_(agent.model.parameters(), args.max_grad_norm)
+            if not (loss.isfinite() and grad_norm.isfinite()):
+                sys.exit(
+                    f"agent {i}: at iteration {iteration} the loss is {loss.item()} and the gradient norm "
+                    f"{grad_norm.item()}; the last good checkpoint is iteration {saved}'s in {run_dir}."
+                )
+            agent.optimizer.step()
+            agent.optimizer.zero_grad()
+            metrics |= {f"agent_{i}/loss": loss.item(), f"agent_{i}/grad_norm": grad_norm.item()}
+        seconds["update"] = time.perf_counter() - updating
+
+        # 4 LOG
+        lengths = [
+            len(ids) for nodes in turns for node in nodes for group in node.groups for ids in group.completion_ids
+        ]
+        rates.append(sum(gather(sum(lengths))) / (time.perf_counter() - began))
+        metrics["tokens_per_second"] = rates[-1]
+        metrics |= {f"time/{part}": spent for part, spent in seconds.items()}
+        bar.set_postfix_str(f"return {metrics['train/return']:.2f}")
+
+        # 5 EVALUATE
+        lines, last = list(records(iteration, "train", turns, args.log_groups)), iteration == args.num_iterations
+        if last or iteration % args.eval_every == 0:
+            eval_metrics, eval_lines = evaluate(args, env, agents, eval_tasks, iteration, eval_seed)
+            metrics, lines = metrics | eval_metrics, lines + eval_lines
+            evaluations.append(eval_metrics["eval/return"])
+        log(iteration, metrics, lines)
+
+        # 6 CHECKPOINT
+        stopping = any(gather(len(signals)))
+        if last or stopping or iteration % args.save_every == 0:
+            rng = (torch.get_rng_state(), torch.cuda.get_rng_state_all(), random.getstate(), np.random.get_state())
+            state = {"iteration": iteration, "evaluations": evaluations, "rng": gather(rng)}
+            state["models"] = [agent.model.state_dict() for agent in agents]
+            state["optimizers"] = [agent.optimizer.state_dict() for agent in agents]
+            if rank == 0:
+                torch.save(state, state_file + ".tmp")
+                os.replace(state_file + ".tmp", state_file)  # a crash leaves the old one whole
+            saved = iteration
+        if stopping:
+            break
+    bar.close()
+
+    # what is left behind
+    if rank == 0 and saved:
+        for i, agent in enumerate(agents):
+            agent.model.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
+            agent.tokenizer.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
+    if rank == 0:
+        for i, agent in enumerate(json.loads(lines[-1])["agents"]):
+            print(f"\nagent {i} wrote: {agent['completions'][0]}")
+        print(f"\nevaluation: return {evaluations[0]:.3f} at first, {evaluations[-1]:.3f} at last")
+        if rates:
+            print(f"{np.mean(rates):.0f} tokens/s sampled and trained; agents in {run_dir}/agent_0 ...")
+        print(f"run folder {run_dir}" + (f"; to go on: python {script}.py --resume {run_dir}" if saved else ""))

@@ -1,0 +1,72 @@
+"""What the tests share: small random models made on the spot, and a way to run a script inside this process."""
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # models this small are no faster on two threads, and far slower beside other work
+os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is ever downloaded; a hub id fails at once
+
+import pathlib
+import runpy
+import signal
+import sys
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SCRIPTS = sorted(path for path in ROOT.glob("*.py") if "# >>> ALGORITHM" in path.read_text())
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+END, START, STOP = 0, 1, 2  # ids of <|endoftext|> (the pad), <|im_start|> and <|im_end|>
+
+
+def make_tokenizer(chat_template=CHAT, pad="<|endoftext|>"):
+    """One token a byte, and three special ones."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: k for k, token in enumerate(["<|endoftext|>", "<|im_start|>", "<|im_end|>", *alphabet])}
+    raw = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    raw.add_special_tokens(list(vocab)[:3])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|im_end|>", pad_token=pad)
+    tokenizer.chat_template = chat_template
+    return tokenizer
+
+
+def save_model(path, seed=0, stops=(STOP, *range(10, 30)), tokenizer=None, model_class=Qwen2ForCausalLM, **config):
+    """A random model that stops early: `stops` are its stop ids, 21 of 259 tokens unless told otherwise."""
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "vocab_size": 259, "max_position_embeddings": 1024, "initializer_range": 0.2}
+    config = model_class.config_class(**(sizes | config))
+    model = model_class(config)
+    model.generation_config.eos_token_id = list(stops)
+    model.save_pretrained(path)
+    (tokenizer or make_tokenizer()).save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("model") / "random")
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """run(script, "--flag", value, ...) runs it as the command line would and returns its global names."""
+
+    def run(script, *args):
+        monkeypatch.setattr(sys, "argv", [str(script), "--output-dir", str(tmp_path / "runs"), *map(str, args)])
+        monkeypatch.syspath_prepend(str(ROOT))
+        monkeypatch.chdir(tmp_path)
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            return runpy.run_path(str(script), run_name="__main__")
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    return run

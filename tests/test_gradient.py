@@ -1,0 +1,146 @@
+"""The loss and its gradient, end to end: a script's own update against the slow, obvious one.
+
+The reference knows nothing of rows, packing, batches or masks: it takes one completion at a time behind its prompt,
+in float64, sums the log-probabilities of its tokens, and weighs them with the chance of that completion.
+"""
+
+import sys
+
+import pytest
+import torch
+from conftest import END, SCRIPTS, START, STOP, make_tokenizer, save_model
+from transformers import AutoModelForCausalLM, MistralForCausalLM
+
+
+@pytest.fixture
+def updates(monkeypatch):
+    """Gradients of each agent at its optimizer steps, with the rollout that made them; no step is taken."""
+    seen = []
+
+    def step(optimizer, closure=None):
+        frame = sys._getframe(1)
+        while "turns" not in frame.f_globals:  # torch wraps step()
+            frame = frame.f_back
+        names = frame.f_globals
+        gradients = [p.grad.clone() for group in optimizer.param_groups for p in group["params"]]
+        seen.append((names["i"], names["turns"], gradients))
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    return seen
+
+
+def advantages_of(script, returns):
+    """The script's algorithm block, run on `returns`."""
+    block = script.read_text().split("# >>> ALGORITHM\n")[1].split("# <<< ALGORITHM")[0]
+    names = {"returns": returns, "torch": torch}
+    exec("\n".join(line.strip() for line in block.splitlines()), names)
+    return names["advantages"]
+
+
+def slow_gradient(script, model, i, turns, gamma, temperature, max_new_tokens):
+    loss = 0.0
+
+    def visit(node, chance, discount):
+        nonlocal loss
+        group = node.groups[i]
+        advantages = advantages_of(script, group.returns)
+        for completion, advantage in zip(group.completion_ids, advantages.tolist()):
+            ids = torch.tensor([[*group.prompt_ids, *completion]])
+            logprobs = (model(ids).logits[0] / temperature).log_softmax(-1)
+            total = sum(logprobs[len(group.prompt_ids) + k - 1, token] for k, token in enumerate(completion))
+            loss = loss - chance * discount / len(advantages) * advantage * total / max_new_tokens
+        for child in node.children:
+            if child is not None:
+                visit(child, chance / len(node.joint), discount * gamma)
+
+    for node in turns[0]:
+        visit(node, 1 / len(turns[0]), 1.0)
+    loss.backward()
+    gradients = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    return gradients
+
+
+def check(seen, script, model_dirs, gamma=1.0, temperature=1.0, max_new_tokens=24):
+    for i, turns, gradients in seen:
+        model = AutoModelForCausalLM.from_pretrained(model_dirs[i % len(model_dirs)], dtype=torch.float64)
+        expected = slow_gradient(script, model, i, turns, gamma, temperature, max_new_tokens)
+        scale = max(g.abs().max() for g in expected)
+        assert scale > 1e-4
+        for ours, theirs in zip(gradients, expected):
+            torch.testing.assert_close(ours.double(), theirs, rtol=1e-3, atol=1e-5 * float(scale))
+
+
+TOY = ("--env", "toy:Letters", "--num-iterations", 1, "--num-generations", 3, "--num-tasks", 2, "--max-new-tokens", 24)
+TOY = (*TOY, "--max-grad-norm", 1e9, "--eval-tasks", 1)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--num-turns", 2, "--gamma", 0.5),
+        ("--num-turns", 2, "--joint-mode", "cross", "--num-agents", 2),
+        ("--temperature", 0.7, "--num-agents", 3),
+        ("--max-batch-tokens", 1),
+        ("--max-batch-tokens", 150, "--num-turns", 2),
+        ("--gradient-checkpointing",),
+    ],
+    ids=lambda flags: " ".join(map(str, flags)),
+)
+def test_gradient_is_the_slow_one(script, flags, run, updates, model_dir):
+    run(script, *TOY, "--model", model_dir, *flags)
+    options = dict(zip(flags[::2], flags[1::2]))
+    check(updates, script, [model_dir], options.get("--gamma", 1.0), options.get("--temperature", 1.0))
+    assert len(updates) == options.get("--num-agents", 2)
+    ends = [
+        ids[-1]
+        for _, turns, _ in updates
+        for nodes in turns
+        for node in nodes
+        for ids in node.groups[0].completion_ids
+    ]
+    assert any(end == STOP or end in range(10, 30) for end in ends)  # the case of a trained stop token did occur
+
+
+@pytest.mark.parametrize(
+    "case", ["pad is eos", "no chat template", "one stop id", "dropout", "sliding window", "tied"]
+)
+def test_gradient_of_other_models(case, run, updates, tmp_path):
+    options = {
+        "pad is eos": {"tokenizer": make_tokenizer(pad="<|im_end|>")},
+        "no chat template": {"tokenizer": make_tokenizer(chat_template=None)},
+        "one stop id": {"stops": [STOP]},
+        "dropout": {"attention_dropout": 0.5},
+        "sliding window": {"model_class": MistralForCausalLM, "sliding_window": 20},
+        "tied": {"tie_word_embeddings": True},
+    }[case]
+    path = save_model(tmp_path / "model", **options)
+    names = run(SCRIPTS[0], *TOY, "--model", path, "--num-turns", 2)
+    assert [agent.packed for agent in names["agents"]] == [case != "sliding window"] * 2
+    check(updates, SCRIPTS[0], [path])
+
+
+def test_gradient_with_different_models(run, updates, tmp_path):
+    paths = [save_model(tmp_path / "a"), save_model(tmp_path / "b", seed=1, vocab_size=300, num_hidden_layers=1)]
+    run(SCRIPTS[0], *TOY, "--model", *paths)
+    check(updates, SCRIPTS[0], paths)
+
+
+def test_prompt_may_hold_the_pad_and_stop_tokens(run, updates, tmp_path, monkeypatch):
+    path = save_model(tmp_path / "model")
+    monkeypatch.setattr("toy.Letters.observe", lambda self, task, history: ["<|endoftext|>ab<|im_end|>c"] * 2)
+    run(SCRIPTS[0], *TOY, "--model", path)
+    assert {START, STOP, END} <= set(updates[0][1][0][0].groups[0].prompt_ids)
+    check(updates, SCRIPTS[0], [path])
+
+
+def test_equal_rewards_leave_no_gradient(run, updates, model_dir, monkeypatch):
+    from toy import Letters, Step
+
+    monkeypatch.setattr(Letters, "step", lambda self, branches: [Step(b[2], 0.7, {}, False) for b in branches])
+    for script in (path for path in SCRIPTS if path.stem != "mareinforce"):
+        names = run(script, *TOY, "--model", model_dir)
+        assert names["metrics"]["train/zero_variance_groups"] == 1
+    assert all(gradient.abs().max() < 1e-12 for _, _, gradients in updates for gradient in gradients)

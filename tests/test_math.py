@@ -1,0 +1,309 @@
+"""Advantages, tree returns, weights and sampling against numbers worked out independently of the scripts."""
+
+import importlib.util
+import itertools
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import SCRIPTS, STOP, make_tokenizer, save_model
+from test_gradient import advantages_of
+from toy import Step
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, MistralForCausalLM
+from transformers.cache_utils import DynamicLayer
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+BY_HAND = {  # returns 1, 2, 6
+    "magrpo": [-2.0, -1.0, 3.0],
+    "marloo": [-3.0, -1.5, 4.5],
+    "maremax": [-5.0, -4.0, 0.0],
+    "mareinforce": [1.0, 2.0, 6.0],
+}
+
+
+def agent_of(path, **changes):
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    stop_ids = torch.tensor(model.generation_config.eos_token_id)
+    packed = all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
+    agent = SimpleNamespace(
+        model=model, tokenizer=AutoTokenizer.from_pretrained(path), stop_ids=stop_ids, packed=packed
+    )
+    vars(agent).update(changes)
+    return agent
+
+
+@every_script
+def test_advantages_by_hand(script):
+    returns = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)
+    assert advantages_of(script, returns).tolist() == pytest.approx(BY_HAND[script.stem])
+
+
+def fake_rollout(module, monkeypatch, env, rewards, generations, joint_mode, gamma):
+    """A rollout without models: completion g is the token g, and `rewards` maps (turn, actions) to a reward."""
+
+    def sample(agent, prompts, num_generations, *_):
+        return [[([g], [math.log(0.5)]) for g in range(num_generations)] for _ in prompts]
+
+    monkeypatch.setattr(module, "sample", sample)
+    monkeypatch.setattr(module, "encode", lambda agent, prompts, _: [[0] for _ in prompts])
+    decoder = SimpleNamespace(batch_decode=lambda ids, skip_special_tokens: [str(g) for (g,) in ids])
+    agents = [SimpleNamespace(tokenizer=decoder, stop_ids=torch.tensor([9]))] * env.num_agents
+    args = SimpleNamespace(gamma=gamma, max_new_tokens=1, max_batch_tokens=1, env="toy")
+
+    def step(branches):
+        return [
+            Step(
+                actions, float(rewards(task, history, actions)), {"x": 1.0}, done=bool(task.get("done") == actions[0])
+            )
+            for task, history, actions in branches
+        ]
+
+    env.step, env.observe = step, lambda task, history: ["?"] * env.num_agents
+    return module.rollout(args, env, agents, env.list, generations, joint_mode, 1.0)[0]
+
+
+@every_script
+def test_tree_returns_by_hand(script, monkeypatch):
+    """Two turns, G = 2, aligned. Turn 1 pays 1 and 2; under them turn 2 pays (10, 30) and nothing, for it was done."""
+    module = load(script)
+    env = SimpleNamespace(num_agents=2, list=[{"done": "1"}])
+    paid = {(0, "0"): 1, (0, "1"): 2, (1, "0"): 10, (1, "1"): 30}
+    rewards = lambda task, history, actions: paid[len(history), actions[0]]
+    turns = fake_rollout(module, monkeypatch, env, rewards, [2, 2], "align", gamma=0.5)
+    root, (child,) = turns[0][0], turns[1]
+    for group in root.groups:
+        assert group.returns.tolist() == [1 + 0.5 * (10 + 30) / 2, 2]
+    assert [group.returns.tolist() for group in child.groups] == [[10, 30]] * 2
+    assert root.value == (11 + 2) / 2
+    assert (root.weight, child.weight) == (1, 1 / 2)
+    assert root.children[1] is None and [step.actions for step in child.history] == [["0", "0"]]
+
+
+@every_script
+def test_cross_credit_by_hand(script, monkeypatch):
+    """G = 2, N = 3: eight joint actions paying 1 to 8 in the order 000, 001, 010 .. 111."""
+    module = load(script)
+    env = SimpleNamespace(num_agents=3, list=[{}])
+    rewards = lambda task, history, actions: 1 + int("".join(actions), 2)
+    ((node,),) = fake_rollout(module, monkeypatch, env, rewards, [2], "cross", gamma=1.0)
+    assert len(node.steps) == 8
+    assert node.groups[0].returns.tolist() == [(1 + 2 + 3 + 4) / 4, (5 + 6 + 7 + 8) / 4]
+    assert node.groups[1].returns.tolist() == [(1 + 2 + 5 + 6) / 4, (3 + 4 + 7 + 8) / 4]
+    assert node.groups[2].returns.tolist() == [(1 + 3 + 5 + 7) / 4, (2 + 4 + 6 + 8) / 4]
+
+
+@every_script
+def test_summary_weighs_by_chance(script, monkeypatch):
+    module = load(script)
+    env = SimpleNamespace(num_agents=1, list=[{"done": "1"}, {}])
+    rewards = lambda task, history, actions: len(history) * 10 + int(actions[0])
+    turns = fake_rollout(module, monkeypatch, env, rewards, [2, 2], "align", gamma=1.0)
+    metrics = module.summarize("eval", turns)
+    # task 1: 0 then (10, 11), or 1 and done; task 2: 0 then (10, 11), or 1 then (10, 11)
+    assert metrics["eval/return"] == pytest.approx(((10.5 + 1) / 2 + (10.5 + 11.5) / 2) / 2)
+    assert metrics["eval/reward_turn1"] == 0.5 and metrics["eval/reward_turn2"] == 10.5
+    assert metrics["eval/agent_0/entropy"] == pytest.approx(math.log(2))
+    assert metrics["eval/agent_0/completion_length"] == 1 and metrics["eval/agent_0/stopped"] == 0
+
+
+# The unbiasedness test: two agents that write one of two tokens, with a probability of their own in each of the states
+# they can tell apart, and a reward that punishes every factorisation. All outcomes of the rollout are enumerated, each
+# with its probability, so the expectation of the estimate is exact.
+
+
+def exact_gradient(logits, reward, gamma, done):
+    """d E[r_1 + gamma r_2] / d logits by autograd through the sum over all four, or sixteen, trajectories."""
+    value = 0.0
+    for first in itertools.product(range(2), repeat=2):
+        p1 = math.prod([logits[i]["start"].softmax(-1)[a] for i, a in enumerate(first)])
+        value = value + p1 * reward((), first)
+        if first != done:
+            for second in itertools.product(range(2), repeat=2):
+                p2 = math.prod([logits[i][first].softmax(-1)[a] for i, a in enumerate(second)])
+                value = value + p1 * p2 * gamma * reward((first,), second)
+    leaves = [leaf for table in logits for leaf in table.values()]
+    return torch.autograd.grad(value, leaves)
+
+
+@pytest.mark.parametrize("joint_mode, G", [("align", 2), ("cross", 2), ("align", 3)])
+@pytest.mark.parametrize(
+    "script", [s for s in SCRIPTS if s.stem in BY_HAND and s.stem != "maremax"], ids=lambda p: p.stem
+)
+def test_expected_update_is_the_policy_gradient(script, joint_mode, G, monkeypatch):
+    module, gamma, done = load(script), 0.9, (1, 0)
+    states = ["start", *(s for s in itertools.product(range(2), repeat=2) if s != done)]
+    generator = torch.Generator().manual_seed(0)
+    make = lambda: torch.randn(2, generator=generator, dtype=torch.float64, requires_grad=True)
+    logits = [{state: make() for state in states} for _ in range(2)]
+    table = {h: torch.randn(2, 2, generator=generator).tolist() for h in [(), *((s,) for s in states[1:])]}
+    reward = lambda history, joint: table[history][joint[0]][joint[1]]
+    expected = exact_gradient(logits, reward, gamma, done)
+
+    def estimates(turn, state, weight):
+        """Expected value and expected coefficients {(agent, state, token): c} of a node, over all of its outcomes.
+
+        Given their parents' draws, children are drawn apart from each other and enter the update linearly, so their
+        expectations may stand for their outcomes. That keeps the enumeration small.
+        """
+        total, mean_value = {}, 0.0
+        choices = itertools.product(itertools.product(range(2), repeat=G), repeat=2)
+        for draws in choices:  # draws[i][g]
+            probability = math.prod(logits[i][state].softmax(-1)[a].item() for i in range(2) for a in draws[i])
+            node_rewards = []
+            joint = (
+                [(g, g) for g in range(G)] if joint_mode == "align" else list(itertools.product(range(G), repeat=2))
+            )
+            for g1, g2 in joint:
+                action = (draws[0][g1], draws[1][g2])
+                history = () if turn == 0 else (state,)
+                later = 0.0
+                if turn == 0 and action != done:
+                    later, below = estimates(1, action, weight / len(joint))
+                    for key, coefficient in below.items():
+                        total[key] = total.get(key, 0.0) + probability * coefficient
+                node_rewards.append(reward(history, action) + gamma * later)
+            # the script's own credit and advantages, from a one-turn rollout that pays these rewards
+            env = SimpleNamespace(num_agents=2, list=[{}])
+            paid = dict(zip([tuple(map(str, pair)) for pair in joint], node_rewards))
+            pay = lambda task, history, actions, paid=paid: paid[tuple(actions)]
+            ((node,),) = fake_rollout(module, monkeypatch, env, pay, [G], joint_mode, gamma)
+            mean_value += probability * node.value
+            for i in range(2):
+                advantages = advantages_of(script, node.groups[i].returns).tolist()
+                for action, advantage in zip(draws[i], advantages):
+                    key = (i, state, action)
+                    total[key] = total.get(key, 0.0) + probability * weight * gamma**turn / G * advantage
+        return mean_value, total
+
+    _, coefficients = estimates(0, "start", 1.0)
+    surrogate = sum(c * logits[i][state].log_softmax(-1)[a] for (i, state, a), c in coefficients.items())
+    leaves = [leaf for t in logits for leaf in t.values()]
+    scale = (G - 1) / G if script.stem == "magrpo" else 1.0
+    for got, want in zip(torch.autograd.grad(surrogate, leaves), expected):
+        assert want.abs().max() > 1e-3
+        torch.testing.assert_close(got, scale * want)
+
+
+def exact_logprobs(model, prompt, completion, temperature=1.0):
+    logits = model(torch.tensor([[*prompt, *completion]])).logits[0].double() / temperature
+    logprobs = logits.log_softmax(-1)
+    return [logprobs[len(prompt) + k - 1, token].item() for k, token in enumerate(completion)]
+
+
+PROMPTS = [[5, 6, 7], [40] * 31, [1, 0, 2, 9, 0], [200, 3, 200, 8] * 4]
+
+
+@every_script
+@pytest.mark.parametrize("max_batch_tokens", [1, 60, 10_000])
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_sampled_logprobs_are_the_models(script, max_batch_tokens, temperature, model_dir):
+    agent = agent_of(model_dir)
+    torch.manual_seed(0)
+    drawn = load(script).sample(agent, PROMPTS, 3, temperature, 12, max_batch_tokens)
+    stops, lengths = agent.stop_ids.tolist(), set()
+    for prompt, group in zip(PROMPTS, drawn, strict=True):
+        assert len(group) == 3
+        for ids, logprobs in group:
+            assert len(ids) == len(logprobs) <= 12
+            assert all(token not in stops for token in ids[:-1])  # nothing after the first stop token
+            assert ids[-1] in stops or len(ids) == 12
+            assert logprobs == pytest.approx(exact_logprobs(agent.model, prompt, ids, temperature), abs=1e-4)
+            lengths.add(len(ids))
+    assert len(lengths) > 2
+
+
+@every_script
+def test_sample_draws_from_the_whole_distribution(script, tmp_path):
+    """Frequencies of 20,000 draws against the exact probabilities; a generation_config must not leak in."""
+    agent = agent_of(save_model(tmp_path / "model", vocab_size=12, initializer_range=0.5, stops=[11]))
+    config = agent.model.generation_config
+    config.top_k, config.top_p, config.temperature, config.repetition_penalty = 2, 0.3, 0.1, 5.0
+    torch.manual_seed(0)
+    temperature, n = 1.5, 20_000
+    (drawn,) = load(script).sample(agent, [[3, 4]], n, temperature, 2, 10**9)
+    exact = (agent.model(torch.tensor([[3, 4]])).logits[0, -1].double() / temperature).softmax(-1)
+    counts = torch.bincount(torch.tensor([ids[0] for ids, _ in drawn]), minlength=12)
+    assert ((counts / n - exact).abs() < 5 * (exact * (1 - exact) / n).sqrt() + 1e-9).all()
+    first = exact.argmax().item()
+    second = [ids[1] for ids, _ in drawn if ids[0] == first]
+    exact = (agent.model(torch.tensor([[3, 4, first]])).logits[0, -1].double() / temperature).softmax(-1)
+    counts = torch.bincount(torch.tensor(second), minlength=12)
+    assert ((counts / len(second) - exact).abs() < 5 * (exact * (1 - exact) / len(second)).sqrt() + 1e-9).all()
+
+
+@every_script
+@pytest.mark.parametrize("max_batch_tokens", [1, 70, 10_000])
+def test_greedy_is_what_generate_gives(script, max_batch_tokens, model_dir):
+    agent = agent_of(model_dir)
+    drawn = load(script).sample(agent, PROMPTS, 2, 0, 16, max_batch_tokens)
+    for prompt, group in zip(PROMPTS, drawn):
+        expected = agent.model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=16)[0, len(prompt) :]
+        assert [ids for ids, _ in group] == [expected.tolist()] * 2
+
+
+@every_script
+@pytest.mark.parametrize("kind", ["packed", "one a row", "sliding window"])
+def test_token_logprobs_are_those_of_each_completion_alone(script, kind, model_dir, tmp_path):
+    path = (
+        save_model(tmp_path / "m", model_class=MistralForCausalLM, sliding_window=9)
+        if kind == "sliding window"
+        else model_dir
+    )
+    agent = agent_of(path, packed=kind == "packed")
+    rows = [([5, 6, 7], [[8, 9], [10], [11, 12, 13, STOP]]), ([0] * 20, [[7] * 30, [6, 5]]), ([3], [[4]])]
+    if kind != "packed":
+        rows = [(prompt, [completion]) for prompt, completions in rows for completion in completions]
+    ours = load(script).token_logprobs(agent, rows, 0.7)
+    alone = [exact_logprobs(agent.model, prompt, ids, 0.7) for prompt, completions in rows for ids in completions]
+    assert ours.tolist() == pytest.approx(list(itertools.chain.from_iterable(alone)), abs=1e-5)
+
+
+@every_script
+def test_head_in_pieces_is_the_whole(script, model_dir, monkeypatch):
+    """With a vocabulary so large that every token is a piece of its own, values and gradients stay."""
+    agent, module = agent_of(model_dir), load(script)
+    rows, grads = [([5, 6, 7], [[8, 9], [11, 12, 13, STOP]])], []
+    for vocab_size in (259, 2**30):
+        monkeypatch.setattr(agent.model.config, "vocab_size", vocab_size)
+        logprobs = module.token_logprobs(agent, rows, 1.0)
+        (logprobs * torch.arange(1.0, 7.0)).sum().backward()
+        grads.append((logprobs.detach(), *(p.grad.clone() for p in agent.model.parameters())))
+        agent.model.zero_grad()
+    for whole, pieces in zip(*grads):
+        torch.testing.assert_close(whole, pieces, rtol=1e-4, atol=1e-4)
+
+
+@every_script
+@pytest.mark.parametrize("max_batch_tokens", [1, 50, 333, 10**6])
+def test_micro_batches_hold_every_completion_once_within_the_budget(script, max_batch_tokens, model_dir):
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 40, (6, 9), generator=generator).tolist()
+    groups = [
+        ([g] * (3 + 7 * g), [[g] * n for n in row], [g + k / 10 for k in range(9)]) for g, row in enumerate(lengths)
+    ]
+    for packed in (True, False):
+        batches = list(load(script).micro_batches(agent_of(model_dir, packed=packed), groups, max_batch_tokens))
+        seen = [(p, c, v) for rows in batches for p, cs, vs in rows for c, v in zip(cs, vs, strict=True)]
+        assert sorted(seen) == sorted((p, c, v) for p, cs, vs in groups for c, v in zip(cs, vs))
+        for rows in batches:
+            size = max(len(p) + sum(map(len, cs)) for p, cs, _ in rows)
+            assert len(rows) * size <= max_batch_tokens or (len(rows) == 1 and len(rows[0][1]) == 1)
+            assert packed or all(len(cs) == 1 for _, cs, _ in rows)
+
+
+@every_script
+def test_encode_uses_the_template_once_and_nothing_else(script, model_dir):
+    module, agent = load(script), agent_of(model_dir)
+    (ids,) = module.encode(agent, ["hi"], 10)
+    assert agent.tokenizer.decode(ids) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    agent.tokenizer = make_tokenizer(chat_template=None)
+    assert module.encode(agent, ["hi"], 10) == [agent.tokenizer("hi").input_ids]

@@ -1,0 +1,33 @@
+"""Small environments for the tests, as a user would write them."""
+
+from typing import NamedTuple
+
+
+class Step(NamedTuple):
+    actions: list
+    reward: float
+    parts: dict
+    done: bool
+    feedback: object = None
+
+
+class Letters:
+    """Every agent is told a letter and earns by using it; a longest answer ends the branch. Any number of turns."""
+
+    def __init__(self, num_agents, num_turns, dataset, seed):
+        self.num_agents, self.num_turns = num_agents, num_turns
+
+    def tasks(self, split):
+        return [{"letter": letter} for letter in ("abcdef" if split == "train" else "ghij")]
+
+    def observe(self, task, history):
+        said = "".join(f" You said {step.actions}." for step in history)
+        return [f"Say {task['letter'] * (i + 1)}.{said}" for i in range(self.num_agents)]
+
+    def step(self, branches):
+        steps = []
+        for task, history, actions in branches:
+            share = sum(text.count(task["letter"]) + 0.1 * len(text) for text in actions) / 10
+            reward = share * (1 + len(history))
+            steps.append(Step(actions, reward, {"share": share}, done=len(actions[0]) > 14))
+        return steps
