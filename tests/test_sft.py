@@ -10,7 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
+import envs
 import sft
+from rewards.writing import content_words
 
 ROOT = os.path.dirname(os.path.abspath(sft.__file__))
 PAD = 0
@@ -196,3 +198,23 @@ def test_one_sentence_for_what_is_wrong(tmp_path, arguments, words):
     done = run(tmp_path, *[str(path) if argument == "ROLLOUTS" else argument for argument in arguments])
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert all(word in done.stderr for word in ["sft.py: error:", *words]), done.stderr
+
+
+def test_embedded_model_keeps_to_its_limits_and_writes_a_summary():
+    folder = os.path.join(ROOT, "models", "tiny")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert sum(p.numel() for p in model.parameters()) <= 2_000_000
+    assert sum(os.path.getsize(path) for path in glob.glob(os.path.join(folder, "*"))) < 4_000_000
+    assert model.config.max_position_embeddings >= 2048 and model.dtype == torch.float16
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id != tokenizer.pad_token_id
+
+    env = envs.make("tldr")
+    task = env.tasks("test")[0]
+    ids = torch.tensor(sft.encode(tokenizer, env.observe(task, [])[:1]))
+    model.float()
+    said = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=96, do_sample=False)[
+        0, ids.shape[1] :
+    ]
+    assert said[-1] == tokenizer.eos_token_id
+    text = tokenizer.decode(said, skip_special_tokens=True)
+    assert text[-1] in ".?" and len(content_words(text) & content_words(task["prompt"])) >= 2, text
