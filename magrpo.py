@@ -30,6 +30,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from types import SimpleNamespace
 from typing import Literal
 
@@ -419,7 +420,7 @@ if __name__ == "__main__":
     if world_size > 1:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     say = print if rank == 0 else lambda *_: None
-    name = f"{args.env.replace(':', '.')}__{script}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"{args.env.replace(':', '.')}__{script}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}"
     run_dir = gather(args.resume or os.path.join(args.output_dir, name))[0]
     state_file = os.path.join(run_dir, "checkpoint", "state.pt")
     if rank == 0 and not args.resume:

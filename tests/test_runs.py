@@ -1,0 +1,423 @@
+"""Whole runs: what they leave behind, resuming, interruption, several processes, bad arguments."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from conftest import ROOT, SCRIPTS, save_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+TOY = (
+    "--env",
+    "toy:Letters",
+    "--num-generations",
+    3,
+    "--num-tasks",
+    2,
+    "--max-new-tokens",
+    12,
+    "--learning-rate",
+    0.01,
+)
+TOY = (*TOY, "--eval-tasks", 2, "--eval-every", 2, "--num-turns", 2)
+
+
+def metrics_of(run_dir, but=("time/", "tokens_per_second")):
+    lines = [json.loads(line) for line in open(os.path.join(run_dir, "metrics.jsonl"))]
+    return [{key: value for key, value in line.items() if not key.startswith(but)} for line in lines]
+
+
+def weights_of(run_dir, agent=0):
+    return AutoModelForCausalLM.from_pretrained(os.path.join(run_dir, f"agent_{agent}")).state_dict()
+
+
+def subprocess_run(script, *args, code=None, cwd, processes=1, **kwargs):
+    """The script in a process of its own; `code` is run before it, to break something."""
+    env = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    start, end = (
+        f"import runpy, sys; sys.argv[0] = {str(script)!r}",
+        "runpy.run_path(sys.argv[0], run_name='__main__')",
+    )
+    launcher = cwd / "launcher.py"
+    launcher.write_text("\n".join([start, code or "", end]))
+    torchrun = [
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(processes),
+        "--master-port",
+        "0",
+        "--standalone",
+    ]
+    command = [sys.executable, *(torchrun if processes > 1 else []), str(launcher), *map(str, args)]
+    return subprocess.Popen(
+        command, cwd=cwd, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **kwargs
+    )
+
+
+@every_script
+def test_a_run_leaves_what_the_readme_says(script, run, model_dir, capsys):
+    names = run(script, *TOY, "--model", model_dir, "--num-iterations", 3)
+    run_dir = pathlib.Path(names["run_dir"])
+    assert run_dir.name.startswith(f"toy.Letters__{script.stem}__1__")
+    about = json.loads((run_dir / "args.json").read_text())
+    assert about["args"]["num_generations"] == 3 and about["versions"]["torch"] == torch.__version__
+    lines = metrics_of(run_dir, but=())
+    assert [line["iteration"] for line in lines] == [0, 1, 2, 3]
+    assert ["eval/return" in line for line in lines] == [True, False, True, True]
+    wanted = (
+        "train/return train/reward_turn1 train/reward_turn2 train/share train/zero_variance_groups tokens_per_second "
+    )
+    wanted += "agent_0/loss agent_1/grad_norm agent_0/entropy agent_1/completion_length agent_1/stopped "
+    wanted += "time/sample time/reward time/update"
+    assert set(wanted.split()) <= set(lines[1])
+    for i in range(2):
+        model = AutoModelForCausalLM.from_pretrained(run_dir / f"agent_{i}")
+        for name, weight in names["agents"][i].model.state_dict().items():
+            assert torch.equal(model.state_dict()[name], weight)
+        assert AutoTokenizer.from_pretrained(run_dir / f"agent_{i}").chat_template
+    assert not torch.equal(weights_of(run_dir, 0)["lm_head.weight"], weights_of(run_dir, 1)["lm_head.weight"])
+    printed = capsys.readouterr().out
+    assert f"{lines[0]['eval/return']:.3f}" in printed and f"{lines[3]['eval/return']:.3f}" in printed
+    assert f"--resume {run_dir}" in printed and "tokens/s" in printed
+
+
+@every_script
+def test_metrics_follow_from_the_rollouts(script, run, model_dir):
+    names = run(script, *TOY, "--model", model_dir, "--num-iterations", 2, "--log-groups", 99)
+    lines = [json.loads(line) for line in open(os.path.join(names["run_dir"], "rollouts.jsonl"))]
+    metrics = metrics_of(names["run_dir"])
+    for iteration in (1, 2):
+        first = [x for x in lines if (x["iteration"], x["split"], x["turn"]) == (iteration, "train", 1)]
+        assert len(first) == 2 and all(len(x["rewards"]) == 3 for x in first)
+        mean = sum(sum(x["rewards"]) for x in first) / 6
+        assert metrics[iteration]["train/reward_turn1"] == pytest.approx(mean)
+        for line in first:
+            for agent in line["agents"]:
+                assert len(agent["completions"]) == len(agent["returns"]) == len(agent["advantages"]) == 3
+            letter = line["task"]["letter"]
+            for joint, reward in zip(line["joint"], line["rewards"]):
+                texts = [agent["completions"][g] for agent, g in zip(line["agents"], joint)]
+                assert reward == pytest.approx(sum(t.count(letter) + 0.1 * len(t) for t in texts) / 10)
+    held_out = [x["task"]["letter"] for x in lines if x["split"] == "eval" and x["turn"] == 1]
+    assert held_out[:2] == held_out[2:4] and set(held_out) <= set("ghij")
+
+
+@every_script
+def test_every_epoch_visits_every_task_once_in_its_own_order(script, run, model_dir):
+    names = run(script, *TOY, "--model", model_dir, "--num-iterations", 6, "--log-groups", 99)
+    lines = [json.loads(line) for line in open(os.path.join(names["run_dir"], "rollouts.jsonl"))]
+    letters = "".join(x["task"]["letter"] for x in lines if x["split"] == "train" and x["turn"] == 1)
+    assert sorted(letters[:6]) == sorted(letters[6:]) == list("abcdef")
+    assert letters[:6] != letters[6:] and letters[:6] != "abcdef"
+
+
+@every_script
+def test_same_seed_same_numbers_and_evaluation_does_not_disturb(script, run, model_dir):
+    flags = (*TOY, "--model", model_dir, "--num-iterations", 3)
+    keep = lambda line: {k: v for k, v in line.items() if not k.startswith("eval/")}
+    runs = [run(script, *flags, *more) for more in [(), ("--eval-every", 1), ("--seed", 2)]]
+    first, evaluated, other = (metrics_of(names["run_dir"]) for names in runs)
+    assert [keep(line) for line in first] == [keep(line) for line in evaluated]
+    assert first[0]["eval/return"] == evaluated[0]["eval/return"]
+    assert first[1]["train/return"] != other[1]["train/return"]
+
+
+@every_script
+def test_resume_gives_the_same_numbers_bit_for_bit(script, run, model_dir, tmp_path):
+    flags = (*TOY, "--model", model_dir, "--save-every", 2)
+    whole = run(script, *flags, "--num-iterations", 5)["run_dir"]
+    part = run(script, *flags, "--num-iterations", 3, "--seed", 1)["run_dir"]
+    # as if it had been killed after iteration 3: the checkpoint is that of 2, and a line is half written
+    state = torch.load(os.path.join(part, "checkpoint", "state.pt"), weights_only=False)
+    assert state["iteration"] == 3
+    killed = run(script, *flags, "--num-iterations", 2)["run_dir"]
+    for name in ("metrics.jsonl", "rollouts.jsonl"):
+        text = open(os.path.join(part, name)).read()
+        open(os.path.join(killed, name), "w").write(text + text.splitlines()[-1][:20])
+    run(script, "--resume", killed, "--num-iterations", 5)
+    # iterations 1 and 2 of `whole` evaluate and save at other times than `killed` did, and that must not matter
+    assert metrics_of(killed)[3:] == metrics_of(whole)[3:]
+    for agent in range(2):
+        for name, weight in weights_of(whole, agent).items():
+            assert torch.equal(weights_of(killed, agent)[name], weight)
+    iterations = [json.loads(line)["iteration"] for line in open(os.path.join(killed, "rollouts.jsonl"))]
+    assert iterations == sorted(iterations)
+
+
+@every_script
+def test_zero_iterations_only_evaluate(script, run, model_dir, capsys):
+    names = run(script, *TOY, "--model", model_dir, "--num-iterations", 0)
+    assert [line["iteration"] for line in metrics_of(names["run_dir"])] == [0]
+    assert sorted(os.listdir(names["run_dir"])) == ["args.json", "checkpoint", "metrics.jsonl", "rollouts.jsonl"]
+    assert "evaluation" in capsys.readouterr().out
+
+
+@every_script
+@pytest.mark.parametrize("num_agents", [1, 3])
+def test_other_numbers_of_agents(script, run, model_dir, num_agents):
+    names = run(script, *TOY, "--model", model_dir, "--num-iterations", 1, "--num-agents", num_agents)
+    assert len(names["agents"]) == num_agents
+    assert {f"agent_{i}/loss" for i in range(num_agents)} <= set(metrics_of(names["run_dir"])[1])
+
+
+@every_script
+def test_several_trajectories_per_evaluation_task(script, run, model_dir):
+    names = run(script, *TOY, "--model", model_dir, "--num-iterations", 0, "--eval-generations", 4)
+    lines = [json.loads(line) for line in open(os.path.join(names["run_dir"], "rollouts.jsonl"))]
+    assert [len(x["rewards"]) for x in lines if x["turn"] == 1] == [4, 4]
+    assert all(len(x["rewards"]) == 1 for x in lines if x["turn"] == 2)
+
+
+@every_script
+def test_sigterm_finishes_the_iteration_saves_and_says_how_to_go_on(script, model_dir, tmp_path):
+    flags = (*TOY, "--model", model_dir, "--num-iterations", 100_000, "--output-dir", tmp_path / "runs")
+    process = subprocess_run(script, *flags, cwd=tmp_path)
+    while not (found := list(tmp_path.glob("runs/*/metrics.jsonl"))) or found[0].read_text().count("\n") < 3:
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, printed
+    run_dir = re.search(r"--resume (\S+)", printed).group(1)
+    last = metrics_of(run_dir)[-1]["iteration"]
+    assert torch.load(os.path.join(run_dir, "checkpoint", "state.pt"), weights_only=False)["iteration"] == last
+    assert os.path.exists(os.path.join(run_dir, "agent_1", "config.json"))
+
+
+@every_script
+def test_kill_during_a_checkpoint_leaves_the_one_before(script, run, model_dir, tmp_path):
+    code = """
+import os, signal, torch
+save, count = torch.save, []
+def killed_half_way(state, path):
+    count.append(path)
+    if len(count) < 2:
+        return save(state, path)
+    import io
+    whole = io.BytesIO()
+    save(state, whole)
+    with open(path, "wb") as file:
+        file.write(whole.getvalue()[: len(whole.getvalue()) // 2])
+        file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+torch.save = killed_half_way
+"""
+    flags = (*TOY, "--model", model_dir, "--num-iterations", 4, "--save-every", 1, "--output-dir", tmp_path / "runs")
+    process = subprocess_run(script, *flags, cwd=tmp_path, code=code)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, printed
+    (run_dir,) = tmp_path.glob("runs/*")
+    assert torch.load(run_dir / "checkpoint" / "state.pt", weights_only=False)["iteration"] == 1
+    names = run(script, "--resume", run_dir, "--num-iterations", 3)
+    assert [line["iteration"] for line in metrics_of(names["run_dir"])] == [0, 1, 2, 3]
+
+
+RECORD = """
+import os, sys, torch
+def step(optimizer, closure=None):
+    frame = sys._getframe(1)
+    while "turns" not in frame.f_globals:
+        frame = frame.f_back
+    names = frame.f_globals
+    gradients = [p.grad.clone() for group in optimizer.param_groups for p in group["params"]]
+    torch.save((names["i"], names["turns"], gradients), f"update_{names['i']}_{os.environ['RANK']}.pt")
+torch.optim.AdamW.step = step
+"""
+
+
+@every_script
+def test_two_processes_make_the_update_of_one(script, model_dir, tmp_path):
+    """From the trees that two processes grew of one task each, the update is the slow one of both tasks together."""
+    from test_gradient import check
+
+    flags = (*TOY, "--model", model_dir, "--num-iterations", 1, "--output-dir", tmp_path / "runs")
+    process = subprocess_run(script, *flags, "--max-grad-norm", 1e9, cwd=tmp_path, processes=2, code=RECORD)
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, printed
+    for i in range(2):
+        (_, turns0, gradients0), (_, turns1, gradients1) = (
+            torch.load(tmp_path / f"update_{i}_{rank}.pt", weights_only=False) for rank in range(2)
+        )
+        assert all(torch.equal(a, b) for a, b in zip(gradients0, gradients1))
+        assert turns0[0][0].task != turns1[0][0].task
+        assert turns0[0][0].groups[i].completion_ids != turns1[0][0].groups[i].completion_ids  # no shared seed
+        check([(i, [[*turns0[0], *turns1[0]]], gradients0)], script, [model_dir], max_new_tokens=12)
+    (run_dir,) = tmp_path.glob("runs/*")
+    first = [
+        turns[0][0] for _, turns, _ in (torch.load(tmp_path / f"update_0_{r}.pt", weights_only=False) for r in (0, 1))
+    ]
+    mean = sum(step.reward for node in first for step in node.steps) / 6
+    assert metrics_of(run_dir)[1]["train/reward_turn1"] == pytest.approx(mean)
+
+
+@every_script
+def test_two_processes_resume(script, model_dir, tmp_path):
+    flags = (*TOY, "--model", model_dir, "--output-dir", tmp_path / "runs")
+    runs = []
+    for more in [("--num-iterations", 3), ("--num-iterations", 2)]:
+        process = subprocess_run(script, *flags, *more, cwd=tmp_path, processes=2)
+        printed, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, printed
+        runs.append(re.search(r"--resume (\S+)", printed).group(1))
+        time.sleep(1)  # the run folder's name has the second in it
+    process = subprocess_run(script, "--resume", runs[1], "--num-iterations", 3, cwd=tmp_path, processes=2)
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, printed
+    assert metrics_of(runs[0])[3] == metrics_of(runs[1])[3]
+    assert all(torch.equal(w, weights_of(runs[1])[name]) for name, w in weights_of(runs[0]).items())
+
+
+@every_script
+def test_a_loss_that_is_not_finite_stops_the_run(script, run, tmp_path, capsys):
+    path = save_model(tmp_path / "model")
+    calls = []
+    original = torch.nn.utils.clip_grad_norm_  # poisoned at the third iteration, in the second agent
+
+    def poisoned(parameters, max_norm):
+        parameters = list(parameters)
+        calls.append(None)
+        if len(calls) == 6:
+            parameters[0].grad[0] = float("nan")
+        return original(parameters, max_norm)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(torch.nn.utils, "clip_grad_norm_", poisoned)
+        run(script, *TOY, "--model", path, "--num-iterations", 9, "--save-every", 2)
+    assert re.search(r"agent 1.*iteration 3.*iteration 2", str(stop.value))
+
+
+@every_script
+def test_a_reward_that_is_not_finite_stops_the_run(script, run, model_dir, monkeypatch, capsys):
+    from toy import Letters, Step
+
+    monkeypatch.setattr(
+        Letters, "step", lambda self, branches: [Step(b[2], float("nan"), {}, False) for b in branches]
+    )
+    with pytest.raises(SystemExit) as stop:
+        run(script, *TOY, "--model", model_dir)
+    assert stop.value.code == 2 and "finite" in capsys.readouterr().err
+
+
+BAD = {
+    "unknown environment": (("--env", "nosuch"), "--env"),
+    "unknown module": (("--env", "nosuch:Env"), "--env"),
+    "unknown class": (("--env", "toy:Nosuch"), "--env"),
+    "turns": (("--env", "tldr", "--num-turns", 2), "--num-turns"),
+    "reward": (("--env", "tldr", "--reward", "nosuch"), "--reward"),
+    "columns": (("--env", "tldr", "--dataset", "columns.jsonl"), "prompt"),
+    "empty file": (("--env", "tldr", "--dataset", "empty.jsonl"), "empty.jsonl"),
+    "no file": (("--env", "tldr", "--dataset", "nosuch.jsonl"), "--dataset"),
+    "hub": (("--env", "tldr", "--dataset", "hub"), "--dataset"),
+    "one generation": (("--num-generations", 1), "--num-generations"),
+    "models": (("--model", "a", "b", "c"), "--model"),
+    "temperature": (("--temperature", 0), "--temperature"),
+    "agents": (("--num-agents", 0), "--num-agents"),
+    "negative": (("--eval-every", -1), "--eval-every"),
+    "learning rate": (("--learning-rate", 0), "--learning-rate"),
+    "output": (("--output-dir", "columns.jsonl/runs"), "--output-dir"),
+    "track": (("--track", "trackio"), "--track"),
+    "resume": (("--resume", "nosuch"), "--resume"),
+    "not a flag": (("--no-such-flag",), "no-such-flag"),
+    "not a number": (("--seed", "x"), "--seed"),
+}
+
+
+@every_script
+@pytest.mark.parametrize("case", BAD)
+def test_bad_arguments_give_one_sentence_before_a_model_loads(script, case, run, tmp_path, monkeypatch, capsys):
+    (tmp_path / "columns.jsonl").write_text('{"text": "a"}\n' * 20)
+    (tmp_path / "empty.jsonl").write_text("")
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    flags, named = BAD[case]
+    base = () if "--env" in flags else ("--env", "toy:Letters")
+    with pytest.raises(SystemExit) as stop:
+        run(script, *base, *flags)
+    assert stop.value.code == 2
+    printed = capsys.readouterr()
+    said = printed.err + printed.out  # tyro, which reads the flags, prints to either
+    assert named in said
+    if case not in ("not a flag", "not a number"):
+        assert printed.err.startswith(f"{script.name}: error: ") and printed.err.count("\n") == 1
+
+
+@every_script
+def test_bad_models_give_one_sentence(script, run, tmp_path, capsys, monkeypatch):
+    path = save_model(tmp_path / "model", max_position_embeddings=40)
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(os.path.join(path, "config.json"), bare)
+    (bare / "nothing").mkdir()
+    for model, flag in [
+        (bare, "--model"),
+        (bare / "nothing", "--model"),
+        ("nosuch/model", "--model"),
+        (path, "--max-new"),
+    ]:
+        with pytest.raises(SystemExit) as stop:
+            run(script, *TOY, "--model", model)
+        printed = capsys.readouterr().err
+        assert stop.value.code == 2 and flag in printed, printed
+        assert "Traceback" not in printed and printed.splitlines()[-1].startswith(f"{script.name}: error: ")
+
+
+@every_script
+def test_resume_of_another_configuration_is_refused(script, run, model_dir, capsys):
+    run_dir = run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
+    with pytest.raises(SystemExit) as stop:
+        run(script, "--resume", run_dir, "--gamma", 0.5)
+    assert stop.value.code == 2 and "--gamma" in capsys.readouterr().err
+    about = json.load(open(os.path.join(run_dir, "args.json")))
+    json.dump(about | {"script": "other"}, open(os.path.join(run_dir, "args.json"), "w"))
+    with pytest.raises(SystemExit) as stop:
+        run(script, "--resume", run_dir)
+    assert stop.value.code == 2 and "other.py" in capsys.readouterr().err
+
+
+@every_script
+def test_soft_capped_logits_are_refused(script, run, tmp_path, capsys):
+    """A model whose forward does more than its head says would be trained on other log-probabilities than it has."""
+    from transformers import Gemma2ForCausalLM
+
+    path = save_model(tmp_path / "m", model_class=Gemma2ForCausalLM, final_logit_softcapping=0.5, head_dim=8)
+    with pytest.raises(SystemExit) as stop:
+        run(script, *TOY, "--model", path)
+    assert stop.value.code == 2 and "--model" in capsys.readouterr().err
+
+
+@every_script
+def test_tracker_gets_the_metrics(script, run, model_dir, monkeypatch):
+    from types import SimpleNamespace
+
+    seen = []
+    fake = SimpleNamespace(init=lambda **kwargs: seen.append(kwargs), log=lambda m, step: seen.append((step, m)))
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    names = run(script, *TOY, "--model", model_dir, "--num-iterations", 2, "--track", "wandb")
+    assert [step for step, _ in seen[1:]] == [0, 1, 2] and seen[0]["config"]["num_generations"] == 3
+    assert {"iteration": 2} | seen[3][1] == metrics_of(names["run_dir"], but=())[2]
+
+
+@every_script
+def test_help_shows_every_argument(script, run, capsys):
+    names_of_args = re.findall(
+        r"^    (\w+): .*  # (.+)$", script.read_text().split("class Args:")[1].split("\n\n\n")[0], re.M
+    )
+    with pytest.raises(SystemExit) as stop:
+        run(script, "--help")
+    assert stop.value.code == 0
+    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert len(names_of_args) > 25
+    for name, comment in names_of_args:
+        assert f"--{name.replace('_', '-')}" in printed
+        assert " ".join(comment.split()[:4]) in printed
+        assert len(re.findall(rf"\bargs\.{name}\b", script.read_text())) >= 1, f"{name} is never read"
