@@ -1,14 +1,51 @@
 """Two (or N) agents write one Python program: helpers `aux`, and the function that was asked for.
 
 The tasks are those of HumanEval (Chen et al., 2021), MBPP sanitized (Austin et al., 2021) and CoopHumanEval
-(OpenMLRL); the roles and the reward follow MAGRPO (Liu et al., 2025). See rewards/coding.py for the reward.
+(OpenMLRL), whose tasks 0 to 15 are functions of HumanEval; the roles and the reward follow MAGRPO (Liu et al., 2025),
+with prompts of our own. The reward and what differs from the published code are in rewards/coding.py.
 """
 
+import ast
+import doctest
 import re
+import warnings
 
-from envs import samples
+from envs import Step, read_rows, samples
+from rewards.coding import Answer, coding_rewards
 
 SAMPLE_COUNTS = {"train": 512, "validation": 64, "test": 64}
+
+# What the hub holds, and the frozen splits by task number. HumanEval's and CoopHumanEval's are the slices of the
+# paper's code, train [33:133] and so on; a task's number is its place in the whole set, so that a file with a part of
+# the set is split alike: HumanEval/140 is in test wherever it stands. MBPP's are those of its own paper.
+HUMANEVAL_COLUMNS = ["task_id", "prompt", "entry_point", "test"]
+MBPP_COLUMNS = ["task_id", "prompt", "code", "test_imports", "test_list"]
+BENCHMARKS = {
+    "humaneval": {
+        "hub": "openai/openai_humaneval",
+        "hub_config": None,
+        "hub_splits": {"all": "test"},
+        "columns": HUMANEVAL_COLUMNS,
+        "number": r"HumanEval/(\d+)",
+        "splits": {"train": range(33, 133), "validation": range(32), "test": range(133, 164)},
+    },
+    "coophumaneval": {
+        "hub": "OpenMLRL/CoopHumanEval",
+        "hub_config": None,
+        "hub_splits": {"all": "test"},
+        "columns": HUMANEVAL_COLUMNS,
+        "number": r"CoopHumanEval/(\d+)",
+        "splits": {"train": range(50), "validation": range(50, 66), "test": range(66, 82)},
+    },
+    "mbpp": {
+        "hub": "google-research-datasets/mbpp",
+        "hub_config": "sanitized",
+        "hub_splits": {"all": "train+test+validation+prompt"},
+        "columns": MBPP_COLUMNS,
+        "number": r"(\d+)",
+        "splits": {"train": range(601, 975), "validation": range(511, 601), "test": range(11, 511)},
+    },
+}
 
 
 class Coding:
@@ -17,33 +54,89 @@ class Coding:
     name: "humaneval", "mbpp" or "coophumaneval"
     num_agents: 1 or more; one agent writes the asked function alone
     num_turns: 1 or more; a later turn shows each agent its own answers and what became of them
-    dataset: "sample", "hub", a path to .jsonl or .parquet, or a hub id with the same columns
-    seed: of the sample tasks
-    feedback: "plain" (revise) or "level" (what was found, how many tests passed, the first failing example)
+    dataset: "sample", "hub", a hub id or a file with the same columns; tasks numbered as the benchmark's are split so
+    seed: int, of the sample tasks
+    feedback: "plain" (revise) or "level" (what was found, how many tests passed, the first prompt example that fails)
+    timeout: seconds that the tests of one answer may take
+    allow_unsafe_code: bool, run model-written code also where the system offers no protection from it
+
+    Raises ValueError, one sentence, for other arguments and for a dataset that cannot be used.
     """
 
-    def __init__(self, name, num_agents=2, num_turns=1, dataset="sample", seed=1, feedback="level"):
-        if num_agents < 1:
-            raise ValueError(f"--num-agents {num_agents}: {name} needs at least one agent")
+    def __init__(
+        self,
+        name,
+        num_agents=2,
+        num_turns=1,
+        dataset="sample",
+        seed=1,
+        feedback="level",
+        timeout=10.0,
+        allow_unsafe_code=False,
+    ):
+        if name not in BENCHMARKS:
+            raise ValueError(f"--env {name}: the coding tasks are {', '.join(BENCHMARKS)}; use one of them.")
         if feedback not in ("plain", "level"):
-            raise ValueError(f"--feedback {feedback}: choose plain or level")
-        self.name, self.num_agents, self.num_turns = name, num_agents, num_turns
-        self.dataset, self.seed, self.feedback = dataset, seed, feedback
-        self.helpers = helper_names(num_agents)
+            raise ValueError(f"--feedback {feedback}: it is plain or level; use one of them.")
+        self.num_agents, self.num_turns, self.dataset, self.feedback = num_agents, num_turns, dataset, feedback
+        self.timeout, self.allow_unsafe_code = timeout, allow_unsafe_code
+        self.helpers = ["aux"] if num_agents == 2 else [f"aux{i}" for i in range(1, num_agents)]
+        if dataset == "sample":
+            rows = {split: samples.coding_tasks(split, count, seed) for split, count in SAMPLE_COUNTS.items()}
+        else:
+            rows = _benchmark_rows(dataset, **BENCHMARKS[name])
+        self.splits = {split: [_task(row, dataset) for row in part] for split, part in rows.items()}
 
     def tasks(self, split):
-        """The tasks of "train", "validation" or "test", each a dict with task_id, problem, entry_point and tests."""
-        return [task_of_row(row) for row in samples.coding_tasks(split, SAMPLE_COUNTS[split], self.seed)]
+        """The tasks of "train", "validation" or "test"."""
+        if split not in self.splits:
+            raise ValueError(f"--dataset {self.dataset}: it has no split {split}; use {', '.join(self.splits)}.")
+        return self.splits[split]
 
     def observe(self, task, history):
-        """The prompt of each agent: helpers first, the asked function's agent last."""
-        return [helper_prompt(task, name) for name in self.helpers] + [main_prompt(task, self.helpers)]
+        """The prompt of each agent: helpers first, the asked function's agent last.
+
+        After the first turn it holds the agent's own answers and, with feedback "level", what became of them.
+        """
+        prompts = [_helper_prompt(task, name) for name in self.helpers] + [_main_prompt(task, self.helpers)]
+        names = [*self.helpers, task["entry_point"]]
+        for step in history:
+            for i, (name, text) in enumerate(zip(names, step.actions)):
+                prompts[i] += f"\n\nYour answer:\n{text.strip()}\n\n"
+                if self.feedback == "level":
+                    prompts[i] += " ".join(_remarks(i, names, step.feedback)) + "\n\n"
+                prompts[i] += f"Write {name} again, better. Function code only."
+        return prompts
+
+    def step(self, branches):
+        """Runs the answers of all branches at once; see rewards/coding.py for reward and parts."""
+        answers = [
+            Answer(
+                texts=actions,
+                helpers=self.helpers,
+                entry_point=task["entry_point"],
+                tests=task["tests"],
+                names=task["names"],
+                setup=task["setup"],
+                prelude=task["prelude"],
+                examples=task["examples"],
+            )
+            for task, _, actions in branches
+        ]
+        scores = coding_rewards(answers, self.timeout, self.allow_unsafe_code)
+        return [
+            Step(actions, score.reward, score.parts, done=bool(score.parts["all_passed"]), feedback=score.findings)
+            for (_, _, actions), score in zip(branches, scores)
+        ]
 
     def demonstrations(self):
         """Prompts and good completions of every role for the sample training tasks: list of dict(prompt, completion).
 
-        One agent writes helper and asked function together; with several helpers the first is the one that is used.
+        One agent writes helper and asked function together; of several helpers the first is the one that is used.
+        Raises ValueError for other datasets, which hold no helpers.
         """
+        if self.dataset != "sample":
+            raise ValueError(f"--dataset {self.dataset}: it holds no answers for each role; use sample.")
         demos = []
         for task in self.tasks("train"):
             if self.helpers:
@@ -55,16 +148,11 @@ class Coding:
         return demos
 
 
-def helper_names(num_agents):
-    """The names of the helper functions: none, "aux", or "aux1", "aux2" ..."""
-    return ["aux"] * (num_agents - 1) if num_agents <= 2 else [f"aux{i}" for i in range(1, num_agents)]
-
-
-def helper_prompt(task, name):
+def _helper_prompt(task, name):
     return f"{task['problem'].strip()}\n\nWrite a helper function {name} for this. Function code only."
 
 
-def main_prompt(task, helpers):
+def _main_prompt(task, helpers):
     ask = f"{task['problem'].strip()}\n\nWrite {task['entry_point']}."
     if len(helpers) == 1:
         ask += f" A helper {helpers[0]}(...) exists: you may call it, do not redefine it."
@@ -73,6 +161,117 @@ def main_prompt(task, helpers):
     return ask + " Function code only."
 
 
-def task_of_row(row):
-    """One form for the rows of all datasets."""
-    return {"problem": row["prompt"], **row}
+def _remarks(agent, names, findings):
+    """What agent number `agent` is told. Nothing here comes from a test that is scored, but for how many passed."""
+    name, (*helpers, main) = names[agent], names
+    remarks = [f"{name} was found." if findings["defined"][agent] else f"No {name} that returns something was found."]
+    if not findings["defined"][-1]:
+        return remarks if name == main else [*remarks, f"{main} was not found."]
+    if not findings["syntax"]:
+        return [*remarks, f"The program does not compile: {findings['error']}."]
+    remarks.append(f"{findings['passed']} of {findings['total']} tests passed.")
+    if findings["examples"]:
+        source, what = findings["examples"][0]
+        remarks.append(f"{source} fails: {what}.")
+    for helper, used, ignored in zip(helpers, findings["uses"], findings["ignored"]):
+        if name in (helper, main):
+            state = "uses" if used else "calls but ignores" if ignored else "does not use"
+            remarks.append(f"{main} {state} {helper}.")
+    if findings["wrapper"]:
+        remarks.append(f"{main} only hands on what the helper returns.")
+    return remarks
+
+
+def _benchmark_rows(dataset, hub, hub_config, hub_splits, columns, number, splits):
+    """The rows of each split. Where all tasks are numbered as the benchmark's, its split replaces any other."""
+    found = read_rows(dataset, columns, hub, hub_splits, hub_config)
+    numbered = {split: [] for split in splits}
+    for row in (row for rows in found.values() for row in rows):
+        match = re.fullmatch(number, str(row["task_id"]))
+        if not match:
+            if dataset == "hub":
+                raise ValueError(f"--dataset hub: {hub} has changed (task_id {row['task_id']}); use a local file.")
+            return found
+        for split, numbers in splits.items():
+            if int(match[1]) in numbers:
+                numbered[split].append(row)
+    counts = ", ".join(f"{split} {len(rows)} (of {splits[split]})" for split, rows in numbered.items())
+    print(f"--dataset {dataset}: split by task number, as published: {counts}")
+    for split in "train", "test":
+        if not numbered[split]:
+            raise ValueError(f"--dataset {dataset}: no task has a number of the split {split}; use the whole set.")
+    return numbered
+
+
+def _task(row, dataset):
+    """One form for the rows of HumanEval's and MBPP's columns.
+
+    The keys: task_id, problem (what all agents read), entry_point, names (of the answer's, that the tests use), tests,
+    examples (asserts that may be shown), prelude (goes before the answer), setup (goes before the tests); and of
+    sample tasks helper and main. The rows are trusted, so they are parsed here; model-written text never is.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # some of MBPP's regular expressions are no raw strings
+            return _mbpp_task(row) if "test_list" in row else _humaneval_task(row)
+    except (SyntaxError, ValueError, StopIteration) as error:
+        raise ValueError(
+            f"--dataset {dataset}: task {row['task_id']} is not in the benchmark's form ({error!r}); mend it."
+        ) from error
+
+
+def _humaneval_task(row):
+    entry_point = row["entry_point"]
+    # What the prompt defines besides the asked function: imports, and in a few tasks functions that the tests call.
+    body = ast.parse(row["prompt"]).body
+    asked = next(n for n in body if isinstance(n, ast.FunctionDef) and n.name == entry_point)
+    prelude = ast.unparse(ast.Module(body=[n for n in body if n is not asked], type_ignores=[]))
+    return {
+        "task_id": row["task_id"],
+        "problem": row["prompt"],
+        "entry_point": entry_point,
+        "names": [entry_point],
+        "tests": f"{row['test']}\n\ncheck({entry_point})\n",
+        "examples": _doctests(ast.get_docstring(asked) or ""),
+        "prelude": prelude,
+        "setup": prelude,
+        **{key: row[key] for key in ("helper", "main") if key in row},
+    }
+
+
+def _mbpp_task(row):
+    """MBPP's text does not name the function: its first assert is shown with it, and is not scored."""
+    example, *scored = row["test_list"]
+    if all(isinstance(ast.parse(source).body[0].test, ast.UnaryOp) for source in scored):  # `assert not ...`, all
+        *scored, example = row["test_list"]  # returning None must not pass what is left
+    solution = ast.parse(row["code"]).body
+    defined = {n.name for n in solution if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+    tests = ast.parse("\n".join(row["test_list"]))
+    names = {n.id for n in ast.walk(tests) if isinstance(n, ast.Name)} & defined
+    functions = {n.name for n in solution if isinstance(n, ast.FunctionDef)}
+    calls = [n.func for n in ast.walk(ast.parse(example)) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
+    imports = "\n".join(row["test_imports"])
+    # One task's tests use a module that only its solution imports.
+    setup = [n for n in solution if isinstance(n, (ast.Import, ast.ImportFrom))]
+    return {
+        "task_id": row["task_id"],
+        "problem": f"{row['prompt'].strip()}\nExample: {example.strip()}",
+        "entry_point": next(call.id for call in calls if call.id in functions),
+        "names": sorted(names),
+        "tests": "\n".join(scored),
+        "examples": [example],
+        "prelude": imports,
+        "setup": imports + "\n" + ast.unparse(ast.Module(body=setup, type_ignores=[])),
+    }
+
+
+def _doctests(docstring):
+    """The >>> examples of a docstring as asserts; those whose expected output is no Python value are left out."""
+    asserts = []
+    for example in doctest.DocTestParser().get_examples(docstring):
+        try:
+            ast.parse(example.source.strip(), mode="eval"), ast.literal_eval(example.want.strip())
+        except (SyntaxError, ValueError):  # a statement, a traceback, a line of prose
+            continue
+        asserts.append(f"assert {example.source.strip()} == {example.want.strip()}")
+    return asserts

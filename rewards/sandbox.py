@@ -22,6 +22,8 @@ and says which layer stops each.
 """
 
 import atexit
+import functools
+import marshal
 import os
 import socket
 import struct
@@ -54,7 +56,7 @@ class Job(NamedTuple):
     tests: trusted source; each `assert` in it counts, also one that a loop runs again
     names: the candidate's functions and classes that the tests use
     prepare: trusted source of `prepare(texts, **options) -> (program, facts)`, run beside the model's text where a
-        crash does no harm: `program` is the source to run, None if there is none; `facts`, plain data, are reported
+        crash does no harm: `program` is the source or syntax tree to run, or None; `facts`, plain data, are reported
     options: for `prepare`
     examples: trusted `assert` statements whose outcome may be shown to the model; they are not counted
     setup: trusted source that the tests need, such as functions that the task's prompt defines
@@ -130,6 +132,12 @@ def _run_one(job, timeout, allow_unsafe_code):
     return Result(*verdict, time.monotonic() - start)
 
 
+@functools.cache
+def _compiled(source):
+    """Trusted source as the text of its bytecode, since compiling it takes longer than most jobs."""
+    return marshal.dumps(compile(source, "<prepare>", "exec")).hex()
+
+
 class _Worker:
     """The two templates that run one job at a time."""
 
@@ -178,7 +186,7 @@ class _Worker:
             socket.send_fds(g, [b"G" + seconds], [grader_end.fileno(), grader_ours.fileno()])
             candidate_end.close(), grader_end.close(), grader_ours.close()  # so that their end means ours reads EOF
             try:
-                send(ours, [deadline, *job])
+                send(ours, [deadline, *job._replace(prepare=_compiled(job.prepare))])
                 verdict = receive(ours, deadline + 1)  # the grader minds the deadline; this is for when it cannot
             except (OSError, EOFError, ValueError) as error:
                 reason = "out of time" if isinstance(error, TimeoutError) else "the grader ended early"

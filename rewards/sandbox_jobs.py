@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import gc
 import json
+import marshal
 import os
 import random
 import shutil
@@ -185,7 +186,7 @@ def _candidate(channel):
     """Runs the model's code and answers calls. From the first line of that code on it may do anything it likes."""
     texts, prepare, options = receive(channel)
     scope = {}
-    exec(prepare, scope)
+    exec(marshal.loads(bytes.fromhex(prepare)), scope)
     program, facts = scope["prepare"](texts, **(options or {}))
     send(channel, [program is not None, facts])
     del scope, texts, prepare, options
@@ -229,7 +230,10 @@ class CandidateError(Exception):
 
 
 class Opaque:
-    """An object of the candidate's. It can be given back to it, and equals nothing."""
+    """An object of the candidate's. It can be given back to it; it is true, as most objects are, and equals nothing.
+
+    No method of the object's own is ever called for the tests: a subtraction would hand it the expected value.
+    """
 
     def __init__(self, number):
         self.number = number
@@ -238,9 +242,6 @@ class Opaque:
         return False
 
     __hash__ = object.__hash__
-
-    def __bool__(self):
-        raise TypeError("an object of the candidate's is neither true nor false")
 
 
 class _Remote:

@@ -597,8 +597,9 @@ assert not (Pair(1, 2) == 3)
 assert [Pair(1, 2)] != [3]
 """
     assert run_tests([job(code, tests, ["Pair", "total"])])[0].reason == ""
-    truth = run_tests([job("class T: pass\ndef f(): return T()", "assert f()\nassert not f()")])[0]
-    assert truth.outcomes == [False, False]
+    lies = "class T:\n    __bool__ = lambda self: False\n    __sub__ = lambda self, other: 0\ndef f(): return T()"
+    truth = run_tests([job(lies, "assert f()\nassert not f()\nassert abs(f() - 5) < 1\nassert f() > 3")])[0]
+    assert truth.outcomes == [True, False, False, False]
 
 
 def test_asserts_are_counted_one_by_one():

@@ -1,0 +1,109 @@
+"""The reward of a program that several agents write together: helpers, and a function that may call them.
+
+After MAGRPO (Liu et al., 2025), 0 to 4, and 0 to 2.1 for one agent. In the published code regular expressions take the
+functions out of the texts, and a comment that says "aux(" counts as a call; here syntax trees decide.
+
+    level                                                                    value
+    each helper is defined and returns something                             0.4, shared among them
+    the asked function is defined and returns something                      0.6, or else nothing more
+    the joint program compiles                                               0.5, or else nothing more
+    tests passed, by assert                                                  0 to 1
+    if at least one assert passed, and all helpers are defined:
+      the asked function makes use of a helper's value                       0.5, shared among the helpers
+      ... and does more than to hand it on                                   1.0
+      it calls a helper and ignores all that it returns                     -0.5, shared among the helpers
+
+"Makes use" is ours: in the published formula a call whose result is thrown away still gains 1.0.
+"""
+
+import functools
+import inspect
+from typing import NamedTuple
+
+from rewards import coding_syntax
+from rewards.sandbox import Job, run_tests
+
+HELPER, MAIN, SYNTAX, TESTS, USES, NO_WRAPPER, IGNORED = 0.4, 0.6, 0.5, 1.0, 0.5, 1.0, -0.5
+
+
+class Answer(NamedTuple):
+    """A joint answer and what it is tested with; tests, setup and prelude are trusted source."""
+
+    texts: list[str]  # one completion per agent: the helpers' in order, then the asked function's; fences are accepted
+    helpers: list[str]  # names of the helper functions; may be empty
+    entry_point: str  # name of the asked function
+    tests: str  # every assert counts
+    names: list[str]  # the answer's functions and classes that the tests use
+    setup: str = ""  # what the tests need, such as imports and functions that the prompt defines
+    prelude: str = ""  # what the answer may use, put before it
+    examples: list[str] | tuple = ()  # asserts that may be shown to the agents
+
+
+class Score(NamedTuple):
+    reward: float
+    parts: dict[str, float]  # the levels, which sum to the reward, and diagnostics
+    findings: dict  # for feedback: defined, syntax, uses, ignored, wrapper, error, passed, total, reason, examples
+
+
+def coding_rewards(answers, timeout=10.0, allow_unsafe_code=False):
+    """Scores the answers in parallel: list of Score, in order.
+
+    timeout: seconds for each answer's tests
+    allow_unsafe_code: see rewards/sandbox.py, which also tells what is raised
+
+    Diagnostics in `parts`, which the reward does not hold: `all_passed` (0 or 1), `passed_share`, and `useful_helper`,
+    the share of the tests that pass with the helpers and fail when stubs that return None replace them: negative where
+    the helper does harm.
+    """
+    results = run_tests([_job(answer, stub=False) for answer in answers], timeout, allow_unsafe_code)
+    # Without a use, or without a test passed, a stub can change nothing for the worse.
+    asked = [i for i, r in enumerate(results) if r.passed and any(r.facts["uses"])]
+    stubbed = run_tests([_job(answers[i], stub=True) for i in asked], timeout, allow_unsafe_code)
+    without = {i: result.passed / result.total for i, result in zip(asked, stubbed)}
+    return [_score(answer, result, without.get(i)) for i, (answer, result) in enumerate(zip(answers, results))]
+
+
+@functools.cache
+def _prepare():
+    return inspect.getsource(coding_syntax)
+
+
+def _job(answer, stub):
+    options = {"helpers": answer.helpers, "entry_point": answer.entry_point, "prelude": answer.prelude, "stub": stub}
+    examples = () if stub else answer.examples
+    return Job(answer.texts, answer.tests, answer.names, _prepare(), options, examples, answer.setup)
+
+
+def _score(answer, result, share_without):
+    nothing = [False] * len(answer.helpers)
+    facts = {"defined": [*nothing, False], "syntax": False, "uses": [], "ignored": [], "wrapper": False, "error": ""}
+    facts.update(result.facts)  # which are none where reading the text ended the process
+    *helpers_defined, main_defined = facts["defined"]
+    share = result.passed / result.total if facts["syntax"] else 0.0
+    levels = dict.fromkeys(
+        ["helper_defined", "main_defined", "syntax", "tests", "uses_helper", "no_wrapper", "ignored"], 0.0
+    )
+    if answer.helpers:
+        levels["helper_defined"] = HELPER * sum(helpers_defined) / len(answer.helpers)
+    else:
+        del levels["helper_defined"], levels["uses_helper"], levels["no_wrapper"], levels["ignored"]
+    if main_defined:
+        levels["main_defined"] = MAIN
+        if facts["syntax"]:
+            levels["syntax"] = SYNTAX
+            levels["tests"] = TESTS * share
+            if answer.helpers and result.passed and all(helpers_defined):
+                levels["uses_helper"] = USES * sum(facts["uses"]) / len(answer.helpers)
+                levels["no_wrapper"] = NO_WRAPPER * (any(facts["uses"]) and not facts["wrapper"])
+                levels["ignored"] = IGNORED * sum(facts["ignored"]) / len(answer.helpers)
+    diagnostics = {"all_passed": float(facts["syntax"] and not result.reason), "passed_share": share}
+    if answer.helpers:
+        diagnostics["useful_helper"] = 0.0 if share_without is None else share - share_without
+    findings = {
+        **facts,
+        "passed": result.passed if facts["syntax"] else 0,
+        "total": result.total,
+        "reason": result.reason,
+        "examples": [(source, what) for source, what in zip(answer.examples, result.examples) if what],
+    }
+    return Score(sum(levels.values()), {**levels, **diagnostics}, findings)

@@ -1,0 +1,294 @@
+"""What the syntax trees of a joint answer say. It runs in the sandbox, beside the text: see Job.prepare.
+
+Model-written text is never parsed in the trainer, because enough nesting ends the interpreter that parses it.
+The sandbox gets the source of this file, which therefore imports nothing but the standard library.
+"""
+
+import ast
+import re
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+CONVERSIONS = {"list", "tuple", "set", "int", "float", "str", "bool"}
+
+
+def prepare(texts, helpers, entry_point, prelude="", stub=False):
+    """The program that the answers make together, and what is to be known of them.
+
+    texts: one per agent: the helpers' in order, then the asked function's
+    prelude: trusted source that goes before them, such as the imports of the task's prompt
+    stub: bool, whether each helper's text is replaced by a function of its name that returns None
+
+    Returns (syntax tree, None where there is no program that compiles; facts). Facts:
+    defined: list[bool], whether each text defines its function, with something returned
+    syntax: bool, whether the program compiles
+    uses, ignored: list[bool] by helper: a value of the helper reaches what the asked function does; the function
+        calls it, but no value of it does
+    wrapper: bool, whether the asked function only hands on what a helper returns
+    error: str, the first syntax error
+    """
+    owned = [*helpers, entry_point]
+    bodies, defined, errors = [], [], []
+    for name, text in zip(owned, texts):
+        body, error = _parse(code_of(text, name))
+        errors += [error] if error else []
+        # What another agent was asked for is not this one's to define.
+        body = [
+            node for node in body if not (isinstance(node, FUNCTIONS) and node.name in owned and node.name != name)
+        ]
+        bodies.append(body)
+        defined.append(_returns(_function(body, name)))
+    facts = {"defined": defined, "syntax": False, "uses": [], "ignored": [], "wrapper": False, "error": ""}
+    if defined[-1] and not errors:
+        if stub:
+            bodies[:-1] = [ast.parse(f"def {name}(*args, **keywords): return None").body for name in helpers]
+        body = ast.parse(prelude).body + [node for part in bodies for node in part]
+        body.sort(key=lambda node: not (isinstance(node, ast.ImportFrom) and node.module == "__future__"))  # stable
+        program = ast.Module(body=body, type_ignores=[])
+        try:
+            compile(program, "<answer>", "exec")
+        except (SyntaxError, ValueError) as error:
+            errors.append(str(error))
+        else:
+            facts.update(syntax=True, **_cooperation(bodies[-1], entry_point, helpers))
+    facts["error"] = errors[0][:200] if errors else ""
+    return (program if facts["syntax"] else None), facts
+
+
+def code_of(text, name):
+    """The code in a completion: all of it, or the fenced block that defines `name`, or else the first block."""
+    blocks = re.findall(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", text, re.DOTALL | re.MULTILINE)
+    if not blocks:
+        return text
+    return next((block for block in blocks if re.search(rf"\bdef\s+{name}\b", block)), blocks[0])
+
+
+def _parse(code):
+    """(statements, error): of code that does not parse, the statements of its longest beginning that does."""
+    error, lines = "", code.splitlines()
+    for _ in range(20):
+        try:
+            return ast.parse("\n".join(lines)).body, error
+        except SyntaxError as caught:
+            error = error or f"{caught.msg} (line {caught.lineno})"
+            lines = lines[: max(0, min(len(lines), caught.lineno or 1) - 1)]
+        except ValueError as caught:  # a NUL, a lone surrogate
+            return [], str(caught)
+    return [], error
+
+
+def _function(body, name):
+    """The last definition of the name: the one that Python would call."""
+    return next((node for node in reversed(body) if isinstance(node, FUNCTIONS) and node.name == name), None)
+
+
+def _returns(function):
+    if function is None:
+        return False
+    for node in _walk(function.body):
+        if (isinstance(node, ast.Return) and node.value is not None) or isinstance(node, (ast.Yield, ast.YieldFrom)):
+            return True
+    return False
+
+
+def _walk(nodes):
+    """All nodes but those in functions and classes that are defined inside."""
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
+        yield node
+        if not isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
+            todo.extend(ast.iter_child_nodes(node))
+
+
+def _cooperation(body, entry_point, helpers):
+    """Uses, ignored and wrapper: the facts about how the asked function treats the helpers."""
+    functions = {node.name: node for node in body if isinstance(node, FUNCTIONS)}
+    # The asked function and what it reaches in its own text, such as a further function that calls the helper.
+    reached, todo = [], [entry_point]
+    while todo:
+        name = todo.pop()
+        if name in functions and functions[name] not in reached:
+            reached.append(functions[name])
+            todo += [n.id for n in ast.walk(functions[name]) if isinstance(n, ast.Name)]
+    flows = [_Flow(function, helpers) for function in reached]
+    uses = [any(helper in flow.used for flow in flows) for helper in helpers]
+    called = [any(helper in flow.called for flow in flows) for helper in helpers]
+    return {
+        "uses": uses,
+        "ignored": [c and not u for c, u in zip(called, uses)],
+        "wrapper": any(uses) and _hands_on(flows[0], helpers),
+    }
+
+
+class _Flow:
+    """Which statements of a function matter to what it returns or changes, and which helpers occur in those.
+
+    A name matters if a statement that matters reads it; a statement matters if it returns, yields or raises, binds or
+    changes a name that matters, or contains such a statement. The order of statements is not looked at.
+    """
+
+    def __init__(self, function, helpers):
+        self.function, self.used, self.called = function, set(), set()
+        stored = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        stored |= {a.arg for a in ast.walk(function) if isinstance(a, ast.arg)}
+        self.helpers = set(helpers) - stored  # a variable of that name is no helper
+        self.names = {name for node in ast.walk(function) for name in _written_outside(node)}
+        self.matters = set()  # statements, by identity
+        before = None
+        while before != (len(self.names), len(self.matters)):  # both only grow
+            before = len(self.names), len(self.matters)
+            self._visit(function.body, loop_matters=False)
+        for statement in _statements(function.body):
+            found = self._helpers_in(statement)
+            self.called |= found
+            if statement in self.matters:
+                self.used |= found
+
+    def _visit(self, block, loop_matters):
+        """Marks what matters in a block; returns whether anything does."""
+        found = False
+        for statement in _block(block):
+            matters = statement in self.matters or self._itself(statement, loop_matters)
+            if isinstance(statement, (*FUNCTIONS, ast.ClassDef)) and not matters:
+                continue  # nobody asks for it, so what it would do is nothing
+            is_loop = isinstance(statement, (ast.For, ast.AsyncFor, ast.While))
+            for inner in _blocks(statement):
+                matters |= self._visit(inner, statement in self.matters if is_loop else loop_matters)
+            if matters:
+                self.matters.add(statement)
+                self.names |= _read(statement)
+                found = True
+        return found
+
+    def _itself(self, statement, loop_matters):
+        if isinstance(statement, (ast.Return, ast.Raise, ast.Assert, ast.Delete)):
+            return True
+        if isinstance(statement, (ast.Break, ast.Continue)):
+            return loop_matters
+        if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
+            return statement.name in self.names
+        expressions = list(_expressions(statement))
+        if any(isinstance(n, (ast.Yield, ast.YieldFrom, ast.Await)) for e in expressions for n in ast.walk(e)):
+            return True
+        if _bound(statement) & self.names:
+            return True
+        if isinstance(statement, ast.Expr) and isinstance(
+            statement.value, ast.Call
+        ):  # result.append(...), push(heap, ...)
+            call = statement.value
+            roots = {_root(a) for a in [call.func, *call.args]} if _root(call.func) != "print" else set()
+            return bool(roots & self.names - {None})
+        return False
+
+    def _helpers_in(self, statement):
+        """Helpers that a statement calls or passes on; a bare mention is nothing."""
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Name):
+            return set()
+        return {n for e in _expressions(statement) for n in _loaded(e)} & self.helpers
+
+
+def _hands_on(flow, helpers):
+    """Whether all that matters in a function is a helper's value, returned as it came, or converted."""
+    handed = set()  # names that hold such a value
+    kept = [s for s in _statements(flow.function.body) if s in flow.matters and not isinstance(s, ast.Try)]
+
+    def plain(node):
+        if isinstance(node, (ast.Tuple, ast.List)):
+            return all(map(plain, node.elts))
+        return isinstance(node, (ast.Name, ast.Constant)) or (isinstance(node, ast.Starred) and plain(node.value))
+
+    def is_handed(node):
+        if isinstance(node, ast.Name):
+            return node.id in handed
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            return False
+        if node.func.id in CONVERSIONS and len(node.args) == 1 and not node.keywords:
+            return is_handed(node.args[0])
+        return node.func.id in helpers and all(plain(a) for a in [*node.args, *(k.value for k in node.keywords)])
+
+    returned = []
+    for statement in kept:
+        if isinstance(statement, ast.Return):
+            returned.append(statement.value is not None and is_handed(statement.value))
+        elif isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
+            if is_handed(statement.value):
+                handed |= _bound(statement)
+            elif not plain(statement.value):
+                return False
+        else:
+            return False
+    return any(returned)
+
+
+def _block(statements):
+    """The statements that can be reached: not behind a return, nor under a constant condition that is false."""
+    reached = []
+    for statement in statements:
+        if isinstance(statement, (ast.If, ast.While)) and isinstance(statement.test, ast.Constant):
+            taken = statement.body if statement.test.value else statement.orelse
+            if isinstance(statement, ast.If) or not statement.test.value:
+                reached += _block(taken)
+                if taken and isinstance(taken[-1], (ast.Return, ast.Raise)):
+                    break
+                continue
+        reached.append(statement)
+        if isinstance(statement, (ast.Return, ast.Raise, ast.Break, ast.Continue)):
+            break
+    return reached
+
+
+def _blocks(statement):
+    blocks = [getattr(statement, field, []) for field in ("body", "orelse", "finalbody")]
+    blocks += [part.body for field in ("handlers", "cases") for part in getattr(statement, field, [])]
+    return [block for block in blocks if block]
+
+
+def _statements(block):
+    for statement in _block(block):
+        yield statement
+        for inner in _blocks(statement):
+            yield from _statements(inner)
+
+
+def _expressions(statement):
+    """The expressions of a statement itself, not of the statements inside."""
+    todo = [n for n in ast.iter_child_nodes(statement) if not isinstance(n, (ast.stmt, ast.arguments))]
+    for node in todo:
+        if isinstance(node, ast.expr):
+            yield node
+        else:  # a `with` item, an `except` clause, a `case`
+            todo += [n for n in ast.iter_child_nodes(node) if not isinstance(n, ast.stmt)]
+
+
+def _loaded(node):
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
+def _read(statement):
+    return {name for e in _expressions(statement) for name in _loaded(e)}
+
+
+def _root(node):
+    """The name at the left end of a.b[c].d()."""
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call, ast.Starred)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _bound(statement):
+    """Names that a statement binds or changes, as in a = ..., a[i] += ..., for a in ..., with b as a, (a := b)."""
+    targets = [e for e in _expressions(statement) if not isinstance(getattr(e, "ctx", ast.Load()), ast.Load)]
+    walrus = [n.target for e in _expressions(statement) for n in ast.walk(e) if isinstance(n, ast.NamedExpr)]
+    names = set()
+    for target in targets + walrus:
+        parts = [n for n in ast.walk(target) if not isinstance(getattr(n, "ctx", ast.Load()), ast.Load)]
+        names |= {_root(part) for part in parts}
+    return names - {None}
+
+
+def _written_outside(node):
+    """For a function that binds names outside of itself by global or nonlocal: those, and its own name."""
+    if not isinstance(node, FUNCTIONS):
+        return set()
+    names = {name for n in _walk(node.body) if isinstance(n, (ast.Global, ast.Nonlocal)) for name in n.names}
+    return names | {node.name} if names else names

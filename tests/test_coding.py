@@ -1,0 +1,455 @@
+"""The coding reward and environments: levels, cooperation on the syntax tree, published faults, whole benchmarks."""
+
+import ast
+import json
+import os
+
+import pytest
+
+from envs import make, samples
+from envs.coding import BENCHMARKS, Coding
+from rewards.coding import Answer, coding_rewards
+
+DATA = os.path.join(os.path.dirname(__file__), "..", "..", "shared", "data")
+TESTS = """
+def check(candidate):
+    assert candidate([1, 2, 3]) == 12
+    assert candidate([5]) == 10
+    assert candidate([]) == 0
+    assert candidate([-1]) == -2
+check(f)
+"""
+AUX = "def aux(x):\n    return 2 * x\n"
+MAIN = "def f(numbers):\n    return sum(aux(x) for x in numbers)\n"
+ALONE = "def f(numbers):\n    return 2 * sum(numbers)\n"
+
+
+def scores(*answers, tests=TESTS, **options):
+    """The Score of each answer, a list of texts: the last is the asked function's, the others are helpers'."""
+    several = [["aux"] if len(a) == 2 else [f"aux{i}" for i in range(1, len(a))] for a in answers]
+    return coding_rewards([Answer(list(a), h, "f", tests, ["f"], **options) for a, h in zip(answers, several)])
+
+
+def reward(*texts):
+    return scores(texts)[0].reward
+
+
+def test_levels():
+    broken = "def f(numbers):\n    return 2 * sum(numbers\n"
+    cases = [
+        ([AUX, MAIN], 4.0),
+        ([AUX, "no code"], 0.4),
+        ([AUX, broken], 0.4),
+        (["no code", ALONE], 0.6),
+        (["", ""], 0.0),
+        ([AUX, "def f(numbers):\n    sum(numbers)\n"], 0.4),  # nothing returned
+        (["def aux(x):\n    print(x)\n", ALONE], 0.6 + 0.5 + 1),
+        ([AUX, "def f(numbers):\n    return aux(len(numbers)) * 0 + 7"], 1.5),  # no test passed: no bonus
+        ([AUX, ALONE], 2.5),
+        ([AUX, "def f(numbers):\n    return aux(numbers[0]) if len(numbers) == 1 else 0"], 1.5 + 0.75 + 1.5),
+        ([ALONE], 2.1),
+        (["def f(numbers):\n    return 3"], 1.1),
+        (["nothing"], 0.0),
+    ]
+    found = scores(*(texts for texts, _ in cases))
+    assert [pytest.approx(score.reward) for score in found] == [value for _, value in cases]
+    for (texts, value), score in zip(cases, found):
+        levels = ["main_defined", "syntax", "tests"]
+        levels += ["helper_defined", "uses_helper", "no_wrapper", "ignored"] if len(texts) > 1 else []
+        assert sum(score.parts[level] for level in levels) == pytest.approx(value)
+        assert set(score.parts) - set(levels) <= {"all_passed", "passed_share", "useful_helper"}
+        assert score.parts["all_passed"] == (score.parts["tests"] == 1)
+
+
+USES = {
+    "call": "return sum(aux(x) for x in numbers)",
+    "map": "return sum(map(aux, numbers))",
+    "another name": "double = aux\n    return sum(double(x) for x in numbers)",
+    "a variable": "doubled = [aux(x) for x in numbers]\n    return sum(doubled)",
+    "a loop": "total = 0\n    for x in numbers:\n        total += aux(x)\n    return total",
+    "append": "r = []\n    for x in numbers:\n        r.append(aux(x))\n    return sum(r)",
+    "index": "r = [0] * len(numbers)\n    for i, x in enumerate(numbers):\n        r[i] = aux(x)\n    return sum(r)",
+    "condition": "t = 0\n    for x in numbers:\n        if aux(x):\n            t += 2 * x\n    return t",
+    "continue": "t = 0\n    for x in numbers:\n        if not aux(x): continue\n        t += 2 * x\n    return t",
+    "nested function": "def g(x):\n        return aux(x)\n    return sum(g(x) for x in numbers)",
+    "further function": "return sum(g(x) for x in numbers)\ndef g(x):\n    return aux(x)",
+    "lambda": "g = lambda x: aux(x)\n    return sum(g(x) for x in numbers)",
+    "while": "t, i = 0, 0\n    while i < len(numbers):\n        t += aux(numbers[i])\n        i += 1\n    return t",
+    "walrus": "return sum(y for x in numbers if (y := aux(x)) or True)",
+    "with and try": "try:\n        return sum(aux(x) for x in numbers)\n    except ValueError:\n        return 0",
+    "guarded": "if not numbers:\n        return 0\n    return sum([aux(x) for x in numbers])",
+    "heap": "import heapq\n    h = []\n    for x in numbers:\n        heapq.heappush(h, aux(x))\n    return sum(h)",
+    "nonlocal": "t = 0\n    def g(x):\n        nonlocal t\n        t += aux(x)\n    [*map(g, numbers)]\n    return t",
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_uses(name):
+    score = scores([AUX, f"def f(numbers):\n    {USES[name]}\n"])[0]
+    assert score.findings["uses"] == [True]
+    assert score.reward == pytest.approx(4.0), score
+    assert score.parts["useful_helper"] > 0
+
+
+SUM = "def aux(numbers):\n    return 2 * sum(numbers)\n"
+WRAPPERS = {
+    "plain": "return aux(numbers)",
+    "dummy line": "n = 0\n    return aux(numbers)",
+    "dummy computation": "n = [x * x for x in numbers]\n    print(n)\n    return aux(numbers)",
+    "docstring": "'''Twice the sum.'''\n    return aux(numbers)",
+    "variable": "result = aux(numbers)\n    return result",
+    "renamed argument": "values = numbers\n    return aux(values)",
+    "other names": "a = numbers\n    b = a\n    c = aux(b)\n    d = c\n    return d",
+    "keyword": "return aux(numbers=numbers)",
+    "star": "args = (numbers,)\n    return aux(*args)",
+    "conversion": "return int(aux(numbers))",
+    "constant condition": "if True:\n        return aux(numbers)\n    return 5",
+    "try": "try:\n        return aux(numbers)\n    except Exception:\n        return None",
+    "overwritten": "r = None\n    r = aux(numbers)\n    return r",
+    "code behind the return": "return aux(numbers)\n    return sum(numbers)",
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_thin_wrappers(name):
+    score = scores([SUM, f"def f(numbers):\n    {WRAPPERS[name]}\n"])[0]
+    assert score.reward == pytest.approx(3.0), score
+    assert score.findings["wrapper"]
+
+
+IGNORES = {
+    "statement": "aux(3)",
+    "variable": "y = aux(3)",
+    "underscore": "_ = aux(3)",
+    "several variables": "y = aux(3)\n    z = y + 1",
+    "list never read": "r = []\n    for x in numbers:\n        r.append(aux(x))",
+    "empty branch": "if aux(3):\n        pass",
+    "printed": "print(aux(3))",
+    "nested function never called": "def g(x):\n        return aux(x)",
+    "len": "len([aux(3)])",
+}
+
+
+@pytest.mark.parametrize("name", IGNORES)
+def test_ignored(name):
+    score = scores([AUX, f"def f(numbers):\n    {IGNORES[name]}\n    return 2 * sum(numbers)\n"])[0]
+    assert score.reward == pytest.approx(2.0), score
+    assert (score.findings["uses"], score.findings["ignored"]) == ([False], [True])
+    assert score.parts["useful_helper"] == 0
+
+
+NEITHER = {
+    "comment": "# aux(x)",
+    "string": "'aux(x)'",
+    "bare mention": "aux",
+    "never reached": "if False:\n        aux(3)",
+    "attribute": "numbers = numbers + []\n    type('T', (), {'aux': lambda self, x: x})().aux(3)",
+    "variable of that name": "aux = lambda x: x\n    aux(3)",
+}
+
+
+@pytest.mark.parametrize("name", NEITHER)
+def test_no_call_at_all(name):
+    score = scores([AUX, f"def f(numbers):\n    {NEITHER[name]}\n    return 2 * sum(numbers)\n"])[0]
+    assert score.reward == pytest.approx(2.5), score
+    assert (score.findings["uses"], score.findings["ignored"]) == ([False], [False])
+
+
+def test_useful_helper_is_what_a_stub_would_cost():
+    full, idle, harmful = scores(
+        [AUX, MAIN],
+        [AUX, "def f(numbers):\n    return 2 * sum(numbers) + (0 if aux(1) else 0)"],  # reads it, needs it not
+        [
+            "def aux(x):\n    return x\n",
+            "def f(numbers):\n    return 2 * sum(numbers) + (1 if aux(len(numbers)) else 0)",
+        ],
+    )
+    assert full.parts["useful_helper"] == pytest.approx(0.75)  # the empty list asks nothing of the helper
+    assert idle.parts["useful_helper"] == 0
+    assert harmful.parts["useful_helper"] == pytest.approx(-0.75)
+
+
+def test_each_agent_defines_its_own_function_only():
+    # Main redefines aux: the helper's stays. The helper writes the asked function too: main's stays.
+    assert reward(AUX, "def aux(x):\n    return 7\n" + MAIN) == pytest.approx(4)
+    assert reward(AUX + "def f(numbers):\n    return 7\n", MAIN) == pytest.approx(4)
+    assert reward(AUX, "def aux(x):\n    return 2 * x\n") == pytest.approx(0.4)
+
+
+def test_several_helpers_share_their_levels():
+    first, second = (AUX.replace("aux", name) for name in ("aux1", "aux2"))
+    one = "def f(numbers):\n    return sum(aux1(x) for x in numbers)\n"
+    both = "def f(numbers):\n    return sum(aux1(x) for x in numbers[:1]) + sum(aux2(x) for x in numbers[1:])\n"
+    assert reward(first, second, both) == pytest.approx(4)
+    assert reward(first, second, one) == pytest.approx(3.75)
+    assert reward(first, "", one) == pytest.approx(0.2 + 0.6 + 0.5 + 1)
+
+
+# What is wrong in the published code, and right here.
+
+
+def test_nested_functions_imports_and_further_helpers_are_kept():
+    helper = """
+import math
+from functools import reduce
+TWO = 2
+
+def aux(x):
+    def g(y):
+        return y * TWO
+
+    return g(math.trunc(x))
+"""
+    main = """
+from __future__ import annotations
+import itertools
+
+def plus(a, b):
+    return a + b
+
+def f(numbers: list[Unknown]):
+    def accumulate(values):
+        total = 0
+        for v in values:
+            total = plus(total, v)
+        return total
+
+    return accumulate(itertools.chain([aux(x) for x in numbers]))
+
+if __name__ == "__main__":
+    raise SystemExit(f([1]))
+"""
+    assert reward(helper, main) == pytest.approx(4)
+
+
+def test_fences_and_prose_around_them():
+    for template in (
+        "```python\n{}```",
+        "```\n{}```",
+        "Here it is:\n\n```python\n{}\n```\nIt doubles.",
+        "```python\n{}",
+        "First an example:\n```\nprint(1)\n```\nand now\n```py\n{}\n```",
+        "  ```python\n{}  ```\n",
+    ):
+        assert reward(template.format(AUX), template.format(MAIN)) == pytest.approx(4), template
+
+
+def test_a_text_that_breaks_off_counts_as_defined_but_not_as_a_program():
+    assert reward(AUX, ALONE + "\ndef g(") == pytest.approx(1.0)
+    assert reward(AUX + "This function doubles.", ALONE) == pytest.approx(1.0)
+
+
+def test_asserts_over_several_lines_in_loops_and_with_helpers():
+    tests = """
+def close(a, b):
+    return abs(a - b) < 1e-6
+
+def check(candidate):
+    assert True, "nothing"
+    assert candidate(
+        [1, 2],
+    ) == 6, "a (text) = with == brackets ("
+    for i in range(4):
+        assert close(candidate([i]), 2 * i)
+check(f)
+"""
+    score = scores([AUX, "def f(numbers):\n    return sum(map(aux, numbers)) if numbers != [3] else 0"], tests=tests)[
+        0
+    ]
+    assert score.parts["passed_share"] == 4 / 5
+    assert score.findings["passed"] == 4
+
+
+def test_an_object_equal_to_everything_passes_nothing():
+    code = "class A(int):\n    def __eq__(self, other): return True\ndef f(numbers):\n    return A()"
+    assert scores([AUX, code])[0].parts["tests"] == 0
+
+
+def test_an_exit_ends_nothing_but_the_answer():
+    exits = ["exit()", "import os; os._exit(0)", "raise SystemExit", "raise KeyboardInterrupt"]
+    answers = [[AUX, f"def f(numbers):\n    {code}\n    return 2 * sum(numbers)"] for code in exits]
+    found = scores(*answers, [AUX, MAIN], *[[f"{code}\n{AUX}", MAIN] for code in exits])
+    assert [score.parts["tests"] for score in found] == [0, 0, 0, 0, 1, 0, 0, 0, 0]
+
+
+def test_hostile_text_is_a_low_reward_and_no_error():
+    texts = [
+        "\0",
+        "\ud800",
+        "(" * 100_000,
+        "x" + ".a" * 200_000,
+        "-" * 300_000 + "1",
+        "#" * 2_000_000,
+        "`" * 5000,
+        "def aux",
+    ]
+    found = scores(*[[AUX, text] for text in texts], *[[text, MAIN] for text in texts])
+    assert all(score.reward <= 1.0 for score in found)
+    assert all(score.findings["reason"] for score in found)
+
+
+# The environments
+
+
+def sample_answers(task):
+    return [task["helper"], task["main"]]
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_sample_tasks_are_solved_by_their_demonstrations(name):
+    env = make(name, 2, 1, "sample", 3)
+    tasks = env.tasks("train")[:20] + env.tasks("test")[:20]
+    steps = env.step([(task, [], sample_answers(task)) for task in tasks])
+    assert all(step.done for step in steps)
+    # Some of the demonstrated functions call the helper, and none of them wraps it.
+    assert {step.reward for step in steps} == {2.5, 4.0}
+    assert all((step.parts["useful_helper"] > 0) == (step.reward == 4.0) for step in steps)
+
+
+@pytest.mark.parametrize("num_agents", [1, 2, 3])
+def test_demonstrations_answer_the_prompts(num_agents):
+    env = make("humaneval", num_agents)
+    tasks, demos = env.tasks("train"), env.demonstrations()
+    assert len(demos) == num_agents * len(tasks)
+    first = demos[:num_agents]
+    assert [d["prompt"] for d in first] == env.observe(tasks[0], [])
+    step = env.step([(tasks[0], [], [d["completion"] for d in first])])[0]
+    assert step.parts["all_passed"] == 1
+
+
+def test_prompts_tell_each_agent_what_it_may_know():
+    env = make("humaneval", 3)
+    task = env.tasks("test")[0]
+    one, two, main = env.observe(task, [])
+    assert "aux1" in one and "aux2" not in one and "aux1" not in two and "aux2" in two
+    assert "aux1(...)" in main and "aux2(...)" in main
+    assert all(task["problem"].strip() in prompt for prompt in (one, two, main))
+    alone = make("humaneval", 1).observe(task, [])
+    assert len(alone) == 1
+    assert "aux" not in alone[0]
+
+
+def test_feedback_shows_prompt_examples_and_never_a_test():
+    task = make("humaneval").tasks("train")[0]
+    lines = [line.strip() for line in task["tests"].splitlines() if "assert" in line]
+    secrets = [line.split("candidate(")[1].split(")")[0] for line in lines if "candidate([])" not in line]
+    main = f"def {task['entry_point']}(numbers):\n    raise ValueError('told ' + str(numbers))\n    return aux(1)"
+    for feedback in "plain", "level":
+        env = make("humaneval", 2, 2, feedback=feedback)
+        step = env.step([(task, [], [AUX, main])])[0]
+        prompts = env.observe(task, [step])
+        assert not step.done
+        assert AUX.strip() in prompts[0] and main not in prompts[0]
+        assert main.strip() in prompts[1] and AUX.strip() not in prompts[1]
+        for prompt in prompts:
+            assert not any(secret in prompt for secret in secrets)
+            assert ("0 of 5 tests passed" in prompt) == (feedback == "level")
+            assert ("fails: raised ValueError: told [" in prompt) == (feedback == "level")
+    assert env.observe(task, [step, step])[0].count("Your answer:") == 2
+
+
+def test_feedback_levels():
+    env = make("humaneval", 2, 2)
+    task = env.tasks("train")[0]
+    name = task["entry_point"]
+    cases = {
+        ("x", "y"): ("No aux that returns something was found.", f"No {name} that returns something was found."),
+        (AUX, f"def {name}(n):\n    return 1\n)"): ("aux was found.", "does not compile: unmatched ')'"),
+        (AUX, f"def {name}(n):\n    return 77"): (f"{name} does not use aux.", "fails: returned 77."),
+        (AUX, f"def {name}(n):\n    aux(1)\n    return 77"): ("calls but ignores aux", "calls but ignores aux"),
+        (AUX, f"def {name}(n):\n    return aux(n)"): ("only hands on", "only hands on"),
+    }
+    for texts, expected in cases.items():
+        prompts = env.observe(task, env.step([(task, [], list(texts))]))
+        for prompt, part in zip(prompts, expected):
+            assert part in prompt
+
+
+def test_observe_and_step_change_nothing():
+    env = make("humaneval", 2, 2)
+    task = env.tasks("train")[0]
+    before = json.dumps(task)
+    step = env.step([(task, [], [AUX, "def x(): pass"])])
+    assert env.observe(task, step) == env.observe(task, step)
+    assert json.dumps(task) == before
+
+
+def test_arguments_that_make_no_sense():
+    with pytest.raises(ValueError, match="--feedback"):
+        make("humaneval", 2, 2, feedback="loud")
+    with pytest.raises(ValueError, match="--dataset"):
+        make("humaneval").tasks("valid")
+    with pytest.raises(ValueError, match="--env"):
+        Coding("tldr")
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_files_keep_the_benchmarks_split(tmp_path):
+    rows = [{**row, "task_id": f"HumanEval/{i}"} for i, row in enumerate(samples.coding_tasks("train", 164, 1))]
+    env = make("humaneval", dataset=write_rows(tmp_path / "all.jsonl", rows[::-1]))
+    ids = {split: sorted(int(t["task_id"].split("/")[1]) for t in env.tasks(split)) for split in env.splits}
+    assert ids == {"train": [*range(33, 133)], "validation": [*range(32)], "test": [*range(133, 164)]}
+    env = make("humaneval", dataset=write_rows(tmp_path / "part.jsonl", rows[100:150:7]))
+    assert [t["task_id"] for t in env.tasks("test")] == ["HumanEval/135", "HumanEval/142", "HumanEval/149"]
+    # Tasks of other numbering are split as any other file.
+    own = [{**row, "task_id": f"mine {i}"} for i, row in enumerate(rows[:20])]
+    env = make("humaneval", dataset=write_rows(tmp_path / "own.jsonl", own))
+    assert (len(env.tasks("train")), len(env.tasks("test"))) == (18, 2)
+    with pytest.raises(ValueError, match="--dataset"):
+        make("humaneval", dataset=write_rows(tmp_path / "few.jsonl", rows[:20]))
+    with pytest.raises(ValueError, match="--dataset"):
+        make("humaneval", dataset=write_rows(tmp_path / "bad.jsonl", [{**row, "prompt": "def ("} for row in rows]))
+
+
+def benchmark(name):
+    path = os.path.join(DATA, name)
+    if not os.path.exists(path):
+        pytest.skip(f"{name} is not here")
+    with open(path) as file:
+        rows = [json.loads(line) for line in file]
+    env = Coding("mbpp" if name.startswith("mbpp") else "humaneval")
+    from envs.coding import _task
+
+    return env, rows, [_task(row, name) for row in rows]
+
+
+def without_returns(code):
+    tree = ast.parse(code)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            # At the outermost level of each function the first statement returns None.
+            node.body = [ast.Return(ast.Constant(None)), *node.body]
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+@pytest.mark.parametrize("name, needed", [("humaneval.jsonl", 82), ("mbpp_sanitized.jsonl", 213)])
+def test_reference_solutions(name, needed):
+    env, rows, tasks = benchmark(name)
+    codes = [row["code"] if "code" in row else row["prompt"] + row["canonical_solution"] for row in rows]
+    steps = env.step([(task, [], ["def aux(x):\n    return x", code]) for task, code in zip(tasks, codes)])
+    assert sum(step.parts["tests"] == 1 for step in steps) >= needed
+    assert all(step.reward == pytest.approx(2.5) for step in steps if step.done)
+    # The examples that are shown hold for the reference.
+    assert sum(bool(step.feedback["examples"]) for step in steps) == 0
+    steps = env.step([(task, [], ["", without_returns(code)]) for task, code in zip(tasks, codes)])
+    assert [task["task_id"] for task, step in zip(tasks, steps) if step.parts["all_passed"]] == []
+
+
+def test_mbpp_shows_one_assert_and_scores_the_others():
+    _, rows, tasks = benchmark("mbpp_sanitized.jsonl")
+    for row, task in zip(rows, tasks):
+        (example,) = task["examples"]
+        assert example.strip() in task["problem"]
+        scored = task["tests"].split("\n")
+        assert sorted([example, *scored]) == sorted("\n".join(row["test_list"]).split("\n"))
+        assert task["entry_point"] in example
+
+
+def test_coophumaneval_can_be_read():
+    _, rows, tasks = benchmark("coophumaneval.jsonl")
+    assert len(tasks) == len(rows)
+    assert sum(bool(task["examples"]) for task in tasks) > 0.9 * len(tasks)
