@@ -190,12 +190,10 @@ HACKS = {
                 os.write(3, struct.pack('>I', len(text)) + text)
     """,
     "reply that never ends": """
-        import os, struct, time
+        import os, struct
         def f(x):
-            os.write(3, struct.pack('>I', 1000))
-            while True:
-                os.write(3, b' ')
-                time.sleep(0.01)
+            os.write(3, struct.pack('>I', 15_000_000))
+            while True: os.write(3, b' ')
     """,
     "arguments that are not there": """
         import os, struct
@@ -223,7 +221,36 @@ def test_hack(name):
     assert result.reason
 
 
-def test_coding_cookie_and_bom_are_no_way_out():
+def test_a_candidate_cannot_end_the_tests_loop():
+    code = "def f(x):\n    if x > 2: raise StopIteration\n    return x"
+    tests = "assert f(0) == 0\nfor y in map(f, [1, 2, 3, 4]):\n    assert y in (1, 2)\nassert f(2) == 2"
+    result = run_beside_controls(job(code, tests))
+    assert result.outcomes == [True, True, True, False]  # the last assert was not reached
+    assert result.reason == "StopIteration: "
+
+
+def test_an_oversized_reply_is_not_waited_for():
+    assert run_beside_controls(job(HACKS["oversized reply"])).reason == "an unreadable answer (too large)"
+
+
+def test_a_candidate_has_no_descriptor_but_its_channel():
+    code = """
+        import os, stat
+        def f():
+            found = {}
+            for fd in range(1000):
+                try: status = os.fstat(fd)
+                except OSError: continue
+                device = os.major(status.st_rdev), os.minor(status.st_rdev)
+                found[fd] = 'socket' if stat.S_ISSOCK(status.st_mode) else device
+            return found
+    """
+    null = (1, 3)
+    result = run_beside_controls(job(code, f"assert f() == { ({0: null, 1: null, 2: null, 3: 'socket'}) }"))
+    assert result.reason == ""
+
+
+def test_a_coding_cookie_means_nothing():
     # A cookie in a str means nothing to Python, so these are correct solutions, and must pass.
     for code in "# -*- coding: rot13 -*-\n" + GOOD, "# coding: latin-1\n" + GOOD:
         assert run_beside_controls(job(code)).reason == ""
