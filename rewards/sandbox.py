@@ -88,7 +88,8 @@ def run_tests(jobs, timeout=10.0, allow_unsafe_code=False):
 
     timeout: seconds of wall clock for each job
     allow_unsafe_code: also run where the kernel offers no protection (macOS): the code may then do what you may do
-    Raises RuntimeError when there is no protection and allow_unsafe_code is not set, or no interpreter starts.
+    Raises ValueError when there is no protection and allow_unsafe_code is not set, RuntimeError when no interpreter
+    starts. Whatever the jobs do raises nothing.
     """
     jobs = list(jobs)
     if not jobs:
@@ -166,9 +167,9 @@ class _Worker:
         safe = layers["namespaces"] or (layers["Landlock"] and layers["seccomp"])
         if not safe and not allow_unsafe_code:
             self.close()
-            raise RuntimeError(
-                "this system offers neither namespaces nor Landlock with seccomp to contain model-written code: "
-                "use Linux 5.13 or later, or accept that the code can do all that you can with --allow-unsafe-code"
+            raise ValueError(
+                "--allow-unsafe-code: this system offers neither namespaces nor Landlock with seccomp to contain "
+                "model-written code; use Linux 5.13 or later, or give the argument and let the code do all that you can."
             )
         global _layers_said
         if not _layers_said:

@@ -440,7 +440,7 @@ def test_escapes_without_landlock(tmp_path):
 def test_unprotected_only_when_allowed():
     said = in_a_process("""
         without('unshare', 'landlock', 'seccomp')
-        with pytest.raises(RuntimeError, match="--allow-unsafe-code"):
+        with pytest.raises(ValueError, match="--allow-unsafe-code"):
             run_tests([job(GOOD)])
         results = run_tests([job(GOOD), job(BAD), job(HACKS["equal to everything"])], allow_unsafe_code=True)
         assert [r.passed for r in results] == [6, 0, 0]
