@@ -16,6 +16,7 @@ gradient: Dr. GRPO, arXiv 2503.20783), the clipped ratio (it is 1 at one step pe
 Source: MAGRPO, arXiv 2508.04652. With one agent this is GRPO, arXiv 2402.03300, in the form of Dr. GRPO.
 """
 
+import copy
 import functools
 import importlib
 import itertools
@@ -42,7 +43,7 @@ import tyro
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 # N agents, B tasks, G generations, J joint actions, T turns, P prompt tokens, C completion tokens, V vocabulary,
 # R rows of a batch, L tokens of a row, D hidden size. Nodes are joint: what belongs to an agent is in a list, [N].
@@ -128,97 +129,143 @@ def head(model, hidden):  # (..., D) -> (..., V)
         return model.get_output_embeddings()(hidden.float())
 
 
+class RoomyLayer(DynamicLayer):
+    """A cache layer with room for 64 more tokens: DynamicLayer copies all that it holds for each new one."""
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        held, new = self.get_seq_length(), key_states.shape[-2]
+        if held == 0:
+            self.rooms = super().update(key_states, value_states)
+            return self.rooms
+        if held + new > self.rooms[0].shape[-2]:
+            self.rooms = [x.new_empty(*x.shape[:-2], held + new + 64, x.shape[-1]) for x in (self.keys, self.values)]
+            self.rooms[0][..., :held, :], self.rooms[1][..., :held, :] = self.keys, self.values
+        self.rooms[0][..., held : held + new, :], self.rooms[1][..., held : held + new, :] = key_states, value_states
+        self.keys, self.values = (room[..., : held + new, :] for room in self.rooms)
+        return self.keys, self.values
+
+    def reorder_cache(self, index):
+        super().reorder_cache(index)
+        self.rooms = (self.keys, self.values)
+
+
+def prefill(agent, prompts, cache):
+    """Fills the cache with each prompt, once. Returns the last hidden states (B, D) and the padding mask (B, P)."""
+    device, P = agent.model.device, max(map(len, prompts))
+    input_ids = torch.tensor([[0] * (P - len(ids)) + ids for ids in prompts], device=device)
+    mask = torch.tensor([[0] * (P - len(ids)) + [1] * len(ids) for ids in prompts], device=device)
+    position_ids = (mask.cumsum(-1) - 1).clamp(min=0)
+    with autocast(agent.model):
+        states = agent.model.base_model(
+            input_ids, attention_mask=mask, position_ids=position_ids, past_key_values=cache, use_cache=True
+        ).last_hidden_state
+    return states[:, -1], mask
+
+
 @torch.no_grad()
 def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_batch_tokens):
     """Draws completions from the model's whole distribution at `temperature`; 0 takes the likeliest token.
 
     prompts: B lists of token ids. Returns B lists of G pairs (token ids, log-probabilities), each up to and with the
-    first stop token. A prompt is computed once for its G completions, and a row that stopped leaves the batch.
+    first stop token. A prompt is computed once for its G completions, and rows that stopped leave the batch.
     """
-    model, device, drawn = agent.model, agent.model.device, [[] for _ in prompts]
+    device, drawn = agent.model.device, [[] for _ in prompts]
     longest_first = sorted(range(len(prompts)), key=lambda b: -len(prompts[b]))  # neighbours need little padding
     waiting = [b for b in longest_first for _ in range(num_generations)]
     while waiting:
-        P = len(prompts[waiting[0]])
-        R = max(1, max_batch_tokens // (P + max_new_tokens))
+        R = max(1, max_batch_tokens // (len(prompts[waiting[0]]) + max_new_tokens))
         rows, waiting = waiting[:R], waiting[R:]
         distinct = list(dict.fromkeys(rows))
-        input_ids = torch.tensor([[0] * (P - len(prompts[b])) + prompts[b] for b in distinct], device=device)
-        mask = torch.tensor([[0] * (P - len(prompts[b])) + [1] * len(prompts[b]) for b in distinct], device=device)
-        position_ids = (mask.cumsum(-1) - 1).clamp(min=0)
-        cache = DynamicCache(config=model.config)
+        cache = DynamicCache(config=agent.model.config)
+        cache.layers = [RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+        hidden, mask = prefill(agent, [prompts[b] for b in distinct], cache)
+        keep = torch.tensor([distinct.index(b) for b in rows], device=device)  # from prompts to completions
+        cache.reorder_cache(keep)
+        hidden, mask = hidden[keep], mask[keep]
+        position_ids = mask.sum(-1, keepdim=True)  # (R, 1)
         alive = torch.arange(len(rows), device=device)
         tokens = torch.zeros(len(rows), max_new_tokens, dtype=torch.long, device=device)
         logprobs = torch.zeros(len(rows), max_new_tokens, device=device)
         lengths = torch.full((len(rows),), max_new_tokens, device=device)
         for t in range(max_new_tokens):
-            with autocast(model):
-                hidden = model.base_model(
-                    input_ids, attention_mask=mask, position_ids=position_ids, past_key_values=cache, use_cache=True
-                ).last_hidden_state[:, -1]  # (R, D)
-            if t == 0:
-                keep = torch.tensor([distinct.index(b) for b in rows], device=device)  # from prompts to completions
-                cache.batch_select_indices(keep)
-                hidden, mask, position_ids = hidden[keep], mask[keep], position_ids[keep, -1:]
-            logprob = (head(model, hidden) / (temperature or 1.0)).log_softmax(-1)  # (R, V)
+            logprob = (head(agent.model, hidden) / (temperature or 1.0)).log_softmax(-1)  # (R, V)
             token = torch.multinomial(logprob.exp(), 1) if temperature else logprob.argmax(-1, keepdim=True)  # (R, 1)
             tokens[alive, t], logprobs[alive, t] = token[:, 0], logprob.gather(-1, token)[:, 0]
-            stopped = torch.isin(token[:, 0], agent.stop_ids)
-            if stopped.any():
-                lengths[alive[stopped]] = t + 1
-                keep = (~stopped).nonzero()[:, 0]
-                if len(keep) == 0:
-                    break
-                cache.batch_select_indices(keep)
+            stopped = alive[torch.isin(token[:, 0], agent.stop_ids)]
+            lengths[stopped] = lengths[stopped].clamp(max=t + 1)
+            running = lengths[alive] > t + 1
+            if 8 * running.sum() <= 7 * len(running):  # not for each row that stops: a copy of the cache has its price
+                keep = running.nonzero()[:, 0]
+                cache.reorder_cache(keep)
                 alive, token, mask, position_ids = alive[keep], token[keep], mask[keep], position_ids[keep]
-            input_ids, position_ids, mask = token, position_ids + 1, torch.cat([mask, torch.ones_like(token)], dim=1)
+            if len(alive) == 0 or t + 1 == max_new_tokens:
+                break
+            mask = torch.cat([mask, torch.ones_like(token)], dim=1)
+            with autocast(agent.model):
+                hidden = agent.model.base_model(
+                    token, attention_mask=mask, position_ids=position_ids, past_key_values=cache, use_cache=True
+                ).last_hidden_state[:, -1]  # (R, D)
+            position_ids = position_ids + 1
         for b, ids, logprob, length in zip(rows, tokens.tolist(), logprobs.tolist(), lengths.tolist()):
             drawn[b].append((ids[:length], logprob[:length]))
     return drawn
 
 
-def completion_states(agent, rows):
-    """Hidden states that predict the completions' tokens, and these tokens: (tokens, D) and (tokens,).
+def completion_states(agent, groups):
+    """Hidden states that predict the tokens of the completions, one after the other: (tokens, D).
 
-    rows: list of (prompt, completions), all token ids. A row is [prompt | completion 1 | completion 2 ...]; each
-    completion sees the prompt and itself, at the positions that it would have alone, so every number is as if it was.
+    groups: list of (prompt, completions), all token ids. As in `sample`, a prompt is computed once and its completions
+    go on from its cache, here with gradients; an agent that cannot share computes it again for each completion.
     """
-    L = max(len(prompt) + sum(map(len, completions)) for prompt, completions in rows)
-    input_ids, position_ids, segment, source, target = [], [], [], [], []
-    for prompt, completions in rows:
-        P, start = len(prompt), L * len(input_ids)
-        ids, positions, owner = [*prompt], [*range(P)], [0] * P
-        for k, completion in enumerate(completions, start=1):
-            source += [start + P - 1, *range(start + len(ids), start + len(ids) + len(completion) - 1)]
-            ids += completion
-            positions += range(P, P + len(completion))
-            owner += [k] * len(completion)
-            target += completion
-        padding = L - len(ids)
-        input_ids.append(ids + [0] * padding)
-        position_ids.append(positions + [0] * padding)
-        segment.append(owner + [-1] * padding)
-    device = agent.model.device
-    segment = torch.tensor(segment, device=device)  # (R, L): 0 the prompt, 1 .. the completions, -1 padding
-    mask = (segment >= 0).long()  # (R, L)
-    if agent.packed:
-        mask = (segment[:, :, None] == segment[:, None, :]) | (segment[:, None, :] == 0)
-        mask = mask.tril()[:, None]  # (R, 1, L, L), row by column: query by key
-    input_ids, position_ids = torch.tensor(input_ids, device=device), torch.tensor(position_ids, device=device)
-    with autocast(agent.model):
-        hidden = agent.model.base_model(input_ids, attention_mask=mask, position_ids=position_ids, use_cache=False)
-    hidden = hidden.last_hidden_state.flatten(0, 1).index_select(0, torch.tensor(source, device=device))
-    return hidden, torch.tensor(target, device=device)
+    model, device = agent.model, agent.model.device
+    rows = [(b, ids) for b, (_, completions) in enumerate(groups) for ids in completions]
+    if not agent.share:
+        full = [groups[b][0] + ids for b, ids in rows]
+        mask = torch.tensor([[1] * len(ids) + [0] * (max(map(len, full)) - len(ids)) for ids in full], device=device)
+        input_ids = torch.tensor([ids + [0] * (mask.shape[1] - len(ids)) for ids in full], device=device)  # (R, L)
+        with autocast(model):
+            hidden = model.base_model(input_ids, attention_mask=mask, use_cache=False).last_hidden_state
+        return torch.cat(
+            [row[len(full_ids) - len(ids) - 1 :][: len(ids)] for row, full_ids, (_, ids) in zip(hidden, full, rows)]
+        )
+    cache = DynamicCache(config=model.config)
+    last, mask = prefill(agent, [prompt for prompt, _ in groups], cache)
+    states, waiting = [None] * len(rows), sorted(range(len(rows)), key=lambda r: -len(rows[r][1]))
+    while waiting:
+        C = len(rows[waiting[0]][1])
+        chunk = [r for r in waiting if len(rows[r][1]) > 0.75 * C]  # of like length, so that little is padding
+        waiting = waiting[len(chunk) :]
+        owner = torch.tensor([rows[r][0] for r in chunk], device=device)
+        hidden = last[owner, None]  # (R, 1, D), which predict the first tokens
+        if C > 1:
+            # the last token predicts nothing, and what pads a shorter row on the right is seen by nobody
+            ids = torch.tensor([(rows[r][1] + [0] * C)[: C - 1] for r in chunk], device=device)
+            branch = copy.copy(cache)
+            branch.layers = [copy.copy(layer) for layer in cache.layers]
+            branch.reorder_cache(owner)
+            seen = torch.cat([mask[owner], torch.ones_like(ids)], dim=1)  # (R, P + C - 1)
+            position_ids = (seen.cumsum(-1) - 1)[:, mask.shape[1] :]
+            with autocast(model):
+                later = model.base_model(
+                    ids, attention_mask=seen, position_ids=position_ids, past_key_values=branch, use_cache=True
+                ).last_hidden_state
+            hidden = torch.cat([hidden, later], dim=1)  # (R, C, D)
+        for r, row in zip(chunk, hidden):
+            states[r] = row[: len(rows[r][1])]
+    return torch.cat(states)
 
 
-def token_logprobs(agent, rows, temperature):
-    """Log-probabilities of the completions' tokens in the order of `rows`, (tokens,)."""
+def token_logprobs(agent, groups, temperature):
+    """Log-probabilities of the completions' tokens, one after the other: (tokens,)."""
 
     def logprob(hidden, target):
         logits = head(agent.model, hidden) / temperature  # (tokens, V)
         return logits.gather(-1, target[:, None])[:, 0] - logits.logsumexp(-1)
 
-    hidden, target = completion_states(agent, rows)
+    hidden = completion_states(agent, groups)
+    target = torch.tensor([token for _, completions in groups for ids in completions for token in ids]).to(
+        hidden.device
+    )
     # in pieces that the backward pass computes again: the logits of all tokens never stand in memory together
     size = max(1, 2**26 // agent.model.config.get_text_config().vocab_size)
     pieces = zip(hidden.split(size), target.split(size))
@@ -226,28 +273,20 @@ def token_logprobs(agent, rows, temperature):
 
 
 def micro_batches(agent, groups, max_batch_tokens):
-    """Rows (prompt, completions, a value per completion) out of such groups, in batches of like length.
-
-    Sharing a row saves prompts and wastes attention between completions. As a token costs about 6 D times what a pair
-    of query and key does, sqrt(P^2 + 6 D P) completion tokens a row are best, and the cost stays linear in G.
-    """
-    rows = []
+    """Cuts groups (prompt, completions, values) into batches of at most so many tokens; a large group is divided."""
+    parts, batch, held = [], [], 0
     for prompt, completions, values in groups:
-        best = math.sqrt(len(prompt) ** 2 + 6 * agent.model.config.get_text_config().hidden_size * len(prompt))
-        room = 0
-        for completion, value in zip(completions, values):
-            if len(completion) > room or not agent.packed:
-                rows.append((prompt, [], []))
-                room = min(best, max_batch_tokens - len(prompt))
-            rows[-1][1].append(completion)
-            rows[-1][2].append(value)
-            room -= len(completion)
-    length = lambda row: len(row[0]) + sum(map(len, row[1]))
-    rows.sort(key=length, reverse=True)
-    while rows:
-        R = max(1, max_batch_tokens // length(rows[0]))
-        yield rows[:R]
-        rows = rows[R:]
+        size = max(1, (max_batch_tokens - len(prompt)) // max(map(len, completions))) if agent.share else 1
+        for k in range(0, len(completions), size):
+            parts.append((prompt, completions[k : k + size], values[k : k + size]))
+    for part in sorted(parts, key=lambda part: -len(part[0])):  # prompts of like length together
+        tokens = len((batch or [part])[0][0]) + sum(map(len, part[1]))
+        if batch and held + tokens > max_batch_tokens:
+            yield batch
+            batch, held = [], 0
+        batch.append(part)
+        held += tokens
+    yield batch
 
 
 def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
@@ -455,18 +494,18 @@ if __name__ == "__main__":
             fail(f"--model {name}: agent {i} cannot load it: {str(error).splitlines()[0]}")
         stops = [tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id)]
         stop_ids = torch.tensor([int(stop) for stop in stops if stop is not None], device=device)
-        packed = all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
-        agent = SimpleNamespace(
-            model=model.eval(), tokenizer=tokenizer, stop_ids=stop_ids, packed=packed
-        )  # no dropout
+        # The cache of recurrent layers cannot be shared, and gradient checkpointing knows no cache.
+        layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
+        share = layers <= {DynamicLayer, DynamicSlidingWindowLayer} and not args.gradient_checkpointing
+        agent = SimpleNamespace(model=model.eval(), tokenizer=tokenizer, stop_ids=stop_ids, share=share)  # no dropout
         longest = max((env.observe(task, [])[i] for task in train_tasks), key=len)
         ids = (encode(agent, [longest], args.max_new_tokens)[0] * 2)[:64]
-        # A model may do more with logits or positions than this file knows. Better to stop than to train it wrongly.
+        # A model may do more with its logits than this file knows. Better to stop than to train it wrongly.
         with torch.no_grad():
             theirs = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
-            ours = token_logprobs(agent, [(ids[:1], [ids[1:]] * (1 + packed))], temperature=1.0)
+            ours = token_logprobs(agent, [(ids[:1], [ids[1:], ids[1:]])], temperature=1.0)
         if not torch.allclose(ours[1 - len(ids) :], theirs[range(len(ids) - 1), ids[1:]], atol=1e-3):
-            fail(f"--model {name} treats its logits (soft-capping?) or positions as this script cannot; use another.")
+            fail(f"--model {name}: its logits are not its head's (soft-capping?), as this script needs; use another.")
         if args.gradient_checkpointing:  # transformers ties it to training mode, and so to dropout
             if any(value for key, value in model.config.to_dict().items() if "drop" in key):
                 fail(
@@ -475,8 +514,8 @@ if __name__ == "__main__":
             model.gradient_checkpointing_enable()
         agent.optimizer = torch.optim.AdamW(model.to(device).parameters(), lr=args.learning_rate, weight_decay=0.0)
         agents.append(agent)
-        how = "a group shares its prompt's row" if packed else "one completion a row (sliding window or recurrence)"
-        say(f"agent {i}: {name}, {model.num_parameters() / 1e6:.1f}M parameters on {device}, {how}")
+        how = "computed once for its group" if share else "computed again for each completion in training"
+        say(f"agent {i}: {name}, {model.num_parameters() / 1e6:.1f}M parameters on {device}, a prompt is {how}")
     say(
         f"{len(train_tasks)} tasks to train on, {len(held_out)} to evaluate; learning rate {args.learning_rate}, "
         f"{args.max_new_tokens} new tokens, {args.max_batch_tokens} tokens a batch; {run_dir}"

@@ -60,6 +60,7 @@ class Job(NamedTuple):
     options: for `prepare`
     examples: trusted `assert` statements whose outcome may be shown to the model; they are not counted
     setup: trusted source that the tests need, such as functions that the task's prompt defines
+    objects: whether the tests may call, and read and set attributes of, the candidate's classes and objects
     """
 
     texts: list[str]
@@ -69,6 +70,7 @@ class Job(NamedTuple):
     options: dict | None = None
     examples: list[str] | tuple = ()
     setup: str = ""
+    objects: bool = False
 
 
 class Result(NamedTuple):
@@ -169,7 +171,7 @@ class _Worker:
             self.close()
             raise ValueError(
                 "--allow-unsafe-code: this system offers neither namespaces nor Landlock with seccomp to contain "
-                "model-written code; use Linux 5.13 or later, or give the argument and let the code do all that you can."
+                "model-written code; use Linux 5.13 or later, or set it and let the code do all that you can."
             )
         global _layers_said
         if not _layers_said:

@@ -10,8 +10,7 @@ import torch
 from conftest import SCRIPTS, STOP, make_tokenizer, save_model
 from test_gradient import advantages_of
 from toy import Step
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, MistralForCausalLM
-from transformers.cache_utils import DynamicLayer
+from transformers import AutoModelForCausalLM, AutoTokenizer, MistralForCausalLM
 
 
 def load(path):
@@ -33,10 +32,7 @@ BY_HAND = {  # returns 1, 2, 6
 def agent_of(path, **changes):
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     stop_ids = torch.tensor(model.generation_config.eos_token_id)
-    packed = all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
-    agent = SimpleNamespace(
-        model=model, tokenizer=AutoTokenizer.from_pretrained(path), stop_ids=stop_ids, packed=packed
-    )
+    agent = SimpleNamespace(model=model, tokenizer=AutoTokenizer.from_pretrained(path), stop_ids=stop_ids, share=True)
     vars(agent).update(changes)
     return agent
 
@@ -251,17 +247,16 @@ def test_greedy_is_what_generate_gives(script, max_batch_tokens, model_dir):
 
 
 @every_script
-@pytest.mark.parametrize("kind", ["packed", "one a row", "sliding window"])
-def test_token_logprobs_are_those_of_each_completion_alone(script, kind, model_dir, tmp_path):
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("kind", ["full attention", "sliding window"])
+def test_token_logprobs_are_those_of_each_completion_alone(script, kind, share, model_dir, tmp_path):
     path = (
         save_model(tmp_path / "m", model_class=MistralForCausalLM, sliding_window=9)
         if kind == "sliding window"
         else model_dir
     )
-    agent = agent_of(path, packed=kind == "packed")
+    agent = agent_of(path, share=share)
     rows = [([5, 6, 7], [[8, 9], [10], [11, 12, 13, STOP]]), ([0] * 20, [[7] * 30, [6, 5]]), ([3], [[4]])]
-    if kind != "packed":
-        rows = [(prompt, [completion]) for prompt, completions in rows for completion in completions]
     ours = load(script).token_logprobs(agent, rows, 0.7)
     alone = [exact_logprobs(agent.model, prompt, ids, 0.7) for prompt, completions in rows for ids in completions]
     assert ours.tolist() == pytest.approx(list(itertools.chain.from_iterable(alone)), abs=1e-5)
@@ -284,20 +279,20 @@ def test_head_in_pieces_is_the_whole(script, model_dir, monkeypatch):
 
 @every_script
 @pytest.mark.parametrize("max_batch_tokens", [1, 50, 333, 10**6])
-def test_micro_batches_hold_every_completion_once_within_the_budget(script, max_batch_tokens, model_dir):
+@pytest.mark.parametrize("share", [True, False])
+def test_micro_batches_hold_every_completion_once_within_the_budget(script, max_batch_tokens, share):
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(1, 40, (6, 9), generator=generator).tolist()
     groups = [
         ([g] * (3 + 7 * g), [[g] * n for n in row], [g + k / 10 for k in range(9)]) for g, row in enumerate(lengths)
     ]
-    for packed in (True, False):
-        batches = list(load(script).micro_batches(agent_of(model_dir, packed=packed), groups, max_batch_tokens))
-        seen = [(p, c, v) for rows in batches for p, cs, vs in rows for c, v in zip(cs, vs, strict=True)]
-        assert sorted(seen) == sorted((p, c, v) for p, cs, vs in groups for c, v in zip(cs, vs))
-        for rows in batches:
-            size = max(len(p) + sum(map(len, cs)) for p, cs, _ in rows)
-            assert len(rows) * size <= max_batch_tokens or (len(rows) == 1 and len(rows[0][1]) == 1)
-            assert packed or all(len(cs) == 1 for _, cs, _ in rows)
+    batches = list(load(script).micro_batches(SimpleNamespace(share=share), groups, max_batch_tokens))
+    seen = [(p, c, v) for batch in batches for p, cs, vs in batch for c, v in zip(cs, vs, strict=True)]
+    assert sorted(seen) == sorted((p, c, v) for p, cs, vs in groups for c, v in zip(cs, vs))
+    for batch in batches:
+        tokens = sum(max(len(p) for p, _, _ in batch) + sum(map(len, cs)) for _, cs, _ in batch)
+        assert tokens <= max_batch_tokens or (len(batch) == 1 and len(batch[0][1]) == 1)
+        assert share or all(len(cs) == 1 for _, cs, _ in batch)
 
 
 @every_script
