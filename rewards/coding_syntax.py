@@ -102,14 +102,16 @@ def _walk(nodes):
 
 def _cooperation(body, entry_point, helpers):
     """Uses, ignored and wrapper: the facts about how the asked function treats the helpers."""
-    functions = {node.name: node for node in body if isinstance(node, FUNCTIONS)}
+    defined = {node.name: node for node in body if isinstance(node, (*FUNCTIONS, ast.ClassDef))}
     # The asked function and what it reaches in its own text, such as a further function that calls the helper.
-    reached, todo = [], [entry_point]
+    reached, todo, seen = [], [entry_point], set()
     while todo:
         name = todo.pop()
-        if name in functions and functions[name] not in reached:
-            reached.append(functions[name])
-            todo += [n.id for n in ast.walk(functions[name]) if isinstance(n, ast.Name)]
+        if name in defined and name not in seen:
+            seen.add(name)
+            parts = defined[name].body if isinstance(defined[name], ast.ClassDef) else [defined[name]]
+            reached += [part for part in parts if isinstance(part, FUNCTIONS)]
+            todo += [n.id for n in ast.walk(defined[name]) if isinstance(n, ast.Name)]
     flows = [_Flow(function, helpers) for function in reached]
     uses = [any(helper in flow.used for flow in flows) for helper in helpers]
     called = [any(helper in flow.called for flow in flows) for helper in helpers]
@@ -234,6 +236,9 @@ def _block(statements):
         reached.append(statement)
         if isinstance(statement, (ast.Return, ast.Raise, ast.Break, ast.Continue)):
             break
+        if isinstance(statement, ast.While) and isinstance(statement.test, ast.Constant):  # while True
+            if not any(isinstance(node, ast.Break) for node in _walk(statement.body)):
+                break
     return reached
 
 

@@ -60,7 +60,6 @@ class Job(NamedTuple):
     options: for `prepare`
     examples: trusted `assert` statements whose outcome may be shown to the model; they are not counted
     setup: trusted source that the tests need, such as functions that the task's prompt defines
-    objects: whether the tests may call, and read and set attributes of, the candidate's classes and objects
     """
 
     texts: list[str]
@@ -70,7 +69,6 @@ class Job(NamedTuple):
     options: dict | None = None
     examples: list[str] | tuple = ()
     setup: str = ""
-    objects: bool = False
 
 
 class Result(NamedTuple):

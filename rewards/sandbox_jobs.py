@@ -28,7 +28,6 @@ MAX_FRAME = 16_000_000  # bytes of one message
 
 # Imported before there are jobs, as models and tests often do: a clone has them at once.
 PRELOADED = "bisect copy decimal fractions functools hashlib heapq itertools math operator re statistics string typing"
-PRELOADED += " unittest"
 
 
 # Messages -----------------------------------------------------------------------------------------------------------
@@ -199,12 +198,6 @@ def _candidate(channel):
         objects.append(value)
         return ["object", len(objects) - 1]
 
-    def find(key):  # a name of the program's, or a number
-        return vars(module)[key] if isinstance(key, str) else objects[key]
-
-    def given(data):  # by the tests: an object of ours, or something like `int` or `print`
-        return getattr(builtins, data[1]) if data[0] == "builtin" else find(data[1])
-
     def answer(function):
         try:
             send(channel, function())
@@ -215,25 +208,18 @@ def _candidate(channel):
         exec(compile(program, "<candidate>", "exec"), vars(module))
         return ["value", None, []]
 
-    def call(key, packed_args, packed_keywords):
-        args, keywords = (_unpack(p, given) for p in (packed_args, packed_keywords))
-        value = _pack(find(key)(*args, **keywords), handle)
+    def call(name, packed_args, packed_keywords):
+        args, keywords = (_unpack(p, lambda data: objects[data[1]]) for p in (packed_args, packed_keywords))
+        value = _pack(vars(module)[name](*args, **keywords), handle)
         after = _pack(args, handle)
         # Arguments that the call changed in place go back.
         changed = [[i, new] for i, (new, old) in enumerate(zip(after[1:], packed_args[1:])) if new != old]
         return ["value", value, changed]
 
-    def get(key, attribute):
-        return ["value", _pack(getattr(find(key), attribute), handle), []]
-
-    def put(key, attribute, packed):
-        setattr(find(key), attribute, _unpack(packed, given))
-        return ["value", None, []]
-
     answer(load)
     while True:
-        kind, *request = receive(channel)
-        answer(lambda kind=kind, request=request: {"call": call, "get": get, "put": put}[kind](*request))
+        request = receive(channel)
+        answer(lambda request=request: call(*request))
 
 
 # The grader's side --------------------------------------------------------------------------------------------------
@@ -249,8 +235,8 @@ class Opaque:
     No method of the object's own is ever called for the tests: a subtraction would hand it the expected value.
     """
 
-    def __init__(self, remote, key):
-        vars(self).update({"_Opaque__remote": remote, "_Opaque__key": key})
+    def __init__(self, number):
+        self.number = number
 
     def __eq__(self, other):
         return False
@@ -258,54 +244,15 @@ class Opaque:
     __hash__ = object.__hash__
 
 
-class Object(Opaque):
-    """An object that the tests may call, and whose attributes they may read and set; of the operators only
-    those that take no expected value.
-    """
-
-    def __call__(self, *args, **keywords):
-        return self._Opaque__remote.call(self._Opaque__key, args, keywords)
-
-    def __getattr__(self, name):
-        value = self._Opaque__remote.result(self._Opaque__remote.receive(["get", self._Opaque__key, name]))
-        if isinstance(value, CONTAINERS):  # what the tests change in it is set again before the next request
-            self._Opaque__remote.lent.append((self, name, value, _pack(value, self._Opaque__remote.own)))
-        return value
-
-    def __setattr__(self, name, value):
-        remote = self._Opaque__remote
-        remote.result(remote.receive(["put", self._Opaque__key, name, _pack(value, remote.own)]))
-
-    def __getitem__(self, item):
-        return self.__getattr__("__getitem__")(item)
-
-    def __setitem__(self, item, value):
-        self.__getattr__("__setitem__")(item, value)
-
-    def __delitem__(self, item):
-        self.__getattr__("__delitem__")(item)
-
-    def __len__(self):
-        return self.__getattr__("__len__")()
-
-
-CONTAINERS = (list, set, dict, bytearray, collections.deque)
-
-
 class _Remote:
     """The candidate, seen from the grader."""
 
-    def __init__(self, channel, deadline, kind):
-        self.channel, self.deadline, self.kind = channel, deadline, kind
+    def __init__(self, channel, deadline):
+        self.channel, self.deadline = channel, deadline
         self.dead = ""  # why it answers no more
-        self.lent = []  # containers that are attributes: object, attribute, value, how it was
         self.last = None  # what the last call returned, or a CandidateError that says what it did instead
 
     def receive(self, *request):
-        while self.lent and request:
-            thing, name, value, before = self.lent.pop()
-            if _pack(value, self.own) != before:
-                setattr(thing, name, value)
         if not self.dead:
             try:
                 if request:
@@ -342,23 +289,22 @@ class _Remote:
         self.last = _unpack(value, self.opaque)
         return self.last
 
-    def call(self, key, args, keywords):
-        request = ["call", key, _pack(list(args), self.own), _pack(keywords, self.own)]
-        return self.result(self.receive(request), args)
+    def function(self, name):
+        def call(*args, **keywords):
+            return self.result(self.receive([name, _pack(list(args), self.own), _pack(keywords, self.own)]), args)
+
+        return call
 
     def opaque(self, data):
-        kind, key = data
+        kind, number = data
         if kind != "object":
             raise ValueError("not a packed value")
-        return self.kind(self, key)
+        return Opaque(number)
 
     def own(self, value):
-        if isinstance(value, Opaque):
-            return ["object", value._Opaque__key]
-        name = getattr(value, "__name__", None)
-        if name is not None and getattr(builtins, name, None) is value:
-            return ["builtin", name]
-        raise TypeError(f"the tests pass a {type(value).__name__}, which is no plain data")
+        if type(value) is not Opaque:
+            raise TypeError(f"the tests pass a {type(value).__name__}, which is no plain data")
+        return ["object", value.number]
 
 
 class _Count(ast.NodeTransformer):
@@ -386,9 +332,9 @@ class _Count(ast.NodeTransformer):
 
 def _grader(channel, trainer):
     """Runs the tests and sends the trainer the fields of a Result, but for the seconds."""
-    deadline, texts, tests, names, prepare, options, examples, setup, objects = receive(trainer)
+    deadline, texts, tests, names, prepare, options, examples, setup = receive(trainer)
     random.seed(tests)  # repeatable, but not to be guessed by who has not seen the tests
-    remote = _Remote(channel, deadline, Object if objects else Opaque)
+    remote = _Remote(channel, deadline)
     count = _Count()
     tree = ast.fix_missing_locations(count.visit(ast.parse(tests)))
     outcomes, reached, errors, facts, shown = [], set(), [], {}, []
@@ -417,7 +363,7 @@ def _grader(channel, trainer):
             raise CandidateError(facts.get("error", "no program"))
         remote.result(remote.receive())
         exec(setup, scope)
-        scope.update({name: Object(remote, name) for name in names})
+        scope.update({name: remote.function(name) for name in names})
         shown = [example(source) for source in examples]
         exec(compile(tree, "<tests>", "exec"), scope)
     except Exception as error:  # outside of any assert: those that it kept from running have failed

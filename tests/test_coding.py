@@ -73,6 +73,8 @@ USES = {
     "continue": "t = 0\n    for x in numbers:\n        if not aux(x): continue\n        t += 2 * x\n    return t",
     "nested function": "def g(x):\n        return aux(x)\n    return sum(g(x) for x in numbers)",
     "further function": "return sum(g(x) for x in numbers)\ndef g(x):\n    return aux(x)",
+    "method": "return sum(G().double(x) for x in numbers)\nclass G:\n    def double(self, x): return aux(x)",
+    "while True": "t = 0\n    while True:\n        if not numbers: break\n        t += aux(numbers.pop())\n    return t",
     "lambda": "g = lambda x: aux(x)\n    return sum(g(x) for x in numbers)",
     "while": "t, i = 0, 0\n    while i < len(numbers):\n        t += aux(numbers[i])\n        i += 1\n    return t",
     "walrus": "return sum(y for x in numbers if (y := aux(x)) or True)",
@@ -143,6 +145,7 @@ NEITHER = {
     "string": "'aux(x)'",
     "bare mention": "aux",
     "never reached": "if False:\n        aux(3)",
+    "behind an endless loop": "while True:\n        return 2 * sum(numbers)\n    return aux(numbers)",
     "attribute": "numbers = numbers + []\n    type('T', (), {'aux': lambda self, x: x})().aux(3)",
     "variable of that name": "aux = lambda x: x\n    aux(3)",
 }
