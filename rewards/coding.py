@@ -13,8 +13,8 @@ functions out of the texts, and a comment that says "aux(" counts as a call; her
       ... and does more than to hand it on                                   1.0
       it calls a helper and ignores all that it returns                     -0.5, shared among the helpers
 
-"Makes use" is ours: in the published formula a call whose result is thrown away still gains 1.0. It is judged by which
-names flow where, not by values: `0 * aux(x)` is a use. So the share of tests that hang on the helper is logged as well.
+"Makes use" is ours: in the published formula a call whose result is thrown away still gains 1.0. It is judged by
+which names flow where, not by values: `0 * aux(x)` is a use.
 """
 
 import functools

@@ -236,9 +236,9 @@ def _block(statements):
         reached.append(statement)
         if isinstance(statement, (ast.Return, ast.Raise, ast.Break, ast.Continue)):
             break
-        if isinstance(statement, ast.While) and isinstance(statement.test, ast.Constant):  # while True
-            if not any(isinstance(node, ast.Break) for node in _walk(statement.body)):
-                break
+        endless = isinstance(statement, ast.While) and isinstance(statement.test, ast.Constant)  # while True
+        if endless and not any(isinstance(node, ast.Break) for node in _walk(statement.body)):
+            break
     return reached
 
 

@@ -74,7 +74,7 @@ USES = {
     "nested function": "def g(x):\n        return aux(x)\n    return sum(g(x) for x in numbers)",
     "further function": "return sum(g(x) for x in numbers)\ndef g(x):\n    return aux(x)",
     "method": "return sum(G().double(x) for x in numbers)\nclass G:\n    def double(self, x): return aux(x)",
-    "while True": "t = 0\n    while True:\n        if not numbers: break\n        t += aux(numbers.pop())\n    return t",
+    "while True": "t = 0\n    while 1:\n        if not numbers: break\n        t += aux(numbers.pop())\n    return t",
     "lambda": "g = lambda x: aux(x)\n    return sum(g(x) for x in numbers)",
     "while": "t, i = 0, 0\n    while i < len(numbers):\n        t += aux(numbers[i])\n        i += 1\n    return t",
     "walrus": "return sum(y for x in numbers if (y := aux(x)) or True)",
