@@ -17,8 +17,8 @@ Source: MAGRPO, arXiv 2508.04652. With one agent this is GRPO, arXiv 2402.03300,
 """
 
 import copy
-import functools
 import importlib
+import importlib.util
 import itertools
 import json
 import math
@@ -79,7 +79,7 @@ class Args:
 
     # optimization
     num_tasks: int = 4  # B, tasks per iteration, over all processes
-    learning_rate: float | None = None  # of AdamW; by default 1e-3 for tiny, 5e-6 for other models
+    learning_rate: float | None = None  # of AdamW; by default 3e-4 for tiny, 5e-6 for other models
     gamma: float = 1.0  # discount per turn
     max_grad_norm: float = 1.0  # of each agent's gradient, clipped
 
@@ -413,7 +413,7 @@ if __name__ == "__main__":
                 fail(f"--resume {args.resume}: --{name.replace('_', '-')} was {about['args'][name]}; leave it out.")
     N, T, B, G = args.num_agents, args.num_turns, args.num_tasks, args.num_generations
     tiny = args.model == ["tiny"]
-    args.learning_rate = args.learning_rate if args.learning_rate is not None else (1e-3 if tiny else 5e-6)
+    args.learning_rate = args.learning_rate if args.learning_rate is not None else (3e-4 if tiny else 5e-6)
     args.max_new_tokens = args.max_new_tokens if args.max_new_tokens is not None else (96 if tiny else 256)
     args.max_batch_tokens = args.max_batch_tokens if args.max_batch_tokens is not None else (16384 if tiny else 8192)
     may_be_zero = ("seed", "num_iterations", "log_groups", "eval_tasks", "eval_temperature", "gamma")
@@ -434,22 +434,21 @@ if __name__ == "__main__":
             fail(f"--track {args.track}: not installed; pip install {args.track}.")
 
     # environment
-    sys.path.append(os.getcwd())
-    module, _, name = args.env.partition(":")
+    setup = {"num_agents": N, "num_turns": T, "dataset": args.dataset, "seed": args.seed}
+    setup |= {name: value for name, value in {"reward": args.reward, "feedback": args.feedback}.items() if value}
     try:
-        # imported here, so that a copy of this file with an environment of your own needs nothing else from here
-        source = importlib.import_module(module if name else "envs")
-        make = getattr(source, name) if name else functools.partial(source.make, args.env)
-    except (ModuleNotFoundError, AttributeError) as error:
-        fail(f"--env {args.env}: {error}; name an environment of envs/, or module:Class from this folder.")
-    options = {key: value for key, value in {"reward": args.reward, "feedback": args.feedback}.items() if value}
-    try:
-        env = make(num_agents=N, num_turns=T, dataset=args.dataset, seed=args.seed, **options)
+        if importlib.util.find_spec("envs"):
+            env = importlib.import_module("envs").make(args.env, **setup)
+        else:  # a copy of this file beside an environment of your own needs nothing else of this repository
+            module, _, name = args.env.partition(":")
+            env = vars(importlib.import_module(module))[name](**setup)
         train_tasks, test_tasks = env.tasks("train"), env.tasks("test")
-    except ValueError as error:
+    except (ValueError, ModuleNotFoundError) as error:
         fail(error)
     held_out = np.random.default_rng(0).permutation(len(test_tasks))[: args.eval_tasks or None]
     eval_tasks = [test_tasks[k] for k in held_out[rank::world_size]]
+    if not train_tasks or len(held_out) < world_size:
+        fail(f"--env {args.env}: {len(train_tasks)} tasks to train on and {len(held_out)} to evaluate are too few.")
 
     # processes and run folder
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
@@ -467,13 +466,8 @@ if __name__ == "__main__":
         git = ["git", "-C", here, "rev-parse", "HEAD"]
         commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
         versions = {module.__name__: module.__version__ for module in (torch, transformers, np)}
-        about = {
-            "script": script,
-            "args": asdict(args),
-            "processes": world_size,
-            "versions": versions,
-            "commit": commit,
-        }
+        about = {"script": script, "processes": world_size, "args": asdict(args)}
+        about |= {"versions": versions, "commit": commit}
         try:
             os.makedirs(os.path.dirname(state_file))
             with open(os.path.join(run_dir, "args.json"), "w") as file:
@@ -506,11 +500,9 @@ if __name__ == "__main__":
             ours = token_logprobs(agent, [(ids[:1], [ids[1:], ids[1:]])], temperature=1.0)
         if not torch.allclose(ours[1 - len(ids) :], theirs[range(len(ids) - 1), ids[1:]], atol=1e-3):
             fail(f"--model {name}: its logits are not its head's (soft-capping?), as this script needs; use another.")
-        if args.gradient_checkpointing:  # transformers ties it to training mode, and so to dropout
+        if args.gradient_checkpointing:  # which needs training mode
             if any(value for key, value in model.config.to_dict().items() if "drop" in key):
-                fail(
-                    f"--gradient-checkpointing would turn on the dropout of {name}; set it to 0 in the model's config."
-                )
+                fail(f"--gradient-checkpointing would turn on the dropout of {name}; set it to 0 in its config.json.")
             model.gradient_checkpointing_enable()
         agent.optimizer = torch.optim.AdamW(model.to(device).parameters(), lr=args.learning_rate, weight_decay=0.0)
         agents.append(agent)

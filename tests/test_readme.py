@@ -1,0 +1,40 @@
+"""The README's promises: its environment runs beside one copied script, and its flags exist."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, SCRIPTS
+
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_copied_script_trains_on_the_readmes_environment_in_an_empty_folder(script, tmp_path, model_dir):
+    (block,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    assert len(re.findall(r"^ .*\S", block.split("class Shout")[1], re.M)) <= 20  # "a 20-line class"
+    (tmp_path / "shout.py").write_text(block)
+    shutil.copy(script, tmp_path)
+    command = [sys.executable, script.name, "--env", "shout:Shout", "--model", model_dir, "--num-iterations", "2"]
+    command += ["--max-new-tokens", "8", "--num-turns", "2"]
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "evaluation: return" in done.stdout and list(tmp_path.glob("runs/shout.Shout__*/agent_1"))
+
+
+def test_every_flag_in_the_readme_exists():
+    known = set(re.findall(r"^    (\w+): ", "".join(path.read_text() for path in ROOT.glob("*.py")), re.M))
+    known |= {"nproc_per_node", "help"}
+    flags = {flag.replace("-", "_") for flag in re.findall(r"(?<![-\w])--([a-z][a-z-]+)", README)}
+    assert flags and flags <= known
+
+
+def test_files_named_in_the_readme_exist_or_are_marked():
+    for line in README.splitlines():
+        for name in re.findall(r"`(\w+\.py)`|\]\(([\w/]+\.md)\)", line):
+            name = "".join(name)
+            assert "not there yet" in line or name == "shout.py" or (ROOT / name).exists(), name
