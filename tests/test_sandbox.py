@@ -195,6 +195,24 @@ HACKS = {
             os.write(3, struct.pack('>I', 15_000_000))
             while True: os.write(3, b' ')
     """,
+    "descriptors sent along": """
+        import array, os, socket
+        channel = socket.socket(fileno=3)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [0, 1, 2, 3] * 60))]
+        for _ in range(1000): channel.sendmsg([b'x'], rights)
+        def f(x): return None
+    """,
+    "machine code that enters the kernel by its 32-bit door": """
+        import ctypes, mmap
+        page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+        page.write(bytes([0xb8, 20, 0, 0, 0, 0xcd, 0x80, 0xc3]))  # mov eax, getpid; int 0x80; ret
+        enter = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))
+        def f(x): return x + 1 if enter() else x + 1
+    """,
+    "numbers of the x32 interface": """
+        import ctypes
+        def f(x): return x + 1 if ctypes.CDLL(None).syscall(ctypes.c_long(0x40000000 | 39)) else x + 1
+    """,
     "arguments that are not there": """
         import os, struct
         text = b'["value", 3, [[7, 1], ["x", 2], [0, ["list"]]]]'
@@ -213,8 +231,13 @@ HACKS = {
 }
 
 
+X86_ONLY = {"machine code that enters the kernel by its 32-bit door", "numbers of the x32 interface"}
+
+
 @pytest.mark.parametrize("name", HACKS)
 def test_hack(name):
+    if name in X86_ONLY and platform.machine() != "x86_64":
+        pytest.skip("x86_64 only")
     result = run_beside_controls(job(HACKS[name]))
     assert result.passed == 0, result
     assert result.total >= 1
@@ -227,6 +250,19 @@ def test_a_candidate_cannot_end_the_tests_loop():
     result = run_beside_controls(job(code, tests))
     assert result.outcomes == [True, True, True, False]  # the last assert was not reached
     assert result.reason == "StopIteration: "
+
+
+def test_questions_that_are_never_read():
+    # It answers by itself and reads no more; the next question is larger than a socket holds.
+    code = """
+        import os, struct, time
+        def f(x):
+            text = b'["value", 1, []]'
+            os.write(3, struct.pack('>I', len(text)) + text)
+            time.sleep(1e6)
+    """
+    result = run_beside_controls(job(code, "assert f(0) == 1\nassert f('x' * 9_000_000) == 1"))
+    assert (result.outcomes, result.reason) == ([True, False], "out of time")
 
 
 def test_an_oversized_reply_is_not_waited_for():
@@ -329,6 +365,8 @@ ESCAPES = {
     "posix_spawn": ("def f(): return attempt(os.posix_spawn, '/bin/sh', ['sh', '-c', 'true'], {{}})", REFUSED),
     "exec": ("def f(): return attempt(os.execv, sys.executable, ['python', '-c', ''])", REFUSED),
     "fork": ("def f(): return attempt(os.fork)", REFUSED),
+    "clone": ("def f(): return attempt(libc.syscall, {CLONE}, 17, 0, 0, 0, 0)", REFUSED),
+    "clone3": ("def f(): return attempt(libc.syscall, 435, bytes(88), 88)", REFUSED),
     "system": ("def f(): return 'done' if os.system('true') == 0 else 'refused'", REFUSED),
     "io_uring": ("def f(): return attempt(libc.syscall, {IO_URING_SETUP}, 4, bytes(120))", REFUSED),
     "memory file": ("def f(): return attempt(libc.syscall, {MEMFD_CREATE}, b'x', 0)", REFUSED),
@@ -371,6 +409,7 @@ def escape_jobs(home, port):
     facts = {
         "secret": secret, "home": str(home), "pid": os.getpid(), "port": port,
         "PTRACE": PTRACE, "IO_URING_SETUP": IO_URING_SETUP, "MEMFD_CREATE": MEMFD_CREATE, "KEYCTL": KEYCTL,
+        "CLONE": kernel.CLONE[kernel.COLUMN],
         "PRLIMIT64": PRLIMIT64,
     }  # fmt: skip
     return {
