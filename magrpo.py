@@ -53,7 +53,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 class Args:
     # experiment
     seed: int = 1  # of sampling, of the order of the tasks and of the environment
-    num_iterations: int = 60  # optimizer steps of each agent; 0 only evaluates
+    num_iterations: int = 120  # optimizer steps of each agent; 0 only evaluates
     output_dir: str = "runs"  # the run folder is made in here
     resume: str | None = None  # run folder to continue, to the same numbers
     save_every: int = 20  # iterations between checkpoints
@@ -390,7 +390,8 @@ def evaluate(args, env, agents, tasks, iteration, seed):
         torch.manual_seed(seed)
         generations = [args.eval_generations] + [1] * (args.num_turns - 1)
         turns, _ = rollout(args, env, agents, tasks, generations, "align", args.eval_temperature)
-    return summarize("eval", turns), list(records(iteration, "eval", turns))
+    lines = gather(list(records(iteration, "eval", turns)))
+    return summarize("eval", turns), list(itertools.chain.from_iterable(lines))
 
 
 if __name__ == "__main__":
@@ -604,7 +605,7 @@ if __name__ == "__main__":
                 loss += batch_loss.detach()
             agent.model.eval()
             if world_size > 1:  # the mean over processes, of their means over tasks
-                for tensor in [loss, *(parameter.grad for parameter in agent.model.parameters())]:
+                for tensor in [loss, *(p.grad for p in agent.model.parameters() if p.grad is not None)]:
                     dist.all_reduce(tensor)
                     tensor /= world_size
             grad_norm = torch.nn.utils.clip_grad_norm_(agent.model.parameters(), args.max_grad_norm)
@@ -619,10 +620,9 @@ if __name__ == "__main__":
         seconds["update"] = time.perf_counter() - updating
 
         # 4 LOG
-        lengths = [
-            len(ids) for nodes in turns for node in nodes for group in node.groups for ids in group.completion_ids
-        ]
-        rates.append(sum(gather(sum(lengths))) / (time.perf_counter() - began))
+        groups = [group for nodes in turns for node in nodes for group in node.groups]
+        tokens = sum(gather(sum(len(ids) for group in groups for ids in group.completion_ids)))
+        rates.append(tokens / (time.perf_counter() - began))
         metrics["tokens_per_second"] = rates[-1]
         metrics |= {f"time/{part}": spent for part, spent in seconds.items()}
         bar.set_postfix_str(f"return {metrics['train/return']:.2f}")
@@ -656,7 +656,7 @@ if __name__ == "__main__":
             agent.model.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
             agent.tokenizer.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
     if rank == 0:
-        for i, agent in enumerate(json.loads(lines[-1])["agents"]):
+        for i, agent in enumerate(json.loads(lines[-1])["agents"] if lines else ()):
             print(f"\nagent {i} wrote: {agent['completions'][0]}")
         print(f"\nevaluation: return {evaluations[0]:.3f} at first, {evaluations[-1]:.3f} at last")
         if rates:

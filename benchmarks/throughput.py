@@ -1,0 +1,212 @@
+"""One iteration of a script against the plain way of writing it: same model, same prompts, same lengths.
+
+The plain way samples with `generate(num_return_sequences=G)`, and trains on a padded batch with a row for each
+completion: its prompt is computed G times, and every position goes through lm_head. Both run in this process, in
+turns; what counts is the ratio of the medians, not the seconds of one machine.
+
+    python benchmarks/throughput.py              fixed lengths: P = 400, C = 100, G = 8, B = 4
+    python benchmarks/throughput.py --natural    sample posts, and completions that end where the model ends them
+    python benchmarks/throughput.py --scaling    how time and memory grow with tasks, agents and generations
+"""
+
+import importlib
+import math
+import multiprocessing
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import torch
+import transformers
+import tyro
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, ROOT)
+
+
+@dataclass
+class Args:
+    script: str = "magrpo"  # whose functions are measured
+    model: str = os.path.join(ROOT, "models", "tiny")  # a folder or a hub id
+    prompt_tokens: int = 400  # P
+    completion_tokens: int = 100  # C
+    num_generations: int = 8  # G
+    num_tasks: int = 4  # B
+    num_agents: int = 1  # N, for --scaling
+    max_batch_tokens: int = 16384  # as in the script
+    rounds: int = 5  # of both, in turns
+    threads: int = 1  # of torch
+    natural: bool = False  # sample posts and the model's own stop token, instead of fixed lengths
+    scaling: bool = False  # growth with B, N, G instead of the comparison
+
+
+def prepare(args):
+    torch.set_num_threads(args.threads)
+    transformers.utils.logging.disable_progress_bar()
+    torch.manual_seed(0)
+    script = importlib.import_module(args.script)
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, attn_implementation="sdpa").eval()
+    agent = SimpleNamespace(
+        model=model, tokenizer=tokenizer, share=True, stop_ids=torch.tensor([tokenizer.eos_token_id])
+    )
+    if args.natural:
+        env = importlib.import_module("envs").make("tldr", num_agents=2)
+        posts = [env.observe(task, [])[1] for task in env.tasks("train")[: args.num_tasks]]
+        prompts = script.encode(agent, posts, args.completion_tokens)
+    else:
+        agent.stop_ids = torch.tensor([-1])  # nothing stops, so that every length is C
+        prompts = torch.randint(3, model.config.vocab_size, (args.num_tasks, args.prompt_tokens)).tolist()
+    return script, agent, prompts
+
+
+def ours_sample(args, script, agent, prompts):
+    return script.sample(agent, prompts, args.num_generations, 1.0, args.completion_tokens, args.max_batch_tokens)
+
+
+def plain_sample(args, agent, prompts):
+    P = max(map(len, prompts))
+    ids = torch.tensor([[0] * (P - len(p)) + p for p in prompts])
+    mask = torch.tensor([[0] * (P - len(p)) + [1] * len(p) for p in prompts])
+    config = GenerationConfig(
+        do_sample=True, top_k=0, top_p=1.0, temperature=1.0, num_return_sequences=args.num_generations,
+        max_new_tokens=args.completion_tokens, pad_token_id=0,
+        eos_token_id=agent.tokenizer.eos_token_id if args.natural else None,
+    )  # fmt: skip
+    agent.model.generation_config = config
+    return agent.model.generate(ids, attention_mask=mask, generation_config=config)[:, P:]
+
+
+def weights_of(drawn):
+    """A made-up advantage for each completion, summing to zero as real ones do."""
+    return [[math.cos(math.pi * (g + 0.5) / len(group)) for g in range(len(group))] for group in drawn]
+
+
+def ours_train(args, script, agent, prompts, drawn):
+    """Gradient by the script's functions; returns the log-probabilities of each completion."""
+    groups = [
+        (prompt, [ids for ids, _ in group], [(weight, b, g) for g, weight in enumerate(weights)])
+        for b, (prompt, group, weights) in enumerate(zip(prompts, drawn, weights_of(drawn)))
+    ]
+    logprobs = {}
+    for rows in script.micro_batches(agent, groups, args.max_batch_tokens):
+        values = script.token_logprobs(agent, [row[:2] for row in rows], 1.0)
+        flat = [(ids, value) for _, completions, row_values in rows for ids, value in zip(completions, row_values)]
+        weights = torch.tensor([value[0] for ids, value in flat for _ in ids])
+        (-(weights * values).sum()).backward()
+        for (_, (_, b, g)), piece in zip(flat, values.detach().split([len(ids) for ids, _ in flat])):
+            logprobs[b, g] = piece
+    return logprobs
+
+
+def plain_train(args, agent, prompts, drawn):
+    P, C = max(map(len, prompts)), max(len(ids) for group in drawn for ids, _ in group)
+    logprobs = {}
+    rows = [(b, g, prompts[b], ids) for b, group in enumerate(drawn) for g, (ids, _) in enumerate(group)]
+    size = max(1, args.max_batch_tokens // (P + C))
+    weights = weights_of(drawn)
+    for batch in (rows[k : k + size] for k in range(0, len(rows), size)):
+        input_ids = torch.tensor([[0] * (P - len(p)) + p + ids + [0] * (C - len(ids)) for _, _, p, ids in batch])
+        mask = torch.tensor(
+            [[0] * (P - len(p)) + [1] * (len(p) + len(i)) + [0] * (C - len(i)) for _, _, p, i in batch]
+        )
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        logits = agent.model(input_ids, attention_mask=mask, position_ids=positions).logits[:, P - 1 : -1]
+        values = logits.log_softmax(-1).gather(-1, input_ids[:, P:, None])[:, :, 0]  # (R, C)
+        scale = torch.tensor([weights[b][g] for b, g, _, _ in batch])[:, None]
+        (-(scale * values * mask[:, P:]).sum()).backward()
+        for (b, g, _, ids), row in zip(batch, values.detach()):
+            logprobs[b, g] = row[: len(ids)]
+    return logprobs
+
+
+def timed(function, *args):
+    began = time.perf_counter()
+    result = function(*args)
+    return result, time.perf_counter() - began
+
+
+def compare(args):
+    script, agent, prompts = prepare(args)
+    optimizer = torch.optim.AdamW(agent.model.parameters(), lr=0.0)
+    seconds, rates = {}, {"ours": [], "plain": []}
+    for round in range(args.rounds + 1):  # the first warms up
+        drawn, ours_sampling = timed(ours_sample, args, script, agent, prompts)
+        texts, plain_sampling = timed(plain_sample, args, agent, prompts)
+        ours, ours_training = timed(ours_train, args, script, agent, prompts, drawn)
+        ours_gradient = [p.grad.clone() for p in agent.model.parameters()]
+        _, step = timed(optimizer.step)
+        optimizer.zero_grad()
+        plain, plain_training = timed(plain_train, args, agent, prompts, drawn)
+        plain_gradient = [p.grad.clone() for p in agent.model.parameters()]
+        optimizer.zero_grad()
+        if round:
+            for name, value in [
+                ("sampling", (plain_sampling, ours_sampling)),
+                ("training", (plain_training, ours_training)),
+            ]:
+                seconds.setdefault(name, []).append(value)
+            whole = (plain_sampling + plain_training + step, ours_sampling + ours_training + step)
+            seconds.setdefault("whole iteration", []).append(whole)
+        ours_count = sum(len(ids) for group in drawn for ids, _ in group)
+        plain_count = (texts != 0).sum().item() if args.natural else texts.numel()
+        rates["ours"].append(ours_count / ours_sampling)
+        rates["plain"].append(plain_count / plain_sampling)
+    print("| part | plain, s | ours, s | ratio of medians | ratio by round |\n|---|---|---|---|---|")
+    for name, pairs in seconds.items():
+        plain_median, ours_median = (statistics.median(column) for column in zip(*pairs))
+        ratios = " ".join(f"{plain / ours:.1f}" for plain, ours in pairs)
+        print(f"| {name} | {plain_median:.3f} | {ours_median:.3f} | **{plain_median / ours_median:.2f}** | {ratios} |")
+    print("\ntokens/s of sampling:", ", ".join(f"{name} {statistics.median(r[1:]):.0f}" for name, r in rates.items()))
+    worst = max((ours[key] - plain_row).abs().max().item() for key, plain_row in plain.items())
+    scale = max(g.abs().max() for g in plain_gradient)
+    gap = max((a - b).abs().max() for a, b in zip(ours_gradient, plain_gradient)) / scale
+    print(f"largest difference of a log-probability: {worst:.1e}; of a gradient, over the largest entry: {gap:.1e}")
+
+
+def measure(args):
+    """Medians of one point in a fresh process: (sampling s, training s, peak resident MiB)."""
+    script, first, prompts = prepare(args)
+    agents = [first] + [prepare(args)[1] for _ in range(args.num_agents - 1)]
+    sampling, training = [], []
+    for _ in range(args.rounds + 1):
+        pairs = [timed(ours_sample, args, script, agent, prompts) for agent in agents]
+        sampling.append(sum(spent for _, spent in pairs))
+        training.append(sum(timed(ours_train, args, script, a, prompts, d)[1] for a, (d, _) in zip(agents, pairs)))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return statistics.median(sampling[1:]), statistics.median(training[1:]), peak
+
+
+def scaling(args):
+    args = replace(args, rounds=min(args.rounds, 3))
+    context = multiprocessing.get_context("spawn")
+    print(
+        "| what | value | sampling, s | training, s | ms a completion | peak memory, MiB |\n|---|---|---|---|---|---|"
+    )
+    for name, values in {
+        "num_tasks": (2, 4, 8, 16, 32),
+        "num_agents": (1, 2, 4),
+        "num_generations": (2, 8, 32, 64),
+    }.items():
+        for value in values:
+            point = replace(args, **{name: value})
+            with context.Pool(1) as pool:
+                sampling, training, peak = pool.apply(measure, (point,))
+            count = point.num_tasks * point.num_agents * point.num_generations
+            each = 1000 * (sampling + training) / count
+            print(f"| {name} | {value} | {sampling:.3f} | {training:.3f} | {each:.1f} | {peak:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args, description=__doc__)
+    git = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
+    print(f"commit {git.stdout.strip() or 'unknown'}, torch {torch.__version__}, transformers {transformers.__version__}, "
+          f"Python {platform.python_version()}, {platform.machine()}, {args.threads} thread(s)\n{args}\n")  # fmt: skip
+    scaling(args) if args.scaling else compare(args)
