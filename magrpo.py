@@ -1,19 +1,19 @@
-"""MAGRPO: every agent follows its group-relative advantage of the return that all agents share.
+"""MAGRPO: each agent follows the group-relative advantage of the return that all agents share.
 
-At a node of the rollout tree agent i draws G completions y_1 .. y_G of its own prompt x. With R_g the mean return of
-the joint actions that contain y_g, and w the chance that a trajectory drawn from the tree passes through y_g,
+    python magrpo.py --env tldr --num-agents 2
 
     A_g = R_g - mean(R_1 .. R_G)
     L_i = - sum over nodes and g of  w * gamma^turn * A_g * sum_t log pi_i(y_g,t | x, y_g,<t) / max_new_tokens
 
-which is (G-1)/G times an unbiased estimate of the policy gradient of the expected return, over max_new_tokens.
+At a node of the rollout tree agent i draws G completions y_1 .. y_G of its own prompt x. R_g is the mean return of the
+joint actions that contain y_g, and w the chance that a trajectory drawn from the tree passes through y_g.
 
-    python magrpo.py --env tldr --num-agents 2
-    torchrun --nproc-per-node 2 magrpo.py --env tldr --num-agents 2
+This is (G-1)/G times an unbiased estimate of the gradient of the expected return, over max_new_tokens: the mean holds
+R_g too. Source: MAGRPO, arXiv 2508.04652. With one agent it is GRPO, arXiv 2402.03300, in the form of Dr. GRPO.
 
-Left out on purpose: division by the group's standard deviation and by each completion's length (both bias the
-gradient: Dr. GRPO, arXiv 2503.20783), the clipped ratio (it is 1 at one step per rollout), the KL penalty.
-Source: MAGRPO, arXiv 2508.04652. With one agent this is GRPO, arXiv 2402.03300, in the form of Dr. GRPO.
+Left out on purpose: division by the group's standard deviation, which makes other baselines the same, and by a
+completion's length (both bias the gradient: Dr. GRPO, arXiv 2503.20783), the clipped ratio (it is 1 at one step per
+rollout), and the KL penalty to a reference model.
 """
 
 import copy
@@ -67,11 +67,12 @@ class Args:
     dataset: str = "sample"  # sample (offline), hub, a hub id, or a .jsonl or .parquet file
     reward: str | None = None  # variant of the environment's reward, such as grounded for tldr
     feedback: str | None = None  # what the environment tells of the turn before, such as plain or level for code
+    allow_unsafe_code: bool = False  # run model-written code even where the system has no sandbox for it
     model: list[str] = field(default_factory=lambda: ["tiny"])  # tiny, a folder or a hub id; one for all or one each
     gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, more time
 
     # sampling
-    num_generations: int = 8  # G, completions of each agent at a node
+    num_generations: int = 8  # G, completions of each agent in a group
     joint_mode: Literal["align", "cross"] = "align"  # the g-th of all agents together (J = G), or each with each (G^N)
     temperature: float = 1.0  # of sampling and of the trained log-probabilities
     max_new_tokens: int | None = None  # C; by default 96 for tiny, 256 for other models
@@ -79,7 +80,8 @@ class Args:
 
     # optimization
     num_tasks: int = 4  # B, tasks per iteration, over all processes
-    learning_rate: float | None = None  # of AdamW; by default 3e-4 for tiny, 5e-6 for other models
+    learning_rate: float | None = None  # of AdamW; by default 4e-4 for tiny, 5e-6 for other models
+    anneal_lr: bool = True  # take it linearly towards 0 over the iterations
     gamma: float = 1.0  # discount per turn
     max_grad_norm: float = 1.0  # of each agent's gradient, clipped
 
@@ -414,7 +416,7 @@ if __name__ == "__main__":
                 fail(f"--resume {args.resume}: --{name.replace('_', '-')} was {about['args'][name]}; leave it out.")
     N, T, B, G = args.num_agents, args.num_turns, args.num_tasks, args.num_generations
     tiny = args.model == ["tiny"]
-    args.learning_rate = args.learning_rate if args.learning_rate is not None else (3e-4 if tiny else 5e-6)
+    args.learning_rate = args.learning_rate if args.learning_rate is not None else (4e-4 if tiny else 5e-6)
     args.max_new_tokens = args.max_new_tokens if args.max_new_tokens is not None else (96 if tiny else 256)
     args.max_batch_tokens = args.max_batch_tokens if args.max_batch_tokens is not None else (16384 if tiny else 8192)
     may_be_zero = ("seed", "num_iterations", "log_groups", "eval_tasks", "eval_temperature", "gamma")
@@ -436,7 +438,8 @@ if __name__ == "__main__":
 
     # environment
     setup = {"num_agents": N, "num_turns": T, "dataset": args.dataset, "seed": args.seed}
-    setup |= {name: value for name, value in {"reward": args.reward, "feedback": args.feedback}.items() if value}
+    optional = {"reward": args.reward, "feedback": args.feedback, "allow_unsafe_code": args.allow_unsafe_code}
+    setup |= {name: value for name, value in optional.items() if value}
     try:
         if importlib.util.find_spec("envs"):
             env = importlib.import_module("envs").make(args.env, **setup)
@@ -614,6 +617,8 @@ if __name__ == "__main__":
                     f"agent {i}: at iteration {iteration} the loss is {loss.item()} and the gradient norm "
                     f"{grad_norm.item()}; the last good checkpoint is iteration {saved}'s in {run_dir}."
                 )
+            left = 1 - (iteration - 1) / args.num_iterations if args.anneal_lr else 1.0
+            agent.optimizer.param_groups[0]["lr"] = left * args.learning_rate
             agent.optimizer.step()
             agent.optimizer.zero_grad()
             metrics |= {f"agent_{i}/loss": loss.item(), f"agent_{i}/grad_norm": grad_norm.item()}

@@ -207,6 +207,8 @@ def scaling(args):
 if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
     git = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
-    print(f"commit {git.stdout.strip() or 'unknown'}, torch {torch.__version__}, transformers {transformers.__version__}, "
-          f"Python {platform.python_version()}, {platform.machine()}, {args.threads} thread(s)\n{args}\n")  # fmt: skip
+    versions = (
+        f"torch {torch.__version__}, transformers {transformers.__version__}, Python {platform.python_version()}"
+    )
+    print(f"commit {git.stdout.strip()}, {versions}, {platform.machine()}, {args.threads} thread(s)\n{args}\n")
     scaling(args) if args.scaling else compare(args)

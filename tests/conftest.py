@@ -16,7 +16,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SCRIPTS = sorted(path for path in ROOT.glob("*.py") if "# >>> ALGORITHM" in path.read_text())
+SCRIPTS = sorted(path for path in ROOT.glob("*.py") if path.stem != "sft")  # a new one cannot be missed
+CRITIC_FREE = [path for path in SCRIPTS if "# >>> ALGORITHM" in path.read_text()]
 CHAT = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from conftest import END, SCRIPTS, START, STOP, make_tokenizer, save_model
+from conftest import CRITIC_FREE, END, START, STOP, make_tokenizer, save_model
 from transformers import AutoModelForCausalLM, MistralForCausalLM
 
 
@@ -75,7 +75,7 @@ TOY = ("--env", "toy:Letters", "--num-iterations", 1, "--num-generations", 3, "-
 TOY = (*TOY, "--max-grad-norm", 1e9, "--eval-tasks", 1)
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", CRITIC_FREE, ids=lambda path: path.stem)
 @pytest.mark.parametrize(
     "flags",
     [
@@ -117,30 +117,30 @@ def test_gradient_of_other_models(case, run, updates, tmp_path):
         "tied": {"tie_word_embeddings": True},
     }[case]
     path = save_model(tmp_path / "model", **options)
-    names = run(SCRIPTS[0], *TOY, "--model", path, "--num-turns", 2)
+    names = run(CRITIC_FREE[0], *TOY, "--model", path, "--num-turns", 2)
     assert all(agent.share for agent in names["agents"])
-    check(updates, SCRIPTS[0], [path])
+    check(updates, CRITIC_FREE[0], [path])
 
 
 def test_gradient_with_different_models(run, updates, tmp_path):
     paths = [save_model(tmp_path / "a"), save_model(tmp_path / "b", seed=1, vocab_size=300, num_hidden_layers=1)]
-    run(SCRIPTS[0], *TOY, "--model", *paths)
-    check(updates, SCRIPTS[0], paths)
+    run(CRITIC_FREE[0], *TOY, "--model", *paths)
+    check(updates, CRITIC_FREE[0], paths)
 
 
 def test_prompt_may_hold_the_pad_and_stop_tokens(run, updates, tmp_path, monkeypatch):
     path = save_model(tmp_path / "model")
     monkeypatch.setattr("toy.Letters.observe", lambda self, task, history: ["<|endoftext|>ab<|im_end|>c"] * 2)
-    run(SCRIPTS[0], *TOY, "--model", path)
+    run(CRITIC_FREE[0], *TOY, "--model", path)
     assert {START, STOP, END} <= set(updates[0][1][0][0].groups[0].prompt_ids)
-    check(updates, SCRIPTS[0], [path])
+    check(updates, CRITIC_FREE[0], [path])
 
 
 def test_equal_rewards_leave_no_gradient(run, updates, model_dir, monkeypatch):
     from toy import Letters, Step
 
     monkeypatch.setattr(Letters, "step", lambda self, branches: [Step(b[2], 0.7, {}, False) for b in branches])
-    for script in (path for path in SCRIPTS if path.stem != "mareinforce"):
+    for script in (path for path in CRITIC_FREE if path.stem != "mareinforce"):
         names = run(script, *TOY, "--model", model_dir)
         assert names["metrics"]["train/zero_variance_groups"] == 1
     assert all(gradient.abs().max() < 1e-12 for _, _, gradients in updates for gradient in gradients)

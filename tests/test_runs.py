@@ -12,7 +12,7 @@ import time
 
 import pytest
 import torch
-from conftest import ROOT, SCRIPTS, save_model
+from conftest import CRITIC_FREE, ROOT, SCRIPTS, save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
@@ -133,25 +133,27 @@ def test_same_seed_same_numbers_and_evaluation_does_not_disturb(script, run, mod
 
 
 @every_script
-def test_resume_gives_the_same_numbers_bit_for_bit(script, run, model_dir, tmp_path):
-    flags = (*TOY, "--model", model_dir, "--save-every", 2)
-    whole = run(script, *flags, "--num-iterations", 5)["run_dir"]
-    part = run(script, *flags, "--num-iterations", 3, "--seed", 1)["run_dir"]
-    # as if it had been killed after iteration 3: the checkpoint is that of 2, and a line is half written
-    state = torch.load(os.path.join(part, "checkpoint", "state.pt"), weights_only=False)
-    assert state["iteration"] == 3
-    killed = run(script, *flags, "--num-iterations", 2)["run_dir"]
-    for name in ("metrics.jsonl", "rollouts.jsonl"):
-        text = open(os.path.join(part, name)).read()
-        open(os.path.join(killed, name), "w").write(text + text.splitlines()[-1][:20])
-    run(script, "--resume", killed, "--num-iterations", 5)
-    # iterations 1 and 2 of `whole` evaluate and save at other times than `killed` did, and that must not matter
-    assert metrics_of(killed)[3:] == metrics_of(whole)[3:]
+def test_resume_gives_the_same_numbers_bit_for_bit(script, run, model_dir, tmp_path, monkeypatch):
+    copies, replace = [], os.replace
+
+    def replace_and_copy(source, target):
+        replace(source, target)
+        if target.endswith("state.pt"):
+            copies.append(shutil.copytree(pathlib.Path(target).parent.parent, tmp_path / f"copy{len(copies)}"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", replace_and_copy)
+        whole = run(script, *TOY, "--model", model_dir, "--save-every", 2, "--num-iterations", 5)["run_dir"]
+    killed = copies[0]  # as the run stood after iteration 2 ...
+    for name in ("metrics.jsonl", "rollouts.jsonl"):  # ... but killed in the fourth, while it wrote a line
+        text = pathlib.Path(whole, name).read_text().splitlines(keepends=True)
+        (killed / name).write_text("".join(line for line in text if json.loads(line)["iteration"] < 4) + text[-1][:20])
+    run(script, "--resume", killed)
+    assert metrics_of(killed) == metrics_of(whole)
+    assert (killed / "rollouts.jsonl").read_text() == pathlib.Path(whole, "rollouts.jsonl").read_text()
     for agent in range(2):
         for name, weight in weights_of(whole, agent).items():
             assert torch.equal(weights_of(killed, agent)[name], weight)
-    iterations = [json.loads(line)["iteration"] for line in open(os.path.join(killed, "rollouts.jsonl"))]
-    assert iterations == sorted(iterations)
 
 
 @every_script
@@ -229,8 +231,10 @@ def step(optimizer, closure=None):
     while "turns" not in frame.f_globals:
         frame = frame.f_back
     names = frame.f_globals
-    gradients = [p.grad.clone() for group in optimizer.param_groups for p in group["params"]]
-    torch.save((names["i"], names["turns"], gradients), f"update_{names['i']}_{os.environ['RANK']}.pt")
+    learner = vars(names["agent"]).get("learner", names["agent"].model)
+    gradients = {name: p.grad.clone() for name, p in learner.named_parameters()}
+    update = (names["i"], names["turns"], learner.state_dict(), gradients)
+    torch.save(update, f"update_{names['i']}_{os.environ['RANK']}.pt")
 torch.optim.AdamW.step = step
 """
 
@@ -238,43 +242,66 @@ torch.optim.AdamW.step = step
 @every_script
 def test_two_processes_make_the_update_of_one(script, model_dir, tmp_path):
     """From the trees that two processes grew of one task each, the update is the slow one of both tasks together."""
-    from test_gradient import check
+    import test_gradient
+    import test_ippo
 
     flags = (*TOY, "--model", model_dir, "--num-iterations", 1, "--output-dir", tmp_path / "runs")
+    flags += ("--update-epochs", 1, "--num-minibatches", 1) if script.stem == "ippo" else ()
     process = subprocess_run(script, *flags, "--max-grad-norm", 1e9, cwd=tmp_path, processes=2, code=RECORD)
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 0, printed
     for i in range(2):
-        (_, turns0, gradients0), (_, turns1, gradients1) = (
+        (_, turns0, weights, gradients0), (_, turns1, _, gradients1) = (
             torch.load(tmp_path / f"update_{i}_{rank}.pt", weights_only=False) for rank in range(2)
         )
-        assert all(torch.equal(a, b) for a, b in zip(gradients0, gradients1))
+        assert all(torch.equal(gradients0[name], gradients1[name]) for name in gradients0)
         assert turns0[0][0].task != turns1[0][0].task
         assert turns0[0][0].groups[i].completion_ids != turns1[0][0].groups[i].completion_ids  # no shared seed
-        check([(i, [[*turns0[0], *turns1[0]]], gradients0)], script, [model_dir], max_new_tokens=12)
+        both = [[*turns0[0], *turns1[0]]]
+        if script.stem == "ippo":
+            test_ippo.check([(i, both, weights, gradients0)], [model_dir], max_new_tokens=12)
+        else:
+            test_gradient.check([(i, both, gradients0.values())], script, [model_dir], max_new_tokens=12)
     (run_dir,) = tmp_path.glob("runs/*")
-    first = [
-        turns[0][0] for _, turns, _ in (torch.load(tmp_path / f"update_0_{r}.pt", weights_only=False) for r in (0, 1))
-    ]
-    mean = sum(step.reward for node in first for step in node.steps) / 6
+    mean = sum(step.reward for node in both[0] for step in node.steps) / 6
     assert metrics_of(run_dir)[1]["train/reward_turn1"] == pytest.approx(mean)
 
 
 @every_script
 def test_two_processes_resume(script, model_dir, tmp_path):
-    flags = (*TOY, "--model", model_dir, "--output-dir", tmp_path / "runs")
-    runs = []
-    for more in [("--num-iterations", 3), ("--num-iterations", 2)]:
-        process = subprocess_run(script, *flags, *more, cwd=tmp_path, processes=2)
+    code = """
+import os, shutil
+replace = os.replace
+def replace_and_copy(source, target):
+    replace(source, target)
+    if target.endswith("state.pt") and not os.path.exists("copy"):
+        shutil.copytree(os.path.dirname(os.path.dirname(target)), "copy")
+os.replace = replace_and_copy
+"""
+    flags = (*TOY, "--model", model_dir, "--output-dir", tmp_path / "runs", "--save-every", 2, "--num-iterations", 3)
+    for more in [flags, ("--resume", "copy")]:
+        process = subprocess_run(script, *more, cwd=tmp_path, processes=2, code=code)
         printed, _ = process.communicate(timeout=120)
         assert process.returncode == 0, printed
-        runs.append(re.search(r"--resume (\S+)", printed).group(1))
-        time.sleep(1)  # the run folder's name has the second in it
-    process = subprocess_run(script, "--resume", runs[1], "--num-iterations", 3, cwd=tmp_path, processes=2)
-    printed, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, printed
-    assert metrics_of(runs[0])[3] == metrics_of(runs[1])[3]
-    assert all(torch.equal(w, weights_of(runs[1])[name]) for name, w in weights_of(runs[0]).items())
+    (whole,) = tmp_path.glob("runs/*")
+    assert metrics_of(whole) == metrics_of(tmp_path / "copy")
+    assert all(torch.equal(w, weights_of(tmp_path / "copy")[name]) for name, w in weights_of(whole).items())
+
+
+@every_script
+def test_learning_rate_anneals(script, run, model_dir, monkeypatch):
+    seen, step = [], torch.optim.AdamW.step
+
+    def watched(optimizer, closure=None):
+        seen.append(optimizer.param_groups[0]["lr"])
+        return step(optimizer, closure)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", watched)
+    run(script, *TOY, "--model", model_dir, "--num-iterations", 4, "--num-agents", 1)
+    assert sorted(set(seen), reverse=True) == pytest.approx([0.01, 0.0075, 0.005, 0.0025])
+    seen.clear()
+    run(script, *TOY, "--model", model_dir, "--num-iterations", 2, "--num-agents", 1, "--no-anneal-lr")
+    assert set(seen) == {0.01}
 
 
 @every_script
@@ -318,7 +345,7 @@ BAD = {
     "empty file": (("--env", "tldr", "--dataset", "empty.jsonl"), "empty.jsonl"),
     "no file": (("--env", "tldr", "--dataset", "nosuch.jsonl"), "--dataset"),
     "hub": (("--env", "tldr", "--dataset", "hub"), "--dataset"),
-    "one generation": (("--num-generations", 1), "--num-generations"),
+    "generations": (("--num-generations", 0), "--num-generations"),
     "models": (("--model", "a", "b", "c"), "--model"),
     "temperature": (("--temperature", 0), "--temperature"),
     "agents": (("--num-agents", 0), "--num-agents"),
@@ -349,6 +376,13 @@ def test_bad_arguments_give_one_sentence_before_a_model_loads(script, case, run,
     assert named in said
     if case not in ("not a flag", "not a number"):
         assert printed.err.startswith(f"{script.name}: error: ") and printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("script", CRITIC_FREE, ids=lambda path: path.stem)
+def test_a_group_of_one_has_nothing_to_compare(script, run, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(script, "--num-generations", 1)
+    assert stop.value.code == 2 and "--num-generations" in capsys.readouterr().err
 
 
 @every_script

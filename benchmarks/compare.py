@@ -1,0 +1,88 @@
+"""Trains every algorithm script on the sample posts from several seeds, and writes results/*.csv.
+
+    python benchmarks/compare.py --seeds 5 --jobs 2
+    python benchmarks/plot.py
+
+Each run is a process of its own with one thread. A row of results/<env>.csv is one evaluation of a run: script, seed,
+iteration, tokens (sampled by all agents until then), seconds (of training until then), and the evaluation's metrics.
+Commit, versions and arguments stand in the file's first line, behind a #. Every script has its defaults, with equal
+numbers of tasks, generations and iterations; since completions change in length, plot.py compares the runs at an equal
+number of sampled tokens.
+"""
+
+import csv
+import glob
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib.metadata import version
+
+import tyro
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+@dataclass
+class Args:
+    scripts: list[str] = field(default_factory=lambda: ["magrpo", "marloo", "maremax", "mareinforce", "ippo"])
+    env: str = "tldr"
+    seeds: int = 5  # 1, 2, ...
+    jobs: int = 2  # runs at a time
+    num_iterations: int = 120
+    eval_every: int = 10
+    flags: str = ""  # further arguments of every script, as one string
+    name: str = ""  # of the file in results/; by default the environment's
+
+
+def train(args, script, seed):
+    """Rows of one run."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, os.path.join(ROOT, f"{script}.py"), "--env", args.env, "--seed", str(seed)]
+        command += ["--num-iterations", str(args.num_iterations), "--eval-every", str(args.eval_every)]
+        command += ["--output-dir", folder, "--save-every", str(args.num_iterations), *args.flags.split()]
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+        (run_dir,) = glob.glob(os.path.join(folder, "*"))
+        with open(os.path.join(run_dir, "metrics.jsonl")) as file:
+            lines = [json.loads(line) for line in file]
+    rows, tokens, seconds = [], 0.0, 0.0
+    for line in lines:
+        if line["iteration"]:
+            spent = sum(value for key, value in line.items() if key.startswith("time/"))
+            tokens += line["tokens_per_second"] * spent
+            seconds += spent
+        if "eval/return" in line:
+            scores = {key.removeprefix("eval/"): value for key, value in line.items() if key.startswith("eval/")}
+            row = {"script": script, "seed": seed, "iteration": line["iteration"]}
+            rows.append(row | {"tokens": round(tokens), "seconds": round(seconds, 1)} | scores)
+    print(f"{script} seed {seed}: {rows[0]['return']:.3f} -> {rows[-1]['return']:.3f}, {seconds:.0f} s", flush=True)
+    return rows
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args, description=__doc__)
+    runs = [(script, seed) for seed in range(1, args.seeds + 1) for script in args.scripts]
+    with ThreadPoolExecutor(args.jobs) as threads:
+        rows = [row for part in threads.map(lambda run: train(args, *run), runs) for row in part]
+    git = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--exclude", "*"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    versions = ", ".join(f"{package} {version(package)}" for package in ("torch", "transformers"))
+    machine = (
+        f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores, {args.jobs} runs at a time"
+    )
+    os.makedirs(os.path.join(ROOT, "results"), exist_ok=True)
+    path = os.path.join(ROOT, "results", f"{args.name or args.env}.csv")
+    with open(path, "w", newline="") as file:
+        file.write(f"# commit {commit}; {versions}, {machine}; {args}\n")
+        names = dict.fromkeys(name for row in rows for name in row)
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(rows)
+    print(path)

@@ -1,0 +1,85 @@
+"""Learning curves and a table from results/*.csv of benchmarks/compare.py. Needs matplotlib.
+
+    python benchmarks/plot.py --results results/tldr.csv --output docs/tldr
+
+A curve is the interquartile mean over seeds (Agarwal et al., 2021: the mean of the middle half), interpolated at equal
+numbers of sampled tokens; the band is its 95% bootstrap interval over seeds. The table compares the runs where the one
+that sampled least had sampled all: at an equal number of tokens.
+"""
+
+import csv
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import tyro
+
+try:
+    import matplotlib
+except ImportError:
+    sys.exit("plot.py: error: matplotlib is missing; pip install matplotlib")
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+COLORS = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#9c6b4e", "#a463f2"]
+
+
+@dataclass
+class Args:
+    results: str = "results/tldr.csv"
+    output: str = "docs/tldr"  # .png and .md are added
+    metric: str = "return"
+    samples: int = 2000  # of the bootstrap
+
+
+def interquartile_mean(values):  # (..., seeds) -> (...)
+    """Mean of the middle half; with a number of seeds that four does not divide, the edge seeds count in part."""
+    values, n = np.sort(values, axis=-1), values.shape[-1]
+    edges = np.arange(n + 1) / n
+    weights = np.clip(np.minimum(edges[1:], 0.75) - np.maximum(edges[:-1], 0.25), 0, None)
+    return (values * weights).sum(-1) / weights.sum()
+
+
+def interval(values, samples, rng):  # (points, seeds) -> (2, points)
+    """95% bootstrap interval of the interquartile mean over seeds."""
+    seeds = values.shape[-1]
+    draws = interquartile_mean(values[:, rng.integers(seeds, size=(samples, seeds))])  # (points, samples)
+    return np.percentile(draws, [2.5, 97.5], axis=-1)
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args, description=__doc__)
+    with open(args.results) as file:
+        stamp = file.readline().removeprefix("# ").strip()
+        rows = list(csv.DictReader(file))
+    runs = {}
+    for row in rows:
+        runs.setdefault(row["script"], {}).setdefault(row["seed"], []).append(
+            (float(row["tokens"]), float(row[args.metric]))
+        )
+    most = min(points[-1][0] for seeds in runs.values() for points in seeds.values())
+    grid, rng = np.linspace(0, most, 100), np.random.default_rng(0)
+    figure, axes = plt.subplots(figsize=(7, 4.2), dpi=150)
+    lines = [
+        f"| script | seeds | {args.metric} at first | at {most:,.0f} tokens (95% interval) | lowest, highest seed |",
+        "|---|---|---|---|---|",
+    ]
+    for color, (script, seeds) in zip(COLORS, runs.items()):
+        curves = np.array([np.interp(grid, *zip(*points)) for points in seeds.values()]).T  # (100, seeds)
+        middle, (low, high) = interquartile_mean(curves), interval(curves, args.samples, rng)
+        axes.plot(grid / 1000, middle, label=script, color=color, linewidth=2)
+        axes.fill_between(grid / 1000, low, high, color=color, alpha=0.15, linewidth=0)
+        last = f"**{middle[-1]:.2f}** ({low[-1]:.2f} to {high[-1]:.2f})"
+        lines.append(
+            f"| {script} | {len(seeds)} | {middle[0]:.2f} | {last} | {curves[-1].min():.2f}, {curves[-1].max():.2f} |"
+        )
+    axes.set(xlabel="sampled tokens, thousands", ylabel=f"evaluation {args.metric}")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(args.output + ".png")
+    lines += ["", f"Interquartile means over seeds. {stamp}"]
+    with open(args.output + ".md", "w") as file:
+        file.write("\n".join(lines) + "\n")
+    print("\n".join(lines))

@@ -1,0 +1,801 @@
+"""IPPO: each agent is trained by PPO on the return that all agents share, with a value function of its own.
+
+    python ippo.py --env tldr --num-agents 2
+
+Every task has G independent trajectories. A state of agent i is its prompt and the tokens y_<t it wrote so far in this
+turn; the shared reward arrives with a turn's last token, and the next turn's first state follows it. Over the tokens t
+of a trajectory, across its turns, with gamma_t = gamma behind a turn's last token and 1 elsewhere,
+
+    delta_t = r_t + gamma_t V_i(s_t+1) - V_i(s_t)              A_t = delta_t + gamma_t * gae_lambda * A_t+1
+    rho_t = pi_i(y_t | s_t) / pi_i,old(y_t | s_t)              R_t = A_t + V_i,old(s_t)
+    L_i = - sum gamma^turn min(rho_t A_t, clip(rho_t) A_t) + vf_coef * value loss - ent_coef * entropy
+
+summed over tokens, averaged over trajectories, over max_new_tokens. The value function is a linear head on the actor's
+hidden states (--no-use-separate-critic) or on those of a critic with weights of its own (--use-separate-critic); it
+reads the state before each token, never the token. pi_i,old is what the sampling loop used.
+
+Left out on purpose: a centralised critic (that is MAPPO), the KL penalty to a reference model, division by a
+completion's length. Sources: PPO, arXiv 1707.06347; GAE, arXiv 1506.02438; IPPO, arXiv 2011.09533. With one agent this
+is PPO.
+"""
+
+import copy
+import importlib
+import importlib.util
+import itertools
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from types import SimpleNamespace
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import transformers
+import tyro
+from torch.utils.checkpoint import checkpoint
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+# N agents, B tasks, G generations, J joint actions, T turns, P prompt tokens, C completion tokens, V vocabulary,
+# R rows of a batch, L tokens of a row, D hidden size. Nodes are joint: what belongs to an agent is in a list, [N].
+
+
+@dataclass
+class Args:
+    # experiment
+    seed: int = 1  # of sampling, of the order of the tasks and of the environment
+    num_iterations: int = 120  # optimizer steps of each agent; 0 only evaluates
+    output_dir: str = "runs"  # the run folder is made in here
+    resume: str | None = None  # run folder to continue, to the same numbers
+    save_every: int = 20  # iterations between checkpoints
+    log_groups: int = 2  # nodes per turn that go to rollouts.jsonl each iteration
+    track: Literal["none", "tensorboard", "wandb", "trackio"] = "none"  # where else the metrics go
+
+    # environment and agents
+    env: str = "tldr"  # one of envs/, or module:Class of your own
+    num_agents: int = 2  # N, each with its own prompt and its own policy
+    num_turns: int = 1  # T, joint actions in a row
+    dataset: str = "sample"  # sample (offline), hub, a hub id, or a .jsonl or .parquet file
+    reward: str | None = None  # variant of the environment's reward, such as grounded for tldr
+    feedback: str | None = None  # what the environment tells of the turn before, such as plain or level for code
+    allow_unsafe_code: bool = False  # run model-written code even where the system has no sandbox for it
+    model: list[str] = field(default_factory=lambda: ["tiny"])  # tiny, a folder or a hub id; one for all or one each
+    gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, more time
+
+    # sampling
+    num_generations: int = 8  # G, completions of each agent in a group
+    temperature: float = 1.0  # of sampling and of the trained log-probabilities
+    max_new_tokens: int | None = None  # C; by default 96 for tiny, 256 for other models
+    max_batch_tokens: int | None = None  # tokens in memory at once; by default 16384 for tiny, 8192 for other models
+
+    # optimization
+    num_tasks: int = 4  # B, tasks per iteration, over all processes
+    learning_rate: float | None = None  # of AdamW; by default 4e-4 for tiny, 5e-6 for other models
+    anneal_lr: bool = True  # take it linearly towards 0 over the iterations
+    gamma: float = 1.0  # discount per turn
+    max_grad_norm: float = 1.0  # of each agent's gradient, clipped
+    use_separate_critic: bool = False  # a critic with weights of its own, instead of a head on the actor
+    critic_learning_rate: float | None = None  # of the value function; by default 3e-3 for a head, else as the actor
+    gae_lambda: float = 1.0  # per token; 1: the return minus the value
+    norm_adv: bool = False  # advantages of an iteration to mean 0 and deviation 1, for each agent
+    update_epochs: int = 2  # passes over a rollout
+    num_minibatches: int = 2  # optimizer steps in each pass
+    clip_coef: float = 0.2  # of the ratio, and of the value's change
+    clip_vloss: bool = True  # clip the value's change
+    vf_coef: float = 0.5  # weight of the value loss
+    ent_coef: float = 0.0  # weight of the entropy bonus
+    target_kl: float | None = None  # ends the passes over a rollout when approx_kl is above it
+
+    # evaluation
+    eval_every: int = 20  # iterations between evaluations; the first and the last are always made
+    eval_tasks: int = 64  # held-out tasks, always the same ones; 0: all
+    eval_generations: int = 1  # trajectories per held-out task
+    eval_temperature: float = 1.0  # 0: greedy
+
+
+def fail(sentence):
+    """Ends the program with one sentence to the person who can mend it."""
+    print(f"{os.path.basename(__file__)}: error: {sentence}", file=sys.stderr)
+    sys.exit(2)
+
+
+def gather(value):
+    """The values of all processes, in the order of their ranks."""
+    values = [value] * int(os.environ.get("WORLD_SIZE", 1))
+    if len(values) > 1:
+        dist.all_gather_object(values, value)
+    return values
+
+
+def encode(agent, prompts, max_new_tokens):
+    """Token ids of each prompt as a user's message, or of the bare text where the tokenizer has no chat template."""
+    if agent.tokenizer.chat_template:
+        # enable_thinking: templates of reasoning models read it, the others do not
+        chat = {"add_generation_prompt": True, "tokenize": False, "enable_thinking": False}
+        prompts = [agent.tokenizer.apply_chat_template([{"role": "user", "content": p}], **chat) for p in prompts]
+    prompt_ids = agent.tokenizer(prompts, add_special_tokens=not agent.tokenizer.chat_template).input_ids
+    longest, context = max(map(len, prompt_ids)), agent.model.config.get_text_config().max_position_embeddings
+    if longest + max_new_tokens > context:
+        fail(
+            f"--max-new-tokens {max_new_tokens} after a prompt of {longest} tokens is more than the model's {context}."
+        )
+    return prompt_ids
+
+
+def autocast(model):
+    return torch.autocast(model.device.type, torch.bfloat16, enabled=model.device.type == "cuda")
+
+
+def head(model, hidden):  # (..., D) -> (..., V)
+    # in float32 whatever the model runs in: bfloat16 logits put log-probabilities off by hundredths of a nat
+    with torch.autocast(model.device.type, enabled=False):
+        return model.get_output_embeddings()(hidden.float())
+
+
+class RoomyLayer(DynamicLayer):
+    """A cache layer with room for 64 more tokens: DynamicLayer copies all that it holds for each new one."""
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        held, new = self.get_seq_length(), key_states.shape[-2]
+        if held == 0:
+            self.rooms = super().update(key_states, value_states)
+            return self.rooms
+        if held + new > self.rooms[0].shape[-2]:
+            self.rooms = [x.new_empty(*x.shape[:-2], held + new + 64, x.shape[-1]) for x in (self.keys, self.values)]
+            self.rooms[0][..., :held, :], self.rooms[1][..., :held, :] = self.keys, self.values
+        self.rooms[0][..., held : held + new, :], self.rooms[1][..., held : held + new, :] = key_states, value_states
+        self.keys, self.values = (room[..., : held + new, :] for room in self.rooms)
+        return self.keys, self.values
+
+    def reorder_cache(self, index):
+        super().reorder_cache(index)
+        self.rooms = (self.keys, self.values)
+
+
+def prefill(agent, prompts, cache):
+    """Fills the cache with each prompt, once. Returns the last hidden states (B, D) and the padding mask (B, P)."""
+    device, P = agent.model.device, max(map(len, prompts))
+    input_ids = torch.tensor([[0] * (P - len(ids)) + ids for ids in prompts], device=device)
+    mask = torch.tensor([[0] * (P - len(ids)) + [1] * len(ids) for ids in prompts], device=device)
+    position_ids = (mask.cumsum(-1) - 1).clamp(min=0)
+    with autocast(agent.model):
+        states = agent.model.base_model(
+            input_ids, attention_mask=mask, position_ids=position_ids, past_key_values=cache, use_cache=True
+        ).last_hidden_state
+    return states[:, -1], mask
+
+
+@torch.no_grad()
+def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_batch_tokens):
+    """Draws completions from the model's whole distribution at `temperature`; 0 takes the likeliest token.
+
+    prompts: B lists of token ids. Returns B lists of G pairs (token ids, log-probabilities), each up to and with the
+    first stop token. A prompt is computed once for its G completions, and rows that stopped leave the batch.
+    """
+    device, drawn = agent.model.device, [[] for _ in prompts]
+    longest_first = sorted(range(len(prompts)), key=lambda b: -len(prompts[b]))  # neighbours need little padding
+    waiting = [b for b in longest_first for _ in range(num_generations)]
+    while waiting:
+        R = max(1, max_batch_tokens // (len(prompts[waiting[0]]) + max_new_tokens))
+        rows, waiting = waiting[:R], waiting[R:]
+        distinct = list(dict.fromkeys(rows))
+        cache = DynamicCache(config=agent.model.config)
+        cache.layers = [RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+        hidden, mask = prefill(agent, [prompts[b] for b in distinct], cache)
+        keep = torch.tensor([distinct.index(b) for b in rows], device=device)  # from prompts to completions
+        cache.reorder_cache(keep)
+        hidden, mask = hidden[keep], mask[keep]
+        position_ids = mask.sum(-1, keepdim=True)  # (R, 1)
+        alive = torch.arange(len(rows), device=device)
+        tokens = torch.zeros(len(rows), max_new_tokens, dtype=torch.long, device=device)
+        logprobs = torch.zeros(len(rows), max_new_tokens, device=device)
+        lengths = torch.full((len(rows),), max_new_tokens, device=device)
+        for t in range(max_new_tokens):
+            logprob = (head(agent.model, hidden) / (temperature or 1.0)).log_softmax(-1)  # (R, V)
+            token = torch.multinomial(logprob.exp(), 1) if temperature else logprob.argmax(-1, keepdim=True)  # (R, 1)
+            tokens[alive, t], logprobs[alive, t] = token[:, 0], logprob.gather(-1, token)[:, 0]
+            stopped = alive[torch.isin(token[:, 0], agent.stop_ids)]
+            lengths[stopped] = lengths[stopped].clamp(max=t + 1)
+            running = lengths[alive] > t + 1
+            if 8 * running.sum() <= 7 * len(running):  # not for each row that stops: a copy of the cache has its price
+                keep = running.nonzero()[:, 0]
+                cache.reorder_cache(keep)
+                alive, token, mask, position_ids = alive[keep], token[keep], mask[keep], position_ids[keep]
+            if len(alive) == 0 or t + 1 == max_new_tokens:
+                break
+            mask = torch.cat([mask, torch.ones_like(token)], dim=1)
+            with autocast(agent.model):
+                hidden = agent.model.base_model(
+                    token, attention_mask=mask, position_ids=position_ids, past_key_values=cache, use_cache=True
+                ).last_hidden_state[:, -1]  # (R, D)
+            position_ids = position_ids + 1
+        for b, ids, logprob, length in zip(rows, tokens.tolist(), logprobs.tolist(), lengths.tolist()):
+            drawn[b].append((ids[:length], logprob[:length]))
+    return drawn
+
+
+def completion_states(agent, groups):
+    """Hidden states that predict the tokens of the completions, one after the other: (tokens, D).
+
+    groups: list of (prompt, completions), all token ids. As in `sample`, a prompt is computed once and its completions
+    go on from its cache, here with gradients; an agent that cannot share computes it again for each completion.
+    """
+    model, device = agent.model, agent.model.device
+    rows = [(b, ids) for b, (_, completions) in enumerate(groups) for ids in completions]
+    if not agent.share:
+        full = [groups[b][0] + ids for b, ids in rows]
+        mask = torch.tensor([[1] * len(ids) + [0] * (max(map(len, full)) - len(ids)) for ids in full], device=device)
+        input_ids = torch.tensor([ids + [0] * (mask.shape[1] - len(ids)) for ids in full], device=device)  # (R, L)
+        with autocast(model):
+            hidden = model.base_model(input_ids, attention_mask=mask, use_cache=False).last_hidden_state
+        return torch.cat(
+            [row[len(full_ids) - len(ids) - 1 :][: len(ids)] for row, full_ids, (_, ids) in zip(hidden, full, rows)]
+        )
+    cache = DynamicCache(config=model.config)
+    last, mask = prefill(agent, [prompt for prompt, _ in groups], cache)
+    states, waiting = [None] * len(rows), sorted(range(len(rows)), key=lambda r: -len(rows[r][1]))
+    while waiting:
+        C = len(rows[waiting[0]][1])
+        chunk = [r for r in waiting if len(rows[r][1]) > 0.75 * C]  # of like length, so that little is padding
+        waiting = waiting[len(chunk) :]
+        owner = torch.tensor([rows[r][0] for r in chunk], device=device)
+        hidden = last[owner, None]  # (R, 1, D), which predict the first tokens
+        if C > 1:
+            # the last token predicts nothing, and what pads a shorter row on the right is seen by nobody
+            ids = torch.tensor([(rows[r][1] + [0] * C)[: C - 1] for r in chunk], device=device)
+            branch = copy.copy(cache)
+            branch.layers = [copy.copy(layer) for layer in cache.layers]
+            branch.reorder_cache(owner)
+            seen = torch.cat([mask[owner], torch.ones_like(ids)], dim=1)  # (R, P + C - 1)
+            position_ids = (seen.cumsum(-1) - 1)[:, mask.shape[1] :]
+            with autocast(model):
+                later = model.base_model(
+                    ids, attention_mask=seen, position_ids=position_ids, past_key_values=branch, use_cache=True
+                ).last_hidden_state
+            hidden = torch.cat([hidden, later], dim=1)  # (R, C, D)
+        for r, row in zip(chunk, hidden):
+            states[r] = row[: len(rows[r][1])]
+    return torch.cat(states)
+
+
+def token_logprobs(agent, groups, temperature):
+    """Log-probabilities of the completions' tokens, one after the other: (tokens,)."""
+
+    def logprob(hidden, target):
+        logits = head(agent.model, hidden) / temperature  # (tokens, V)
+        return logits.gather(-1, target[:, None])[:, 0] - logits.logsumexp(-1)
+
+    hidden = completion_states(agent, groups)
+    target = torch.tensor([token for _, completions in groups for ids in completions for token in ids]).to(
+        hidden.device
+    )
+    # in pieces that the backward pass computes again: the logits of all tokens never stand in memory together
+    size = max(1, 2**26 // agent.model.config.get_text_config().vocab_size)
+    pieces = zip(hidden.split(size), target.split(size))
+    return torch.cat([checkpoint(logprob, h, y, use_reentrant=False) for h, y in pieces])
+
+
+def evaluate_tokens(agent, groups, temperature):
+    """Log-probabilities of the completions' tokens, entropies and values of the states before them: (tokens,) each."""
+
+    def policy(hidden, target):
+        logprobs = (head(agent.model, hidden) / temperature).log_softmax(-1)  # (tokens, V)
+        return logprobs.gather(-1, target[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
+
+    hidden = completion_states(agent, groups)
+    target = torch.tensor([token for _, completions in groups for ids in completions for token in ids]).to(
+        hidden.device
+    )
+    size = max(1, 2**26 // agent.model.config.get_text_config().vocab_size)  # in pieces, as in token_logprobs
+    pieces = [checkpoint(policy, h, y, use_reentrant=False) for h, y in zip(hidden.split(size), target.split(size))]
+    logprobs, entropies = (torch.cat(parts) for parts in zip(*pieces))
+    seen = hidden if agent.critic is agent else completion_states(agent.critic, groups)
+    return logprobs, entropies, agent.value_head(seen.float())[:, 0]
+
+
+def gae(rewards, values, ends, gamma, gae_lambda):
+    """Generalized advantage estimates of one trajectory, arXiv 1506.02438.
+
+    rewards, values: a number for each token, over all turns. ends: whether the token is the last of its turn, behind
+    which gamma discounts. Nothing follows the trajectory's last token.
+    """
+    advantages, advantage, following = [], 0.0, 0.0
+    for reward, value, end in zip(reversed(rewards), reversed(values), reversed(ends)):
+        discount = gamma if end else 1.0
+        advantage = reward + discount * following - value + discount * gae_lambda * advantage
+        following = value
+        advantages.append(advantage)
+    return advantages[::-1]
+
+
+def micro_batches(agent, groups, max_batch_tokens):
+    """Cuts groups (prompt, completions, values) into batches of at most so many tokens; a large group is divided."""
+    parts, batch, held = [], [], 0
+    for prompt, completions, values in groups:
+        size = max(1, (max_batch_tokens - len(prompt)) // max(map(len, completions))) if agent.share else 1
+        for k in range(0, len(completions), size):
+            parts.append((prompt, completions[k : k + size], values[k : k + size]))
+    for part in sorted(parts, key=lambda part: -len(part[0])):  # prompts of like length together
+        tokens = len((batch or [part])[0][0]) + sum(map(len, part[1]))
+        if batch and held + tokens > max_batch_tokens:
+            yield batch
+            batch, held = [], 0
+        batch.append(part)
+        held += tokens
+    yield batch
+
+
+def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
+    """Grows a tree of joint actions for each task, with G = generations[t] at turn t.
+
+    Returns (turns, seconds): turns[t] lists the nodes of turn t. A node has task, history (the Steps before it),
+    weight (the chance that a trajectory drawn from the tree passes it), value (its mean return), joint (J times the
+    number of each agent's completion), steps and children (J each), and groups: for each agent its prompt, prompt_ids,
+    G completions (text), completion_ids, logprobs (of the sampling loop), stopped (by themselves) and returns (G,).
+    """
+    turns, seconds = [], Counter()
+    nodes = [SimpleNamespace(task=task, history=[], weight=1 / len(tasks)) for task in tasks]
+    for t, G in enumerate(generations):
+        began = time.perf_counter()
+        for node in nodes:
+            node.groups = [SimpleNamespace(prompt=prompt) for prompt in env.observe(node.task, node.history)]
+        for agent, *groups in zip(agents, *(node.groups for node in nodes), strict=True):
+            prompt_ids = encode(agent, [group.prompt for group in groups], args.max_new_tokens)
+            drawn = sample(agent, prompt_ids, G, temperature, args.max_new_tokens, args.max_batch_tokens)
+            for group, group.prompt_ids, pairs in zip(groups, prompt_ids, drawn):
+                group.completion_ids, group.logprobs = zip(*pairs)
+                group.stopped = [ids[-1] in agent.stop_ids for ids in group.completion_ids]
+                group.completions = agent.tokenizer.batch_decode(group.completion_ids, skip_special_tokens=True)
+        sampled = time.perf_counter()
+        N = len(agents)
+        joint = list(itertools.product(range(G), repeat=N)) if joint_mode == "cross" else [(g,) * N for g in range(G)]
+        branches = [
+            (node.task, node.history, [group.completions[g] for group, g in zip(node.groups, choice)])
+            for node in nodes
+            for choice in joint
+        ]
+        steps = env.step(branches)
+        if bad := [step.reward for step in steps if not math.isfinite(step.reward)]:
+            fail(f"--env {args.env}: its step() gave the reward {bad[0]}; a reward is a finite number.")
+        for k, node in enumerate(nodes):
+            node.joint, node.steps, node.children = joint, steps[k * len(joint) : (k + 1) * len(joint)], []
+            for step in node.steps:
+                ends = step.done or t + 1 == len(generations)
+                child = SimpleNamespace(task=node.task, history=[*node.history, step], weight=node.weight / len(joint))
+                node.children.append(None if ends else child)
+        turns.append(nodes)
+        nodes = [child for node in nodes for child in node.children if child]
+        seconds.update(sample=sampled - began, reward=time.perf_counter() - sampled)
+        if not nodes:
+            break
+
+    for node in itertools.chain.from_iterable(reversed(turns)):  # children before parents
+        future = [child.value if child else 0.0 for child in node.children]
+        joint_returns = [step.reward + args.gamma * later for step, later in zip(node.steps, future)]
+        # float64: from equal returns no advantage is left that Adam could blow up
+        joint_returns = torch.tensor(joint_returns, dtype=torch.float64)  # (J,)
+        node.value = joint_returns.mean().item()
+        for group, member in zip(node.groups, torch.tensor(node.joint).T):  # (J,)
+            count = member.bincount()  # (G,), the joint actions that contain each completion
+            group.returns = torch.zeros(len(count), dtype=torch.float64).index_add(0, member, joint_returns) / count
+    return turns, seconds
+
+
+def summarize(split, turns):
+    """Means over the trajectories of all processes, each weighted by its chance, under the log's names."""
+    sums = defaultdict(lambda: np.zeros(2))  # the sum and its weight
+    for t, nodes in enumerate(turns, start=1):
+        for node in nodes:
+            sums["return"] += (node.value, 1) if t == 1 else (0, 0)
+            for i, group in enumerate(node.groups):
+                sums["zero_variance_groups"] += (group.returns.max().item() == group.returns.min().item(), 1)
+                for ids, logprobs, stopped in zip(group.completion_ids, group.logprobs, group.stopped):
+                    sums[f"agent_{i}/entropy"] += (-sum(logprobs), len(ids))  # an estimate, in nats a token
+                    sums[f"agent_{i}/completion_length"] += (len(ids), 1)
+                    sums[f"agent_{i}/stopped"] += (stopped, 1)
+            chance = node.weight / len(node.steps)
+            for step, child in zip(node.steps, node.children):
+                sums[f"reward_turn{t}"] += (chance * step.reward, chance)
+                for name, value in step.parts.items():
+                    if child is None:  # the branch ends here
+                        sums[name] += (chance * value, chance)
+                    if len(turns) > 1:
+                        sums[f"{name}_turn{t}"] += (chance * value, chance)
+    totals = defaultdict(lambda: np.zeros(2))
+    for name, total in itertools.chain.from_iterable(process.items() for process in gather(dict(sums))):
+        totals[name] += total
+    prefix = lambda name: "" if split == "train" and name.startswith("agent_") else f"{split}/"
+    return {prefix(name) + name: float(total / weight) for name, (total, weight) in totals.items()}
+
+
+def records(iteration, split, turns, most=None):
+    """Lines for rollouts.jsonl, one a node: what each agent read and wrote, and what it was worth."""
+    for t, nodes in enumerate(turns, start=1):
+        for node in nodes[:most]:
+            keys = ("prompt", "completions", "returns", "advantages")
+            agents = [{key: vars(group)[key] for key in keys if key in vars(group)} for group in node.groups]
+            line = {"iteration": iteration, "split": split, "turn": t, "task": node.task, "agents": agents}
+            line |= {"joint": node.joint, "rewards": [step.reward for step in node.steps]}
+            line |= {"parts": [step.parts for step in node.steps]}
+            yield json.dumps(line, default=lambda x: x.tolist() if isinstance(x, torch.Tensor) else str(x)) + "\n"
+
+
+def evaluate(args, env, agents, tasks, iteration, seed):
+    """Metrics and rollouts.jsonl lines of independent trajectories, drawn apart from training's random numbers."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        generations = [args.eval_generations] + [1] * (args.num_turns - 1)
+        turns, _ = rollout(args, env, agents, tasks, generations, "align", args.eval_temperature)
+    lines = gather(list(records(iteration, "eval", turns)))
+    return summarize("eval", turns), list(itertools.chain.from_iterable(lines))
+
+
+if __name__ == "__main__":
+    # arguments
+    script = os.path.basename(__file__).removesuffix(".py")
+    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    args = tyro.cli(Args, description=__doc__)
+    state_file = os.path.join(args.resume or "", "checkpoint", "state.pt")
+    if args.resume:
+        if not os.path.exists(state_file):
+            fail(f"--resume {args.resume}: no checkpoint/state.pt in there; name the folder of a run that saved one.")
+        with open(os.path.join(args.resume, "args.json")) as file:
+            about = json.load(file)
+        if (about["script"], about["processes"]) != (script, world_size):
+            fail(f"--resume {args.resume}: a run of {about['script']}.py on {about['processes']} process(es); do so.")
+        args = tyro.cli(Args, description=__doc__, default=Args(**about["args"]))
+        free = {"resume", "num_iterations", "save_every", "eval_every", "log_groups", "track"}
+        for name in about["args"].keys() - free:
+            if getattr(args, name) != about["args"][name]:
+                fail(f"--resume {args.resume}: --{name.replace('_', '-')} was {about['args'][name]}; leave it out.")
+    N, T, B, G = args.num_agents, args.num_turns, args.num_tasks, args.num_generations
+    tiny = args.model == ["tiny"]
+    args.learning_rate = args.learning_rate if args.learning_rate is not None else (4e-4 if tiny else 5e-6)
+    if args.critic_learning_rate is None:
+        args.critic_learning_rate = args.learning_rate if args.use_separate_critic else 10 * args.learning_rate
+    args.max_new_tokens = args.max_new_tokens if args.max_new_tokens is not None else (96 if tiny else 256)
+    args.max_batch_tokens = args.max_batch_tokens if args.max_batch_tokens is not None else (16384 if tiny else 8192)
+    may_be_zero = ("seed", "num_iterations", "log_groups", "eval_tasks", "eval_temperature", "gamma")
+    may_be_zero += ("gae_lambda", "vf_coef", "ent_coef")
+    for name, value in vars(args).items():
+        if type(value) in (int, float) and (value < 0 or (value == 0 and name not in may_be_zero)):
+            least = "0 or more" if name in may_be_zero else "above 0"
+            fail(f"--{name.replace('_', '-')} {value}: must be {least}.")
+    if B // world_size * G < args.num_minibatches:
+        fail(f"--num-minibatches {args.num_minibatches}: there are only {B // world_size * G} trajectories to divide.")
+    if len(args.model) not in (1, N):
+        fail(f"--model names {len(args.model)} models for {N} agents: give one for all, or one each.")
+    if B % world_size:
+        fail(f"--num-tasks {B}: {world_size} processes cannot share them equally; use a multiple of {world_size}.")
+    if args.track != "none":
+        try:
+            tracker = importlib.import_module("torch.utils.tensorboard" if args.track == "tensorboard" else args.track)
+        except ImportError:
+            fail(f"--track {args.track}: not installed; pip install {args.track}.")
+
+    # environment
+    setup = {"num_agents": N, "num_turns": T, "dataset": args.dataset, "seed": args.seed}
+    optional = {"reward": args.reward, "feedback": args.feedback, "allow_unsafe_code": args.allow_unsafe_code}
+    setup |= {name: value for name, value in optional.items() if value}
+    try:
+        if importlib.util.find_spec("envs"):
+            env = importlib.import_module("envs").make(args.env, **setup)
+        else:  # a copy of this file beside an environment of your own needs nothing else of this repository
+            module, _, name = args.env.partition(":")
+            env = vars(importlib.import_module(module))[name](**setup)
+        train_tasks, test_tasks = env.tasks("train"), env.tasks("test")
+    except (ValueError, ModuleNotFoundError) as error:
+        fail(error)
+    held_out = np.random.default_rng(0).permutation(len(test_tasks))[: args.eval_tasks or None]
+    eval_tasks = [test_tasks[k] for k in held_out[rank::world_size]]
+    if not train_tasks or len(held_out) < world_size:
+        fail(f"--env {args.env}: {len(train_tasks)} tasks to train on and {len(held_out)} to evaluate are too few.")
+
+    # processes and run folder
+    device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.set_float32_matmul_precision("high")  # TF32, for the head
+    if world_size > 1:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    say = print if rank == 0 else lambda *_: None
+    name = f"{args.env.replace(':', '.')}__{script}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}"
+    run_dir = gather(args.resume or os.path.join(args.output_dir, name))[0]
+    state_file = os.path.join(run_dir, "checkpoint", "state.pt")
+    if rank == 0 and not args.resume:
+        here = os.path.dirname(os.path.abspath(__file__))
+        git = ["git", "-C", here, "rev-parse", "HEAD"]
+        commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
+        versions = {module.__name__: module.__version__ for module in (torch, transformers, np)}
+        about = {"script": script, "processes": world_size, "args": asdict(args)}
+        about |= {"versions": versions, "commit": commit}
+        try:
+            os.makedirs(os.path.dirname(state_file))
+            with open(os.path.join(run_dir, "args.json"), "w") as file:
+                json.dump(about, file, indent=2)
+        except OSError as error:
+            fail(f"--output-dir {args.output_dir}: cannot make {run_dir} ({error.strerror}); name another folder.")
+
+    # agents
+    transformers.utils.logging.disable_progress_bar()
+    agents = []
+    for i in range(N):
+        name = args.model[i % len(args.model)]
+        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "models", "tiny") if name == "tiny" else name
+        try:
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+            tokenizer = AutoTokenizer.from_pretrained(path)
+        except (OSError, ValueError) as error:
+            fail(f"--model {name}: agent {i} cannot load it: {str(error).splitlines()[0]}")
+        stops = [tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id)]
+        stop_ids = torch.tensor([int(stop) for stop in stops if stop is not None], device=device)
+        # The cache of recurrent layers cannot be shared, and gradient checkpointing knows no cache.
+        layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
+        share = layers <= {DynamicLayer, DynamicSlidingWindowLayer} and not args.gradient_checkpointing
+        agent = SimpleNamespace(model=model.eval(), tokenizer=tokenizer, stop_ids=stop_ids, share=share)  # no dropout
+        longest = max((env.observe(task, [])[i] for task in train_tasks), key=len)
+        ids = (encode(agent, [longest], args.max_new_tokens)[0] * 2)[:64]
+        # A model may do more with its logits than this file knows. Better to stop than to train it wrongly.
+        with torch.no_grad():
+            theirs = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+            ours = token_logprobs(agent, [(ids[:1], [ids[1:], ids[1:]])], temperature=1.0)
+        if not torch.allclose(ours[1 - len(ids) :], theirs[range(len(ids) - 1), ids[1:]], atol=1e-3):
+            fail(f"--model {name}: its logits are not its head's (soft-capping?), as this script needs; use another.")
+        if args.gradient_checkpointing:  # which needs training mode
+            if any(value for key, value in model.config.to_dict().items() if "drop" in key):
+                fail(f"--gradient-checkpointing would turn on the dropout of {name}; set it to 0 in its config.json.")
+            model.gradient_checkpointing_enable()
+        agent.value_head = torch.nn.Linear(model.config.get_text_config().hidden_size, 1)
+        torch.nn.init.zeros_(agent.value_head.weight)  # all values start at 0
+        torch.nn.init.zeros_(agent.value_head.bias)
+        agent.critic, valuing = agent, [agent.value_head]
+        if args.use_separate_critic:  # which starts from the actor's weights
+            agent.critic = SimpleNamespace(model=copy.deepcopy(model.base_model), share=share)
+            valuing.append(agent.critic.model)
+        agent.learner = torch.nn.ModuleList([model, *valuing]).to(device)
+        critic = {"params": torch.nn.ModuleList(valuing).parameters(), "lr": args.critic_learning_rate}
+        agent.optimizer = torch.optim.AdamW(
+            [{"params": model.parameters()}, critic], lr=args.learning_rate, weight_decay=0.0
+        )
+        agents.append(agent)
+        how = "computed once for its group" if share else "computed again for each completion in training"
+        say(f"agent {i}: {name}, {model.num_parameters() / 1e6:.1f}M parameters on {device}, a prompt is {how}")
+    say(
+        f"{len(train_tasks)} tasks to train on, {len(held_out)} to evaluate; learning rate {args.learning_rate}, "
+        f"{args.max_new_tokens} new tokens, {args.max_batch_tokens} tokens a batch; {run_dir}"
+    )
+
+    # state of the run
+    transformers.set_seed(2 * (1000 * args.seed + rank))
+    eval_seed = 2 * (1000 * args.seed + rank) + 1  # no two processes share a seed, nor training and evaluation
+    done, saved, evaluations, rates, lines = 0, 0, [], [], []
+    if args.resume:
+        state = torch.load(state_file, map_location="cpu", weights_only=False)
+        done = saved = state["iteration"]
+        evaluations = state["evaluations"]
+        for agent, weights, moments in zip(agents, state["models"], state["optimizers"]):
+            agent.learner.load_state_dict(weights)
+            agent.optimizer.load_state_dict(moments)
+        torch_state, cuda_states, python_state, numpy_state = state["rng"][rank]
+        torch.set_rng_state(torch_state)
+        torch.cuda.set_rng_state_all(cuda_states)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        for path in [os.path.join(run_dir, name) for name in ("metrics.jsonl", "rollouts.jsonl") if rank == 0]:
+            with open(path) as file:  # what came after the checkpoint comes again, to the same numbers
+                lines = [line for line in file if line.endswith("\n") and json.loads(line)["iteration"] <= done]
+            with open(path + ".tmp", "w") as file:
+                file.writelines(lines)
+            os.replace(path + ".tmp", path)
+    if args.track == "tensorboard":
+        writer = tracker.SummaryWriter(run_dir) if rank == 0 else None
+    elif args.track != "none" and rank == 0:
+        tracker.init(project="tutti", name=os.path.basename(run_dir), config=asdict(args))
+
+    def log(iteration, metrics, lines):
+        if rank == 0:
+            with open(os.path.join(run_dir, "metrics.jsonl"), "a") as file:
+                file.write(json.dumps({"iteration": iteration} | metrics) + "\n")
+            with open(os.path.join(run_dir, "rollouts.jsonl"), "a") as file:
+                file.writelines(lines)
+            for name, value in metrics.items() if args.track == "tensorboard" else ():
+                writer.add_scalar(name, value, iteration)
+            if args.track in ("wandb", "trackio"):
+                tracker.log(metrics, step=iteration)
+
+    signals = []
+
+    def on_signal(number, _):
+        signals.append(number)
+        signal.signal(number, signal.SIG_DFL)  # the second one ends the program at once
+        say("\nfinishing the iteration, then saving")
+
+    signal.signal(signal.SIGINT, on_signal)
+    signal.signal(signal.SIGTERM, on_signal)
+    if not args.resume:
+        metrics, lines = evaluate(args, env, agents, eval_tasks, 0, eval_seed)
+        log(0, metrics, lines)
+        evaluations.append(metrics["eval/return"])
+        say(f"evaluation before training: return {evaluations[0]:.3f}")
+    bar = tqdm(range(done + 1, args.num_iterations + 1), initial=done, total=args.num_iterations, disable=rank > 0)
+    for iteration in bar:
+        # 1 ROLLOUT: G trajectories for each of this process's tasks
+        began = time.perf_counter()
+        tasks = []
+        for place in range((iteration - 1) * B + rank, iteration * B, world_size):
+            epoch, place = divmod(place, len(train_tasks))
+            order = np.random.default_rng([args.seed, epoch]).permutation(len(train_tasks))
+            tasks.append(train_tasks[order[place]])
+        turns, seconds = rollout(args, env, agents, tasks, [G] + [1] * (T - 1), "align", args.temperature)
+
+        # 2 ADVANTAGES: of each token, along its trajectory
+        updating, metrics = time.perf_counter(), summarize("train", turns)
+        trajectories = []  # each a list of (node, which of its completions), turn after turn
+        for root in turns[0]:
+            for g in range(G):
+                trajectory, node, k = [], root, g
+                while node:
+                    trajectory.append((node, k))
+                    node, k = node.children[k], 0
+                trajectories.append(trajectory)
+        for i, agent in enumerate(agents):
+            groups = [node.groups[i] for nodes in turns for node in nodes]
+            for group in groups:
+                group.values, group.advantages = [None] * len(group.completion_ids), [None] * len(group.completion_ids)
+            places = [(g.prompt_ids, g.completion_ids, [(g, k) for k in range(len(g.completion_ids))]) for g in groups]
+            for rows in micro_batches(agent.critic, places, args.max_batch_tokens):
+                with torch.no_grad():
+                    states = completion_states(agent.critic, [row[:2] for row in rows])
+                    values = iter(agent.value_head(states.float())[:, 0].tolist())
+                for group, k in (place for _, _, places in rows for place in places):
+                    group.values[k] = list(itertools.islice(values, len(group.completion_ids[k])))
+            for trajectory in trajectories:
+                rewards, values, ends = [], [], []
+                for node, k in trajectory:
+                    values += node.groups[i].values[k]
+                    rewards += [0.0] * (len(values) - len(rewards) - 1) + [node.steps[k].reward]
+                    ends += [False] * (len(values) - len(ends) - 1) + [True]
+                advantages = iter(gae(rewards, values, ends, args.gamma, args.gae_lambda))
+                for node, k in trajectory:
+                    group = node.groups[i]
+                    group.advantages[k] = list(itertools.islice(advantages, len(group.values[k])))
+            flat = [(a, v) for group in groups for pair in zip(group.advantages, group.values) for a, v in zip(*pair)]
+            advantages, values = np.array(list(itertools.chain.from_iterable(gather(flat)))).T  # of all processes
+            # the share of the targets' variance that the values knew before this update
+            variance = max((advantages + values).var(), 1e-8)
+            metrics[f"agent_{i}/explained_variance"] = 1 - advantages.var() / variance
+            # >>> NORMALISATION
+            shift, scale = (advantages.mean(), advantages.std() + 1e-8) if args.norm_adv else (0.0, 1.0)
+            # <<< NORMALISATION
+            for group in groups:
+                group.targets = [[a + v for a, v in zip(*pair)] for pair in zip(group.advantages, group.values)]
+                group.advantages = [[(a - shift) / scale for a in row] for row in group.advantages]
+
+        # 3 UPDATE: passes over the rollout, an optimizer step for each minibatch of trajectories
+        for i, agent in enumerate(agents):
+            sums, steps, approx_kl = Counter(), 0, 0.0
+            agent.learner.train(args.gradient_checkpointing)
+            for minibatch in itertools.chain.from_iterable(
+                torch.randperm(len(trajectories)).tensor_split(args.num_minibatches) for _ in range(args.update_epochs)
+            ):
+                members = defaultdict(list)  # of the minibatch, by node: a node's prompt is computed once
+                for trajectory in (trajectories[k] for k in minibatch.tolist()):
+                    for t, (node, k) in enumerate(trajectory):
+                        members[id(node)].append((node.groups[i], k, args.gamma**t))
+                groups = [
+                    (chosen[0][0].prompt_ids, [group.completion_ids[k] for group, k, _ in chosen], chosen)
+                    for chosen in members.values()
+                ]
+                weight, totals = 1 / (len(minibatch) * args.max_new_tokens), torch.zeros(6, device=device)
+                for rows in micro_batches(agent, groups, args.max_batch_tokens):
+                    old = [
+                        numbers
+                        for _, _, chosen in rows
+                        for group, k, discount in chosen
+                        for numbers in zip(
+                            group.logprobs[k],
+                            group.values[k],
+                            group.advantages[k],
+                            group.targets[k],
+                            itertools.repeat(discount),
+                        )
+                    ]
+                    old_logprobs, old_values, advantages, targets, discounts = torch.tensor(old, device=device).T
+                    logprobs, entropies, values = evaluate_tokens(agent, [row[:2] for row in rows], args.temperature)
+                    ratios = (logprobs - old_logprobs).exp()
+                    clipped = ratios.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+                    policy_loss = -(discounts * torch.min(ratios * advantages, clipped * advantages)).sum() * weight
+                    errors = (values - targets) ** 2
+                    if args.clip_vloss:
+                        near = old_values + (values - old_values).clamp(-args.clip_coef, args.clip_coef)
+                        errors = torch.max(errors, (near - targets) ** 2)
+                    value_loss, entropy = 0.5 * errors.sum() * weight, entropies.sum() * weight
+                    loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
+                    loss.backward()
+                    with torch.no_grad():
+                        kl = (ratios - 1 - (logprobs - old_logprobs)).sum()  # joschu.net/blog/kl-approx.html
+                        outside = ((ratios - 1).abs() > args.clip_coef).sum()
+                        totals += torch.stack(
+                            [loss, policy_loss, value_loss, kl, outside, torch.ones_like(ratios).sum()]
+                        )
+                if world_size > 1:  # the mean over processes, of their means over trajectories
+                    for tensor in [totals, *(p.grad for p in agent.learner.parameters() if p.grad is not None)]:
+                        dist.all_reduce(tensor)
+                        tensor /= world_size
+                grad_norm = torch.nn.utils.clip_grad_norm_(agent.learner.parameters(), args.max_grad_norm)
+                loss, policy_loss, value_loss, kl, outside, count = totals.tolist()
+                if not (math.isfinite(loss) and grad_norm.isfinite()):
+                    sys.exit(
+                        f"agent {i}: at iteration {iteration} the loss is {loss} and the gradient norm "
+                        f"{grad_norm.item()}; the last good checkpoint is iteration {saved}'s in {run_dir}."
+                    )
+                left = 1 - (iteration - 1) / args.num_iterations if args.anneal_lr else 1.0
+                agent.optimizer.param_groups[0]["lr"] = left * args.learning_rate
+                agent.optimizer.param_groups[1]["lr"] = left * args.critic_learning_rate
+                agent.optimizer.step()
+                agent.optimizer.zero_grad()
+                steps += 1
+                sums.update({"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss})
+                sums.update({"approx_kl": kl / count, "clipfrac": outside / count, "grad_norm": grad_norm.item()})
+                if args.target_kl is not None and kl / count > args.target_kl:
+                    break
+            agent.learner.eval()
+            metrics |= {f"agent_{i}/{name}": total / steps for name, total in sums.items()}
+            metrics[f"agent_{i}/optimizer_steps"] = steps
+        seconds["update"] = time.perf_counter() - updating
+
+        # 4 LOG
+        groups = [group for nodes in turns for node in nodes for group in node.groups]
+        tokens = sum(gather(sum(len(ids) for group in groups for ids in group.completion_ids)))
+        rates.append(tokens / (time.perf_counter() - began))
+        metrics["tokens_per_second"] = rates[-1]
+        metrics |= {f"time/{part}": spent for part, spent in seconds.items()}
+        bar.set_postfix_str(f"return {metrics['train/return']:.2f}")
+
+        # 5 EVALUATE
+        lines, last = list(records(iteration, "train", turns, args.log_groups)), iteration == args.num_iterations
+        if last or iteration % args.eval_every == 0:
+            eval_metrics, eval_lines = evaluate(args, env, agents, eval_tasks, iteration, eval_seed)
+            metrics, lines = metrics | eval_metrics, lines + eval_lines
+            evaluations.append(eval_metrics["eval/return"])
+        log(iteration, metrics, lines)
+
+        # 6 CHECKPOINT
+        stopping = any(gather(len(signals)))
+        if last or stopping or iteration % args.save_every == 0:
+            rng = (torch.get_rng_state(), torch.cuda.get_rng_state_all(), random.getstate(), np.random.get_state())
+            state = {"iteration": iteration, "evaluations": evaluations, "rng": gather(rng)}
+            state["models"] = [agent.learner.state_dict() for agent in agents]
+            state["optimizers"] = [agent.optimizer.state_dict() for agent in agents]
+            if rank == 0:
+                torch.save(state, state_file + ".tmp")
+                os.replace(state_file + ".tmp", state_file)  # a crash leaves the old one whole
+            saved = iteration
+        if stopping:
+            break
+    bar.close()
+
+    # what is left behind
+    if rank == 0 and saved:
+        for i, agent in enumerate(agents):
+            agent.model.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
+            agent.tokenizer.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
+    if rank == 0:
+        for i, agent in enumerate(json.loads(lines[-1])["agents"] if lines else ()):
+            print(f"\nagent {i} wrote: {agent['completions'][0]}")
+        print(f"\nevaluation: return {evaluations[0]:.3f} at first, {evaluations[-1]:.3f} at last")
+        if rates:
+            print(f"{np.mean(rates):.0f} tokens/s sampled and trained; agents in {run_dir}/agent_0 ...")
+        print(f"run folder {run_dir}" + (f"; to go on: python {script}.py --resume {run_dir}" if saved else ""))

@@ -1,0 +1,268 @@
+"""ippo.py: its estimates and its loss against slow, obvious versions, in float64, one completion at a time."""
+
+import itertools
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, save_model
+from test_math import agent_of, load
+from transformers import AutoModelForCausalLM, MistralForCausalLM
+
+SCRIPT = ROOT / "ippo.py"
+TOY = ("--env", "toy:Letters", "--num-iterations", 1, "--num-generations", 3, "--num-tasks", 2, "--max-new-tokens", 24)
+TOY = (*TOY, "--max-grad-norm", 1e9, "--eval-tasks", 1, "--no-anneal-lr")
+
+
+def slow_gae(rewards, values, ends, gamma, gae_lambda):
+    """A_t = sum over l >= t of (product over t..l-1 of gamma_k lambda) delta_l, as a double sum."""
+    discounts = [gamma if end else 1.0 for end in ends]
+    following = [*values[1:], 0.0]
+    deltas = [r + d * f - v for r, d, f, v in zip(rewards, discounts, following, values)]
+    return [
+        sum(math.prod(d * gae_lambda for d in discounts[t:k]) * deltas[k] for k in range(t, len(deltas)))
+        for t in range(len(deltas))
+    ]
+
+
+def test_gae_is_the_double_sum():
+    gae, rng = load(SCRIPT).gae, np.random.default_rng(0)
+    rewards, values = rng.normal(size=11).tolist(), rng.normal(size=11).tolist()
+    ends = [k in (3, 4, 10) for k in range(11)]
+    for gamma, gae_lambda in itertools.product([0.0, 0.5, 1.0], [0.0, 0.7, 1.0]):
+        ours = gae(rewards, values, ends, gamma, gae_lambda)
+        assert ours == pytest.approx(slow_gae(rewards, values, ends, gamma, gae_lambda))
+
+
+def test_gae_by_hand():
+    """Two tokens, then one in the next turn; reward 1 after the second and 10 after the third."""
+    gae = load(SCRIPT).gae
+    rewards, values, ends = [0.0, 1.0, 10.0], [3.0, 4.0, 5.0], [False, True, True]
+    assert gae(rewards, values, ends, 1.0, 1.0) == [11 - 3, 11 - 4, 10 - 5]  # the return minus the value
+    assert gae(rewards, values, ends, 0.5, 0.0) == [4 - 3, 1 + 0.5 * 5 - 4, 10 - 5]  # one-step errors
+    assert gae(rewards, values, ends, 0.5, 1.0) == [1 + 0.5 * 10 - 3, 1 + 0.5 * 10 - 4, 10 - 5]
+
+
+@pytest.fixture
+def updates(monkeypatch):
+    """Every optimizer step, taken for real: (agent, rollout, weights of the learner before it, gradients).
+
+    The value head starts from random weights instead of zeros, so that there are values to test.
+    """
+    seen, original = [], torch.optim.AdamW.step
+    random = lambda tensor: tensor.data.normal_(std=0.3, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(torch.nn.init, "zeros_", random)
+
+    def step(optimizer, closure=None):
+        frame = sys._getframe(1)
+        while "turns" not in frame.f_globals:
+            frame = frame.f_back
+        names = frame.f_globals
+        learner = names["agent"].learner
+        gradients = {k: p.grad.clone() if p.grad is not None else None for k, p in learner.named_parameters()}
+        weights = {name: weight.clone() for name, weight in learner.state_dict().items()}
+        seen.append((names["i"], names["turns"], weights, gradients))
+        return original(optimizer, closure)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    return seen
+
+
+def slow_learner(weights, path, separate):
+    """Actor, value head and the critic's trunk in float64, with these weights."""
+    actor = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
+    head = torch.nn.Linear(actor.config.hidden_size, 1, dtype=torch.float64)
+    trunk = (
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64).base_model if separate else actor.base_model
+    )
+    learner = torch.nn.ModuleList([actor, head, *([trunk] if separate else [])])
+    learner.load_state_dict({name: weight.double() for name, weight in weights.items()})
+    return learner, trunk
+
+
+def slow_pass(learner, trunk, prompt, completion):
+    """Log-probabilities, entropies and values of one completion, from its full forward pass: (C,) each."""
+    actor, head = learner[0], learner[1]
+    ids = torch.tensor([[*prompt, *completion]])
+    logprobs = actor(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    values = head(trunk(ids).last_hidden_state[0, len(prompt) - 1 : -1])[:, 0]
+    chosen = torch.stack([logprobs[k, token] for k, token in enumerate(completion)])
+    return chosen, -(logprobs.exp() * logprobs).sum(-1), values
+
+
+def slow_loss(learner, trunk, old_learner, old_trunk, i, turns, o):
+    trajectories = []
+    for root in turns[0]:
+        for g in range(len(root.joint)):
+            node, k, trajectory = root, g, []
+            while node is not None:
+                trajectory.append((node.groups[i], k, node.steps[k].reward))
+                node, k = node.children[k], 0
+            trajectories.append(trajectory)
+    advantages, parts = [], []
+    for trajectory in trajectories:
+        with torch.no_grad():
+            old = [slow_pass(old_learner, old_trunk, g.prompt_ids, g.completion_ids[k]) for g, k, _ in trajectory]
+        values = [value for _, _, v in old for value in v.tolist()]
+        rewards = [r for _, (g, k, r) in zip(old, trajectory) for r in [0.0] * (len(g.completion_ids[k]) - 1) + [r]]
+        ends = [e for g, k, _ in trajectory for e in [False] * (len(g.completion_ids[k]) - 1) + [True]]
+        estimates = iter(slow_gae(rewards, values, ends, o["gamma"], o["gae_lambda"]))
+        for t, ((g, k, _), (logprobs, _, v)) in enumerate(zip(trajectory, old)):
+            a = torch.tensor(list(itertools.islice(estimates, len(v))), dtype=torch.float64)
+            advantages.append(a)
+            parts.append((t, g, k, logprobs, v, a))
+    flat = torch.cat(advantages)
+    loss = 0.0
+    for t, g, k, old_logprobs, old_values, a in parts:
+        target = a + old_values
+        a = (a - flat.mean()) / flat.std(unbiased=False) if o["norm_adv"] else a
+        logprobs, entropies, values = slow_pass(learner, trunk, g.prompt_ids, g.completion_ids[k])
+        for c in range(len(a)):
+            ratio = (logprobs[c] - old_logprobs[c]).exp()
+            # PPO's objective case by case: no gradient where the ratio already went too far in its advantage's favour
+            gone = ratio > 1 + o["clip_coef"] if a[c] > 0 else ratio < 1 - o["clip_coef"]
+            loss = loss - o["gamma"] ** t * (0.0 if gone else ratio * a[c])
+            error = (values[c] - target[c]) ** 2
+            moved = values[c] - old_values[c]
+            if o["clip_vloss"] and abs(moved) > o["clip_coef"]:
+                near = old_values[c] + moved.sign() * o["clip_coef"]
+                error = error if error > (near - target[c]) ** 2 else torch.zeros(())
+            loss = loss + o["vf_coef"] * 0.5 * error - o["ent_coef"] * entropies[c]
+    return loss / (len(trajectories) * o["max_new_tokens"])
+
+
+DEFAULTS = {"gamma": 1.0, "gae_lambda": 1.0, "clip_coef": 0.2, "vf_coef": 0.5, "ent_coef": 0.0, "max_new_tokens": 24}
+DEFAULTS |= {"norm_adv": False, "clip_vloss": True}
+
+
+def check(seen, paths, separate=False, **options):
+    o, first = DEFAULTS | options, {}
+    for i, turns, weights, gradients in seen:
+        first.setdefault(i, weights)
+        old, old_trunk = slow_learner(first[i], paths[i % len(paths)], separate)
+        learner, trunk = slow_learner(weights, paths[i % len(paths)], separate)
+        slow_loss(learner, trunk, old, old_trunk, i, turns, o).backward()
+        expected = dict(learner.named_parameters())
+        scale = max(float(p.grad.abs().max()) for p in expected.values() if p.grad is not None)
+        assert scale > 1e-3
+        for name, ours in gradients.items():
+            if ours is None:  # the lm_head of a critic, say
+                assert expected[name].grad is None or expected[name].grad.abs().max() == 0
+            else:
+                torch.testing.assert_close(ours.double(), expected[name].grad, rtol=2e-3, atol=2e-5 * scale)
+
+
+ONE_STEP = ("--update-epochs", 1, "--num-minibatches", 1)
+
+
+@pytest.mark.parametrize(
+    "flags, options",
+    [
+        ((), {}),
+        (("--num-turns", 2, "--gamma", 0.5, "--gae-lambda", 0.9), {"gamma": 0.5, "gae_lambda": 0.9}),
+        (("--num-turns", 2, "--use-separate-critic"), {"separate": True}),
+        (("--norm-adv", "--ent-coef", 0.1, "--vf-coef", 2.0), {"norm_adv": True, "ent_coef": 0.1, "vf_coef": 2.0}),
+        (("--max-batch-tokens", 70, "--num-agents", 3), {}),
+        (("--gradient-checkpointing", "--use-separate-critic"), {"separate": True}),
+    ],
+    ids=lambda x: " ".join(map(str, x)) if isinstance(x, tuple) else "",
+)
+def test_first_step_is_the_slow_one(flags, options, run, updates, model_dir):
+    """Ratios are 1 here, so the policy's part is the advantage-weighted gradient of the log-probability."""
+    names = run(SCRIPT, *TOY, "--model", model_dir, *ONE_STEP, *flags)
+    assert len(updates) == names["N"]
+    check(updates, [model_dir], **options)
+    assert abs(names["metrics"]["agent_0/approx_kl"]) < 1e-6 and names["metrics"]["agent_0/clipfrac"] == 0
+
+
+@pytest.mark.parametrize("flags", [(), ("--no-clip-vloss",)])
+def test_later_steps_are_clipped_as_they_should_be(flags, run, updates, model_dir):
+    more = ("--update-epochs", 4, "--num-minibatches", 1, "--learning-rate", 0.003, "--critic-learning-rate", 0.1)
+    names = run(SCRIPT, *TOY, "--model", model_dir, *more, *flags, "--num-turns", 2)
+    assert len(updates) == 8 and names["metrics"]["agent_0/clipfrac"] > 0.05
+    check(updates, [model_dir], clip_vloss=not flags)
+
+
+def test_minibatches_take_every_trajectory_once(run, updates, model_dir):
+    """The gradients of the minibatches of one pass average to that of one minibatch, where no step changes them."""
+    pinned = ("--learning-rate", 1e-20, "--critic-learning-rate", 1e-20, "--update-epochs", 1)
+    for count in (1, 3):
+        run(SCRIPT, *TOY, "--model", model_dir, *pinned, "--num-minibatches", count)
+    whole, *parts = (gradients for i, _, _, gradients in updates if i == 0)
+    assert len(parts) == 3
+    for name, gradient in whole.items():
+        if gradient is not None:
+            mean = sum(part[name] for part in parts) / 3
+            torch.testing.assert_close(mean, gradient, rtol=1e-3, atol=1e-6 + 1e-4 * float(gradient.abs().max()))
+
+
+def test_target_kl_ends_the_passes(run, updates, model_dir):
+    more = ("--update-epochs", 9, "--num-minibatches", 1, "--learning-rate", 0.003, "--num-agents", 1)
+    names = run(SCRIPT, *TOY, "--model", model_dir, *more, "--target-kl", 0.01)
+    assert 1 < names["metrics"]["agent_0/optimizer_steps"] == len(updates) < 9
+
+
+def test_value_loss_reaches_exactly_its_parameters(run, updates, model_dir):
+    """Without advantages only the value loss is left. With a critic of its own the actor must not move at all."""
+    names = run(SCRIPT, *TOY, "--model", model_dir, *ONE_STEP, "--use-separate-critic", "--vf-coef", 0)
+    for _, _, _, gradients in updates:
+        assert all(g is None or not g.any() for k, g in gradients.items() if not k.startswith("0."))
+        assert gradients["0.lm_head.weight"].any()
+    updates.clear()
+    names = run(SCRIPT, *TOY, "--model", model_dir, *ONE_STEP, "--use-separate-critic")
+    groups = names["agents"][0].optimizer.param_groups
+    actor = {id(p) for p in names["agents"][0].model.parameters()}
+    assert {id(p) for p in groups[0]["params"]} == actor and not actor & {id(p) for p in groups[1]["params"]}
+    updates.clear()
+    run(SCRIPT, *TOY, "--model", model_dir, *ONE_STEP, "--norm-adv", "--num-agents", 1, "--vf-coef", 1e-9)
+    policy_only = updates.pop()[3]
+    run(SCRIPT, *TOY, "--model", model_dir, *ONE_STEP, "--norm-adv", "--num-agents", 1)
+    both = updates.pop()[3]
+    torch.testing.assert_close(policy_only["0.lm_head.weight"], both["0.lm_head.weight"])  # no value in the logits
+    assert not torch.allclose(policy_only["0.model.embed_tokens.weight"], both["0.model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("kind", ["full", "sliding"])
+def test_values_are_of_the_state_before_the_token(kind, share, model_dir, tmp_path):
+    module = load(SCRIPT)
+    if kind == "sliding":
+        model_dir = save_model(tmp_path / "m", model_class=MistralForCausalLM, sliding_window=9)
+    agent = agent_of(model_dir, share=share, value_head=torch.nn.Linear(32, 1))
+    agent.critic = agent
+    groups = [([5, 6, 7] * 4, [[8, 9, 10], [8, 9, 11], [8]]), ([4], [[30, 31]])]
+    logprobs, entropies, values = module.evaluate_tokens(agent, groups, 0.7)
+    torch.testing.assert_close(logprobs, module.token_logprobs(agent, groups, 0.7))
+    assert values[:3].tolist() == pytest.approx(values[3:6].tolist(), abs=1e-5)  # the last token changes no value
+    assert values[6].item() == pytest.approx(values[0].item(), abs=1e-5)
+    full = agent.model(torch.tensor([[5, 6, 7] * 4 + [8, 9, 10]]), output_hidden_states=True)
+    expected = (full.logits[0, 11:14] / 0.7).log_softmax(-1)
+    assert entropies[:3].tolist() == pytest.approx((-(expected.exp() * expected).sum(-1)).tolist(), abs=1e-4)
+    assert values[:3].tolist() == pytest.approx(
+        agent.value_head(full.hidden_states[-1][0, 11:14])[:, 0].tolist(), abs=1e-5
+    )
+
+
+def test_advantages_are_normalised_over_all_tokens_of_an_agent(run, updates, model_dir):
+    names = run(SCRIPT, *TOY, "--model", model_dir, "--norm-adv", "--num-turns", 2)
+    for i in range(2):
+        groups = [node.groups[i] for nodes in names["turns"] for node in nodes]
+        flat = np.array([a for group in groups for row in group.advantages for a in row])
+        assert flat.mean() == pytest.approx(0, abs=1e-9) and flat.std() == pytest.approx(1, abs=1e-6)
+
+
+def test_explained_variance_of_values_that_know_everything(run, model_dir, monkeypatch):
+    """A reward that is the same for every answer is explained by a value that equals it: the errors do not vary."""
+    from toy import Letters, Step
+
+    monkeypatch.setattr(Letters, "step", lambda self, branches: [Step(b[2], 1.5, {}, False) for b in branches])
+    names = run(SCRIPT, *TOY, "--model", model_dir)
+    assert names["metrics"]["agent_0/explained_variance"] == 1.0
+
+
+def test_more_minibatches_than_trajectories_is_one_sentence(run, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(SCRIPT, *TOY, "--num-minibatches", 7)
+    assert stop.value.code == 2 and "--num-minibatches" in capsys.readouterr().err
