@@ -36,6 +36,7 @@ class Step(NamedTuple):
 # The class of each name; one line adds an environment.
 ENVIRONMENTS = {
     "tldr": "envs.writing:Writing",
+    "arxiv": "envs.writing:Writing",
     "mbpp": "envs.coding:Coding",
     "humaneval": "envs.coding:Coding",
     "coophumaneval": "envs.coding:Coding",

@@ -1,9 +1,9 @@
-"""Sample tasks made offline from small grammars: posts to summarize, and functions to write.
+"""Sample tasks made offline from small grammars: posts to summarize, abstracts to expand, functions to write.
 
 Everything follows from `split`, `count` and `seed`. Train and test differ by composition, whatever the seed: certain
-combinations of choices (person x problem x attempt, filter x map x fold) occur only in "test", others only in
-"validation". Each choice, and each pair of choices, also occurs in "train", so test asks for a new combination of
-known pieces.
+combinations of choices (person x problem x attempt, method x obstacle x field, filter x map x fold) occur only in
+"test", others only in "validation". Each choice, and each pair of choices, also occurs in "train", so test asks for a
+new combination of known pieces.
 """
 
 import itertools
@@ -183,6 +183,131 @@ def demonstrated_posts(count: int, per_post: int, seed: int) -> list[dict]:
             "demonstrations": [_summary(facts, rng.randint(1, 5), 0.25, rng) for _ in range(per_post)],
         }
         for facts in _post_choices("train", count, rng)
+    ]
+
+
+# ---------------------------------------------------------------- abstracts
+
+METHODS = [
+    "a simple linear model",
+    "a small neural network",
+    "a random walk",
+    "a greedy search",
+    "a mixture of experts",
+    "a tree of decisions",
+    "a sparse matrix method",
+    "a sampling scheme",
+]
+OBSTACLES = [
+    "missing data",
+    "slow convergence",
+    "label noise",
+    "high cost",
+    "class imbalance",
+    "constant change",
+    "model error",
+    "signal delay",
+    "low resolution",
+]
+FIELDS = [
+    "weather forecasts",
+    "traffic lights",
+    "protein maps",
+    "star catalogs",
+    "translation systems",
+    "power networks",
+    "crop yields",
+    "river floods",
+    "crystal structures",
+]
+FINDINGS = [
+    "the error falls by half",
+    "ten samples are enough",
+    "the cost grows only slowly",
+    "the result holds for all sizes",
+    "old methods fail early",
+    "the answer does not depend on the start",
+]
+CHECKS = ["a public benchmark", "three real records", "a long simulation", "a field study", "a large survey"]
+
+ABSTRACT_WORDINGS = [
+    "We study {obstacle} in {field}. We propose {method} and test it on {check}. We find that {finding}.",
+    "In {field}, {obstacle} is a common problem. Here we use {method}. On {check} we show that {finding}.",
+    "This paper presents {method} for {field} with {obstacle}. With {check} we show that {finding}.",
+]
+
+# For each part of an introduction, sentences in their order.
+INTRODUCTION = [
+    [
+        "Over many years {field} have become an important subject of research in science and in daily life.",
+        "Most of the work on {field} assumes that everything that matters can be measured without any error.",
+        "In practice, however, those who work with {field} often have to deal with {obstacle} from the first day.",
+        "Earlier studies described {obstacle} in detail, but they did not say what should be done about it.",
+    ],
+    [
+        "This is a serious problem because {obstacle} can hide the very effect that we would like to see.",
+        "As a result, decisions about {field} are still made by hand, which is slow and sometimes wrong.",
+        "A better answer to {obstacle} would therefore help everyone who has to rely on {field} in their work.",
+        "We ask whether there is a way to handle {obstacle} that is easy to explain and cheap to use.",
+    ],
+    [
+        "To this end we propose {method}, which takes {obstacle} into account from the beginning.",
+        "First we describe {method} in general, and then we show how its few parameters can be chosen.",
+        "We test {method} on {check}, and compare it with what is commonly used for {field} today.",
+        "In particular, we look at how {method} behaves when {obstacle} becomes more and more severe.",
+    ],
+    [
+        "Our main result is that {finding}, and that this remains true when the setting is changed.",
+        "Since {finding}, it seems possible to use {method} for {field} without any further preparation.",
+        "For example, those who plan with {field} could spend less time on {obstacle} and more on what follows.",
+        "Although our study is limited to {check}, we expect that {method} is of use for similar questions.",
+    ],
+]
+
+
+def _abstract_choices(split: str, count: int, rng: random.Random) -> list[dict]:
+    """`count` sets of facts; method, obstacle and field decide the split."""
+    chosen = []
+    while len(chosen) < count:
+        m, o, f = (rng.randrange(len(options)) for options in (METHODS, OBSTACLES, FIELDS))
+        if _split_of(m, o, f) == split:
+            facts = {"method": METHODS[m], "obstacle": OBSTACLES[o], "field": FIELDS[f]}
+            chosen.append({**facts, "finding": rng.choice(FINDINGS), "check": rng.choice(CHECKS)})
+    return chosen
+
+
+def _abstract(number: int, facts: dict, rng: random.Random) -> dict:
+    return {"article_id": f"sample.{number}", "abstract_text": rng.choice(ABSTRACT_WORDINGS).format(**facts)}
+
+
+def abstracts(split: str, count: int, seed: int) -> list[dict]:
+    """Abstracts in the columns of OpenMLRL/arXiv_abstract that are read: article_id and abstract_text.
+
+    Returns `count` dicts. Raises ValueError for any split but "train", "validation" and "test".
+    """
+    _check_split(split)
+    rng = random.Random(f"abstracts {split} {seed}")
+    return [_abstract(i, facts, rng) for i, facts in enumerate(_abstract_choices(split, count, rng))]
+
+
+def demonstrated_abstracts(count: int, per_abstract: int, seed: int) -> list[dict]:
+    """Train abstracts with texts to imitate: the columns of `abstracts`, and `demonstrations`.
+
+    The demonstrations of an abstract are `per_abstract` paragraphs of 7 to 14 sentences (110 to 280 words), drawn
+    independently of each other from all parts of an introduction: who imitates them has still to learn to keep to
+    its own parts, and to the length that the reward asks for.
+    """
+    rng = random.Random(f"demonstrated abstracts {seed}")
+    sentences = [sentence for part in INTRODUCTION for sentence in part]
+    return [
+        {
+            **_abstract(i, facts, rng),
+            "demonstrations": [
+                " ".join(sentences[k].format(**facts) for k in sorted(rng.sample(range(16), rng.randint(7, 14))))
+                for _ in range(per_abstract)
+            ],
+        }
+        for i, facts in enumerate(_abstract_choices("train", count, rng))
     ]
 
 

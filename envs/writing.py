@@ -1,11 +1,15 @@
-"""Agents write about one text, each in more detail than the one before (tldr).
+"""Agents write complementary texts about one text: summaries of a post (tldr), an abstract's introduction (arxiv).
 
-Roles, data and reward follow the TLDR experiment of MAGRPO (Liu et al., 2025), with prompts of our own; the reward and
-what differs from the published code are in rewards/writing.py.
+Roles, data and reward follow the TLDR and arXiv experiments of MAGRPO (Liu et al., 2025), with prompts of our own; the
+reward and what differs from the published code are in rewards/writing.py.
 """
 
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
 from envs import Step, read_rows, samples
-from rewards.writing import TLDR, ladder_reward
+from rewards.writing import ARXIV, TLDR, Scale, ladder_reward
 
 SAMPLE_COUNTS = {"train": 1000, "test": 200}
 DEMONSTRATED_POSTS = 4000
@@ -16,70 +20,144 @@ DETAILED = "Write a detailed summary with more different words and some transiti
 RUNG = "Write summary {i} of {n}: more detailed than summary {before}, with more different words and transition words."
 ALONE = f"Write a concise, factual summary, then a line {MARKER}, then a detailed summary with more different words."
 
+PARTS = ["background", "motivation", "methods", "implications"]  # of an introduction, in order
+PART = "Expand this abstract into the {mine} of an introduction. Other writers cover {others}: leave that to them."
+ALL_PARTS = (
+    f"Expand this abstract into an introduction: a paragraph with {PARTS[0]} and {PARTS[1]}, then a line {MARKER}, "
+    f"then a paragraph with {PARTS[2]} and {PARTS[3]}."
+)
+
+
+def ladder_roles(num_agents):
+    """A concise summary, a detailed one, and from there on each more detailed than the one before."""
+    if num_agents == 1:
+        return [ALONE]
+    if num_agents == 2:
+        return [CONCISE, DETAILED]
+    rungs = range(2, num_agents + 1)
+    return [CONCISE] + [RUNG.format(i=i, n=num_agents, before=i - 1) for i in rungs]
+
+
+def part_roles(num_agents):
+    """The four parts of an introduction in order, as evenly as can be; the later agents have more to do."""
+    if num_agents > len(PARTS):
+        raise ValueError(
+            f"--num-agents {num_agents}: an introduction has {len(PARTS)} parts ({', '.join(PARTS)}); use at most "
+            f"{len(PARTS)} agents."
+        )
+    if num_agents == 1:
+        return [ALL_PARTS]
+    cuts = [len(PARTS) * i // num_agents for i in range(num_agents + 1)]
+    return [
+        PART.format(mine=" and ".join(PARTS[start:end]), others=" and ".join(PARTS[:start] + PARTS[end:]))
+        for start, end in pairwise(cuts)
+    ]
+
+
+class Kind(NamedTuple):
+    """What one of the tasks consists of."""
+
+    hub: str
+    hub_splits: dict[str, str]
+    columns: list[str]  # the first holds the text that all agents read
+    reference: str | None  # the column with a human answer, if there is one
+    scale: Scale
+    roles: Callable[[int], list[str]]  # of so many agents
+    sample: Callable[..., list[dict]]  # (split, count, seed)
+    demonstrated: Callable[..., list[dict]]  # (count, texts for each, seed)
+
+
+KINDS = {
+    "tldr": Kind(
+        hub="trl-lib/tldr",
+        hub_splits={"train": "train[:1000]", "test": "test[:1000]"},
+        columns=["prompt", "completion"],
+        reference="completion",
+        scale=TLDR,
+        roles=ladder_roles,
+        sample=samples.posts,
+        demonstrated=samples.demonstrated_posts,
+    ),
+    "arxiv": Kind(
+        hub="OpenMLRL/arXiv_abstract",
+        hub_splits={"train": "train[:1000]", "test": "val[:1000]"},
+        columns=["abstract_text"],
+        reference=None,
+        scale=ARXIV,
+        roles=part_roles,
+        sample=samples.abstracts,
+        demonstrated=samples.demonstrated_abstracts,
+    ),
+}
+
 
 class Writing:
-    """Summaries of a post: a concise one by agent 1, a detailed one by agent 2. No agent sees another's text.
+    """Texts about one text, by agents that do not see each other's.
 
-    name: "tldr"
-    num_agents: 1 or more. One agent writes both summaries, two paragraphs parted by a line with MARKER. More than two
-        form a ladder, each more detailed than the one before, and the reward is the mean over neighbours.
+    name: "tldr": summaries of a post, a concise one by agent 1, a detailed one by agent 2. More than two agents form a
+        ladder, each more detailed than the one before.
+        "arxiv": the introduction to an abstract, background and motivation by agent 1, methods and implications by
+        agent 2. Three or four agents divide these four parts.
+    num_agents: 1 or more; arxiv: 1 to 4. One agent writes both texts, two paragraphs parted by a line with MARKER. For
+        more than two the reward is the mean over neighbours.
     num_turns: 1
-    dataset: "sample", "hub" (trl-lib/tldr, train[:1000] and test[:1000]), a hub id or a file; columns `prompt` (the
-        post) and `completion` (a human summary, used for diagnostics and demonstrations only)
+    dataset: "sample", "hub", a hub id or a file. tldr: trl-lib/tldr, train[:1000] and test[:1000], columns `prompt`
+        (the post) and `completion` (a human summary, used for diagnostics and demonstrations only). arxiv:
+        OpenMLRL/arXiv_abstract, train[:1000] and val[:1000] for test, column `abstract_text`
     seed: int, of the sample tasks
-    reward: "plain", or "grounded", which asks that half of the content words come from the post
+    reward: "plain", or "grounded", which asks that half of the content words come from the text that is read
 
     Raises ValueError, one sentence, for other arguments and for a dataset that cannot be used.
     """
 
     def __init__(self, name="tldr", num_agents=2, num_turns=1, dataset="sample", seed=1, reward="plain"):
+        if name not in KINDS:
+            raise ValueError(f"--env {name}: the writing tasks are {', '.join(KINDS)}; use one of them.")
         if num_turns != 1:
             raise ValueError(f"--num-turns {num_turns}: {name} has one turn; use --num-turns 1.")
         if reward not in ("plain", "grounded"):
             raise ValueError(f"--reward {reward}: {name} knows plain and grounded; use one of them.")
+        self.kind = kind = KINDS[name]
         self.num_agents, self.num_turns, self.dataset, self.seed = num_agents, num_turns, dataset, seed
         self.grounded = reward == "grounded"
+        self.roles = kind.roles(num_agents)
         if dataset == "sample":
-            self.splits = {split: samples.posts(split, count, seed) for split, count in SAMPLE_COUNTS.items()}
+            self.splits = {split: kind.sample(split, count, seed) for split, count in SAMPLE_COUNTS.items()}
         else:
-            hub_splits = {"train": "train[:1000]", "test": "test[:1000]"}
-            self.splits = read_rows(dataset, ["prompt", "completion"], "trl-lib/tldr", hub_splits)
+            self.splits = read_rows(dataset, kind.columns, kind.hub, kind.hub_splits)
 
     def tasks(self, split):
-        """The posts of "train" or "test": prompt and completion."""
+        """The rows of "train" or "test", with the columns of the public set."""
         return self.splits[split]
 
     def observe(self, task, history):
-        post = task["prompt"].removesuffix("TL;DR:").strip()
-        if self.num_agents == 1:
-            roles = [ALONE]
-        elif self.num_agents == 2:
-            roles = [CONCISE, DETAILED]
-        else:
-            rungs = range(2, self.num_agents + 1)
-            roles = [CONCISE] + [RUNG.format(i=i, n=self.num_agents, before=i - 1) for i in rungs]
-        return [f"{post}\n\n{role}" for role in roles]
+        text = task[self.kind.columns[0]].removesuffix("TL;DR:").strip()
+        return [f"{text}\n\n{role}" for role in self.roles]
 
     def step(self, branches):
-        steps = []
+        kind, steps = self.kind, []
         for task, _, actions in branches:
             texts = actions[0].split(MARKER, 1) if self.num_agents == 1 else actions
             texts = texts if len(texts) > 1 else [*texts, ""]  # without the marker there is no second paragraph
-            reward, parts = ladder_reward(texts, TLDR, task["prompt"], task["completion"], self.grounded)
+            reference = task[kind.reference] if kind.reference else None
+            reward, parts = ladder_reward(texts, kind.scale, task[kind.columns[0]], reference, self.grounded)
             steps.append(Step(actions, reward, parts, done=True))
         return steps
 
     def demonstrations(self):
-        """Texts to imitate for posts of the train split: list of dict(prompt, completion).
+        """Texts to imitate for the train split: list of dict(prompt, completion).
 
-        For the sample posts they are summaries of 1 to 5 sentences that take no notice of the role, so that a model
-        which imitates them still has the roles to learn. For other datasets they are the human summaries.
+        For the sample tasks they take no notice of the role, so that a model which imitates them still has the roles
+        to learn: summaries of 1 to 5 sentences, paragraphs that mix all parts of an introduction. For other datasets
+        of tldr they are the human summaries. Raises ValueError for other datasets of arxiv, which hold no answers.
         """
-        per_post = max(2, self.num_agents)
+        per_task, reference = max(2, self.num_agents), self.kind.reference
         if self.dataset == "sample":
-            rows = samples.demonstrated_posts(DEMONSTRATED_POSTS, per_post, self.seed)
+            rows = self.kind.demonstrated(DEMONSTRATED_POSTS, per_task, self.seed)
+        elif reference is None:
+            raise ValueError(f"--dataset {self.dataset}: it holds no introductions to imitate; use sample.")
         else:
-            rows = [{**row, "demonstrations": [row["completion"].strip()] * per_post} for row in self.splits["train"]]
+            rows = [{**row, "demonstrations": [row[reference].strip()] * per_task} for row in self.splits["train"]]
         pairs = []
         for row in rows:
             texts = row["demonstrations"]

@@ -1,8 +1,8 @@
 """Rewards for texts that should complement each other: a plain one, and one that says more in other words.
 
-The gated levels follow the TLDR reward of MAGRPO (Liu et al., 2025): structure, length ratio, unique-word ratio,
-style. A level whose ratio leaves its range ends the sum. Unlike the published code, phrases are matched as whole words
-("has" does not contain "as"), and stop words are left out of both the unique-word count and the overlap.
+The gated levels follow the TLDR and arXiv rewards of MAGRPO (Liu et al., 2025): structure, length ratio, unique-word
+ratio, style. A level whose ratio leaves its range ends the sum. Unlike the published code, phrases are matched as
+whole words ("has" does not contain "as"), and stop words are left out of both the unique-word count and the overlap.
 
 The reward never reads the source text: eight Greek letters against a list of transition words score the maximum. So
 `parts` also carries diagnostics (`grounded`, `rouge`, `repetition`), and `grounded=True` makes the first one count.
@@ -26,6 +26,9 @@ class Scale(NamedTuple):
 
 
 TLDR = Scale((8, 256), (1.1, 1.6, 3.2, 5.0), (1.3, 2.0, inf, inf), overlap_cap=0.03, transitions_in_both=False)
+# Two texts of equal rank. The paper's constants: a later repository of its authors trains with the length ramp
+# (0.8, 1.3, 1.6, 2.0), and its log still uses these.
+ARXIV = Scale((128, 256), (0.8, 1.0, 1.3, 1.5), (0.5, 0.7, 1.3, 1.7), overlap_cap=0.23, transitions_in_both=True)
 
 TRANSITIONS = {
     "elaboration": ["moreover", "furthermore", "in addition", "additionally", "also", "besides", "what is more"],
@@ -106,7 +109,7 @@ def repetition(text: str) -> float:
 
 
 def pair_reward(text1, text2, scale=TLDR, source="", reference=None, grounded=False) -> tuple[float, dict[str, float]]:
-    """Score a plain text and a richer one.
+    """Score two texts that belong together, such as a plain one and a richer one.
 
     text1, text2: str, the two texts; any string is allowed
     scale: Scale, the constants
@@ -152,7 +155,7 @@ def pair_reward(text1, text2, scale=TLDR, source="", reference=None, grounded=Fa
     parts["unique"] = weight * 0.5 * unique
 
     # Level 4, style
-    k = transition_categories(text1 + " \n " + text2 if scale.transitions_in_both else text2)
+    k = transition_categories(text1 + " | " + text2 if scale.transitions_in_both else text2)  # no phrase spans them
     transition = min(1.0, 0.4 + min(0.05 * (k - 1), 0.6)) if k else 0.0
     parts["transitions"], parts["overlap"] = float(k), jaccard(content1, content2)
     parts["style"] = weight * (0.4 * transition + 0.6 * min(parts["overlap"], scale.overlap_cap) / scale.overlap_cap)
@@ -160,7 +163,7 @@ def pair_reward(text1, text2, scale=TLDR, source="", reference=None, grounded=Fa
 
 
 def ladder_reward(texts, scale=TLDR, source="", reference=None, grounded=False) -> tuple[float, dict[str, float]]:
-    """Score texts that should each be richer than the one before: the mean of `pair_reward` over neighbours.
+    """Score a row of texts, such as a ladder of ever richer ones: the mean of `pair_reward` over neighbours.
 
     texts: list of at least two str. Returns (reward, parts), every part a mean over neighbours. Raises ValueError for
     fewer than two texts.

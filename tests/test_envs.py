@@ -11,9 +11,10 @@ import pytest
 
 import envs
 from envs import writing
-from rewards.writing import pair_reward
+from rewards.writing import ARXIV, pair_reward
 
-SCITLDR = os.path.join(os.path.dirname(__file__), "..", "..", "shared", "data", "scitldr.jsonl")
+DATA = os.path.join(os.path.dirname(__file__), "..", "..", "shared", "data")
+SCITLDR, ABSTRACTS = os.path.join(DATA, "scitldr.jsonl"), os.path.join(DATA, "arxiv.jsonl")
 
 USER_MODULE = """
 from envs import Step
@@ -83,6 +84,9 @@ def test_users_class_gets_the_arguments_and_the_options(user_folder):
         ({"name": "tldr", "num_agents": 0}, ["--num-agents 0", "at least 1"]),
         ({"name": "tldr", "num_turns": 0}, ["--num-turns 0", "at least 1"]),
         ({"name": "tldr", "num_turns": 2}, ["--num-turns 2", "--num-turns 1"]),
+        ({"name": "arxiv", "num_turns": 2}, ["--num-turns 2", "--num-turns 1"]),
+        ({"name": "arxiv", "num_agents": 5}, ["--num-agents 5", "4 parts", "at most 4"]),
+        ({"name": "arxiv", "reward": "best"}, ["--reward best", "plain", "grounded"]),
         ({"name": "tldr", "dataset": "nowhere.jsonl"}, ["--dataset nowhere.jsonl", "no such file"]),
     ],
 )
@@ -254,6 +258,91 @@ def test_demonstrations_of_a_file_are_its_summaries(tmp_path):
     env = envs.make("tldr", dataset=write_jsonl(tmp_path / "posts.jsonl", rows(10)))
     pairs = env.demonstrations()
     assert len(pairs) == 18 and {pair["completion"] for pair in pairs} == {f"sum {i}" for i in range(9)}
+
+
+# ---------------------------------------------------------------- arxiv
+
+
+def arxiv_pair():
+    """A task and two texts about it that pass the gates: 150 words each, mostly the same."""
+    task = envs.make("arxiv").tasks("test")[0]
+    return task, [" ".join(f"stone{i}" for i in range(first, first + 150)) for first in (0, 20)]
+
+
+@pytest.mark.parametrize(
+    "num_agents, mine",
+    [
+        (2, ["background and motivation", "methods and implications"]),
+        (3, ["background", "motivation", "methods and implications"]),
+        (4, ["background", "motivation", "methods", "implications"]),
+    ],
+)
+def test_arxiv_agents_divide_the_introduction(num_agents, mine):
+    env = envs.make("arxiv", num_agents=num_agents)
+    task = env.tasks("train")[0]
+    prompts = env.observe(task, [])
+    assert len(prompts) == num_agents
+    for prompt, part in zip(prompts, mine):
+        asked, others = prompt.removeprefix(task["abstract_text"]).split("Other writers cover ")
+        assert f"into the {part} of an introduction" in asked
+        for word in writing.PARTS:  # each part is mine, or I am told that it is covered
+            assert (word in others) == (word not in part.split())
+
+
+def test_arxiv_reward_is_that_of_the_texts():
+    task, texts = arxiv_pair()
+    expected = pair_reward(*texts, ARXIV, source=task["abstract_text"])
+    step = envs.make("arxiv").step([(task, [], texts)])[0]
+    assert (step.reward, step.parts) == expected and step.done and "rouge" not in step.parts
+    assert step.reward == pytest.approx(0.5 + 1 + 0.5 + 0.6)  # no transitions
+    single = envs.make("arxiv", num_agents=1)
+    assert writing.MARKER in single.observe(task, [])[0]
+    assert single.step([(task, [], [f"\n{writing.MARKER}\n".join(texts)])])[0].reward == step.reward
+    assert single.step([(task, [], [" ".join(texts)])])[0].reward == 0
+    three = envs.make("arxiv", num_agents=3).step([(task, [], [*texts, "too short"])])[0]
+    assert three.reward == pytest.approx(step.reward / 2)
+    grounded = envs.make("arxiv", reward="grounded")
+    assert grounded.step([(task, [], texts)])[0].reward == 0.5
+    own = {"abstract_text": texts[0]}
+    assert grounded.step([(own, [], texts)])[0].reward == step.reward
+
+
+@pytest.mark.parametrize("num_agents", [1, 2, 3])
+def test_arxiv_demonstrations_use_the_prompts_of_observe(num_agents, monkeypatch):
+    monkeypatch.setattr(writing, "DEMONSTRATED_POSTS", 30)
+    env = envs.make("arxiv", num_agents=num_agents)
+    pairs = env.demonstrations()
+    assert len(pairs) == 30 * num_agents
+    assert {pair["prompt"].split("\n\n")[-1] for pair in pairs} == set(env.roles)
+    words = [len(pair["completion"].split()) for pair in pairs]
+    if num_agents > 1:  # some pass the reward's first level, and some do not
+        assert min(words) < 128 <= sorted(words)[len(words) // 2] <= 256 < max(words) < 320
+
+
+def test_arxiv_asks_the_hub_for_the_documented_slices(monkeypatch):
+    asked = []
+
+    def load_dataset(*args, **kwargs):
+        asked.append((args, kwargs))
+        return datasets.Dataset.from_list([{"article_id": "1", "abstract_text": "a"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert envs.make("arxiv", dataset="hub").tasks("test") == [{"article_id": "1", "abstract_text": "a"}]
+    assert asked == [(("OpenMLRL/arXiv_abstract", None), {"split": f"{s}[:1000]"}) for s in ("train", "val")]
+
+
+@pytest.mark.skipif(not os.path.exists(ABSTRACTS), reason="no data folder beside the repository")
+def test_real_abstracts():
+    env = envs.make("arxiv", dataset=ABSTRACTS)
+    train, test = env.tasks("train"), env.tasks("test")
+    assert len(train) == 23 and len(test) == 2
+    steps = env.step([(row, [], [row["abstract_text"]] * 2) for row in train])
+    for row, step in zip(train, steps):
+        assert step.parts["grounded"] == 1 and step.parts["overlap"] in (0, 1)
+        assert (step.reward > 2) == (128 <= len(row["abstract_text"].split()) <= 256)
+    assert {step.reward > 2 for step in steps} == {True, False}
+    with pytest.raises(ValueError, match=r"--dataset .*; use sample"):
+        env.demonstrations()
 
 
 def test_classes_behind_the_names_take_the_common_arguments():

@@ -16,6 +16,13 @@ def post_composition(prompt):
     return person, problem, attempt
 
 
+def abstract_composition(text):
+    return tuple(
+        next(choice for choice in choices if choice in text)
+        for choices in (samples.METHODS, samples.OBSTACLES, samples.FIELDS)
+    )
+
+
 def test_same_seed_same_tasks_other_seed_other_tasks():
     assert samples.posts("train", 20, 3) == samples.posts("train", 20, 3)
     assert samples.posts("train", 20, 3) != samples.posts("train", 20, 4)
@@ -29,7 +36,9 @@ def test_compositions_are_disjoint_whatever_the_seed_and_their_pairs_are_known(h
     other_posts = {post_composition(p["prompt"]) for p in samples.posts(held_out, 300, 1)}
     train_code = {composition(t["entry_point"]) for t in samples.coding_tasks("train", 400, 0)}
     other_code = {composition(t["entry_point"]) for t in samples.coding_tasks(held_out, 100, 1)}
-    for train, other in ((train_posts, other_posts), (train_code, other_code)):
+    train_abstracts = {abstract_composition(a["abstract_text"]) for a in samples.abstracts("train", 3000, 0)}
+    other_abstracts = {abstract_composition(a["abstract_text"]) for a in samples.abstracts(held_out, 300, 1)}
+    for train, other in ((train_posts, other_posts), (train_abstracts, other_abstracts), (train_code, other_code)):
         assert len(other) > 40 and not train & other
         for drop in range(3):  # every pair of choices that is asked about was seen
             pairs = {c[:drop] + c[drop + 1 :] for c in train}
@@ -54,6 +63,17 @@ def test_demonstrations_come_in_all_lengths_and_repeat_facts_of_the_post():
     for row in rows:
         for text in row["demonstrations"]:
             assert all(fact in row["prompt"] for fact in facts if fact in text)
+
+
+def test_demonstrated_abstracts_are_train_tasks_and_keep_to_their_facts():
+    rows = samples.demonstrated_abstracts(200, 2, 0)
+    lists = samples.METHODS, samples.OBSTACLES, samples.FIELDS, samples.FINDINGS, samples.CHECKS
+    for row in rows:
+        assert set(row) == {"article_id", "abstract_text", "demonstrations"}
+        assert samples._split_of(*map(list.index, lists, abstract_composition(row["abstract_text"]))) == "train"
+        for text in row["demonstrations"]:
+            assert 7 <= text.count(".") <= 14 and "{" not in text
+            assert all(fact in row["abstract_text"] for facts in lists for fact in facts if fact in text)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -94,3 +114,5 @@ def test_unknown_split():
         samples.posts("dev", 1, 0)
     with pytest.raises(ValueError, match="split"):
         samples.coding_tasks("dev", 1, 0)
+    with pytest.raises(ValueError, match="split"):
+        samples.abstracts("dev", 1, 0)

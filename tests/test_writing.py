@@ -1,10 +1,19 @@
-"""The tldr reward against numbers worked out by hand."""
+"""The tldr and arxiv rewards against numbers worked out by hand."""
 
 import random
 
 import pytest
 
-from rewards.writing import STOP_WORDS, TLDR, TRANSITIONS, ladder_reward, pair_reward, ramp, transition_categories
+from rewards.writing import (
+    ARXIV,
+    STOP_WORDS,
+    TLDR,
+    TRANSITIONS,
+    ladder_reward,
+    pair_reward,
+    ramp,
+    transition_categories,
+)
 
 # Words of four letters: n of them make 5n - 1 characters, and every one is a content word.
 LETTERS = "bcdfghjklmnpqrstvwxz"
@@ -157,3 +166,92 @@ def test_any_text_is_allowed_and_the_reward_stays_in_range():
             assert reward == pytest.approx(sum(parts[k] for k in ("structure", "length", "unique", "style")))
             assert all(isinstance(v, float) for v in parts.values())
     assert pair_reward("word " * 200_000, "a" * 1_000_000)[0] == 0
+
+
+# ---------------------------------------------------------------- arxiv
+
+
+def test_arxiv_structure_bounds_are_inclusive():
+    for n, expected in ((127, 0.0), (128, 0.5), (256, 0.5), (257, 0.0)):
+        assert pair_reward(text(n), text(200), ARXIV)[1]["structure"] == expected
+        assert pair_reward(text(200), text(n), ARXIV)[1]["structure"] == expected
+
+
+@pytest.mark.parametrize(
+    "chars2, length, passes",
+    [
+        (799, 0, False),
+        (800, 0, True),  # ratio exactly 0.8: worth nothing, and not a stop
+        (900, 0.5, True),
+        (1000, 1, True),
+        (1300, 1, True),
+        (1400, 0.5, True),
+        (1500, 0, True),
+        (1501, 0, False),
+    ],
+)
+def test_arxiv_length_ratio(chars2, length, passes):
+    # 130 words each, the same but for the last, and so 129 of 131 words in common: over the cap of the overlap.
+    reward, parts = pair_reward(text(130, num_chars=1000), text(130, num_chars=chars2), ARXIV)
+    assert parts["length_ratio"] == chars2 / 1000
+    assert parts["length"] == pytest.approx(length, abs=1e-12)
+    assert reward == pytest.approx(0.5 + length + (0.5 + 0.6 if passes else 0))
+
+
+@pytest.mark.parametrize(
+    "words1, words2, unique, passes",
+    [
+        (200, 99, 0, False),
+        (200, 100, 0, True),
+        (200, 120, 0.25, True),  # u = 0.6, the middle of the ramp
+        (200, 140, 0.5, True),
+        (100, 130, 0.5, True),
+        (100, 150, 0.25, True),
+        (100, 170, 0, True),
+        (100, 171, 0, False),
+    ],
+)
+def test_arxiv_unique_word_ratio(words1, words2, unique, passes):
+    # The stop word "the" fills both texts up to 200 words, so that their lengths differ by less than a fifth. The
+    # fewer words are all among the more: the overlap is over its cap.
+    one, two = (text(n) + " the" * (200 - n) for n in (words1, words2))
+    reward, parts = pair_reward(one, two, ARXIV)
+    assert parts["unique_ratio"] == words2 / words1
+    assert parts["unique"] == pytest.approx(unique, abs=1e-12)
+    assert reward == pytest.approx(0.5 + parts["length"] + unique + (0.6 if passes else 0))
+
+
+@pytest.mark.parametrize("shared, overlap", [(0, 0), (23, 0.23), (24, 24 / 99)])
+def test_arxiv_overlap_is_capped_at_23_percent(shared, overlap):
+    # 61 and 62 content words: 123 - shared different ones; 23 of 100 are exactly the cap.
+    one, two = text(61) + " the" * 80, text(62, first=61 - shared) + " the" * 80
+    _, parts = pair_reward(one, two, ARXIV)
+    assert parts["overlap"] == pytest.approx(overlap)
+    assert parts["style"] == pytest.approx(0.6 * min(overlap, 0.23) / 0.23)
+    one, two = text(130), text(130, first=104)  # 26 of 234
+    assert pair_reward(one, two, ARXIV)[1]["style"] == pytest.approx(0.6 * (26 / 234) / 0.23)
+
+
+def test_arxiv_looks_for_transitions_in_both_texts():
+    first, second = text(130), text(130, first=200)
+    for one, two, k in (
+        ("moreover", "", 1),
+        ("", "moreover", 1),
+        ("moreover", "furthermore", 1),  # a category counts once
+        ("moreover", "however", 2),
+        ("namely because however", "indeed overall", 5),
+    ):
+        _, parts = pair_reward(f"{first} {one}", f"{second} {two}", ARXIV)
+        assert parts["transitions"] == k
+        assert parts["style"] == pytest.approx(0.4 * (0.4 + 0.05 * (k - 1)))
+    _, parts = pair_reward(first + " in", "addition " + second, ARXIV)  # no phrase from one text into the other
+    assert parts["transitions"] == 0
+    _, parts = pair_reward(text(8) + " moreover", text(17, first=50), TLDR)  # where only the second text counts
+    assert parts["transitions"] == 0
+
+
+def test_arxiv_maximum():
+    phrases = " ".join(phrases[0] for phrases in TRANSITIONS.values())
+    reward, parts = pair_reward(f"{text(140)} {phrases}", f"{text(140, first=70)} {phrases}", ARXIV)
+    assert parts["transitions"] == 12
+    assert reward == pytest.approx(0.5 + 1 + 0.5 + 0.4 * 0.95 + 0.6)
