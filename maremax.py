@@ -667,3 +667,6 @@ if __name__ == "__main__":
         if rates:
             print(f"{np.mean(rates):.0f} tokens/s sampled and trained; agents in {run_dir}/agent_0 ...")
         print(f"run folder {run_dir}" + (f"; to go on: python {script}.py --resume {run_dir}" if saved else ""))
+    if world_size > 1:
+        dist.barrier()  # no process leaves while another still writes
+        dist.destroy_process_group()

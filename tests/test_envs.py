@@ -309,14 +309,14 @@ def test_arxiv_reward_is_that_of_the_texts():
 
 @pytest.mark.parametrize("num_agents", [1, 2, 3])
 def test_arxiv_demonstrations_use_the_prompts_of_observe(num_agents, monkeypatch):
-    monkeypatch.setattr(writing, "DEMONSTRATED_POSTS", 30)
+    monkeypatch.setattr(writing, "DEMONSTRATED_POSTS", 200)
     env = envs.make("arxiv", num_agents=num_agents)
     pairs = env.demonstrations()
-    assert len(pairs) == 30 * num_agents
+    assert len(pairs) == 200 * num_agents
     assert {pair["prompt"].split("\n\n")[-1] for pair in pairs} == set(env.roles)
     words = [len(pair["completion"].split()) for pair in pairs]
     if num_agents > 1:  # some pass the reward's first level, and some do not
-        assert min(words) < 128 <= sorted(words)[len(words) // 2] <= 256 < max(words) < 320
+        assert min(words) < 128 <= sorted(words)[len(words) // 2] <= 256 < max(words)
 
 
 def test_arxiv_asks_the_hub_for_the_documented_slices(monkeypatch):

@@ -267,7 +267,7 @@ def test_two_processes_make_the_update_of_one(script, model_dir, tmp_path):
     assert metrics_of(run_dir)[1]["train/reward_turn1"] == pytest.approx(mean)
 
 
-@every_script
+@pytest.mark.parametrize("script", [SCRIPTS[0], SCRIPTS[-1]], ids=lambda path: path.stem)  # with a critic and without
 def test_two_processes_resume(script, model_dir, tmp_path):
     code = """
 import os, shutil

@@ -1,0 +1,244 @@
+"""Writes docs/<script>.md: one page for each algorithm, all on one template.
+
+    python docs/build.py            writes the pages
+    python docs/build.py --check    exits with 1 where a page is not what this would write
+
+The diff and the line numbers come from the scripts as they are, and the table of results from docs/tldr.md, which
+benchmarks/plot.py wrote.
+"""
+
+import difflib
+import pathlib
+import sys
+
+DOCS = pathlib.Path(__file__).resolve().parent
+ROOT = DOCS.parent
+
+EQUATIONS = {
+    "magrpo": "A_g = R_g - mean(R_1 .. R_G)",
+    "marloo": "A_g = R_g - mean of the G-1 others = G/(G-1) (R_g - mean(R_1 .. R_G))",
+    "maremax": "A_g = R_g - max(R_1 .. R_G)",
+    "mareinforce": "A_g = R_g",
+}
+
+ABOUT = {
+    "magrpo": "Multi-agent group relative policy optimization ([arXiv 2508.04652](https://arxiv.org/abs/2508.04652)). "
+    "With one agent it is GRPO ([2402.03300](https://arxiv.org/abs/2402.03300)) in the form of Dr. GRPO "
+    "([2503.20783](https://arxiv.org/abs/2503.20783)).\n\n"
+    "The group's mean holds R_g itself, so the update is (G-1)/G times an unbiased estimate of the policy gradient. "
+    "The factor is the same for every completion: Adam hardly sees it.",
+    "marloo": "Multi-agent REINFORCE leave-one-out. With one agent it is RLOO "
+    "([arXiv 2402.14740](https://arxiv.org/abs/2402.14740)).\n\n"
+    "The baseline of a completion does not depend on it, so the update is an unbiased estimate of the policy gradient. "
+    "It is G/(G-1) times MAGRPO's. Adam divides by the gradient's size, so the two give nearly equal curves, and equal "
+    "ones but for clipping and Adam's epsilon: that is arithmetic, not a bug.",
+    "maremax": "The baseline is the best return of the group, as in the library that named it. ReMax "
+    "([arXiv 2310.10505](https://arxiv.org/abs/2310.10505)) subtracts the reward of a greedy answer instead, which does "
+    "not depend on the sampled completion and so keeps the gradient unbiased.\n\n"
+    "The group's maximum does depend on it. The update is biased on purpose: no advantage is positive, the best "
+    "completion is left alone, and all others are pushed down, to wherever probability goes when it leaves them. The "
+    "sum of a group's advantages is negative, which lowers the likelihood of whatever is sampled and raises entropy.",
+    "mareinforce": "REINFORCE (Williams, 1992) with the shared return and no baseline.\n\n"
+    "The update is an unbiased estimate of the policy gradient, and a noisy one. Where all returns are positive, as in "
+    "`tldr`, every sampled completion is pushed up and the better ones more, so that what is learned is the difference "
+    "of large, nearly equal pushes.",
+    "ippo": "Independent PPO ([arXiv 2011.09533](https://arxiv.org/abs/2011.09533)): each agent runs PPO "
+    "([1707.06347](https://arxiv.org/abs/1707.06347)) with a value function of its own, on the shared reward. With one "
+    "agent it is PPO.",
+}
+
+TREE_EQUATION = """    {advantage}
+    L_i = - sum over nodes and g of  w * gamma^turn * A_g * sum_t log pi_i(y_g,t | x, y_g,<t) / max_new_tokens
+
+At a node of the rollout tree agent i draws G completions y_1 .. y_G of its own prompt x. R_g is the mean return of the
+joint actions that contain y_g, where the return of a joint action is its reward plus gamma times the mean return of
+the node it leads to. w is the chance that a trajectory drawn from the tree passes through y_g: 1/B for the task, 1/J
+for each joint action above, 1/G for the completion."""
+
+IPPO_EQUATION = """    delta_t = r_t + gamma_t V_i(s_t+1) - V_i(s_t)              A_t = delta_t + gamma_t * gae_lambda * A_t+1
+    rho_t = pi_i(y_t | s_t) / pi_i,old(y_t | s_t)              R_t = A_t + V_i,old(s_t)
+    L_i = - sum gamma^turn min(rho_t A_t, clip(rho_t) A_t)
+          + vf_coef * 1/2 max((V_i - R_t)^2, (V_i clipped around V_i,old - R_t)^2) - ent_coef * entropy
+
+A state s_t of agent i is its prompt and the tokens before t. The reward of a turn arrives with its last token, and the
+first state of the next turn follows it; gamma_t is gamma behind a turn's last token and 1 elsewhere, so that gamma
+discounts turns, as in the other scripts. Sums are over tokens, averaged over trajectories, over max_new_tokens."""
+
+# (text, how to find the line): {script} and the 0-based count where the text occurs more than once
+DETAILS = [
+    ("Sampling draws from the model's whole distribution: no top-k, no top-p, no repetition penalty, and the model's own "
+     "generation_config is not read, so the policy that acts is the one in the loss.", "torch.multinomial("),
+    ("A completion ends with its first stop token, which is trained like every other token: any of the model's "
+     "`eos_token_id`s and the tokenizer's. Nothing after it exists, so there is no padding to mask in the loss.",
+     "stopped = alive[torch.isin("),
+    ("A prompt is computed once for its G completions, when sampling ...", "cache.reorder_cache(keep)  # from"),
+    ("... and when training, where the completions go on from the prompt's cache with gradients.",
+     "branch.reorder_cache(owner)"),
+    ("Rows that stopped leave the batch, when an eighth of them has.", "if 8 * running.sum() <="),
+    ("The cache writes into spare room; transformers' own copies everything for each new token.", "class RoomyLayer"),
+    ("Logits are float32 whatever the model runs in, and at the sampling temperature.",
+     "with torch.autocast(model.device.type, enabled=False):"),
+    ("The logits of a batch never stand whole: pieces of them are computed again in the backward pass.",
+     "use_reentrant=False)"),
+    ("Returns and advantages are float64: in a group of equal rewards they are zero, with nothing left that Adam could "
+     "blow up.", "joint_returns = torch.tensor("),
+    ("A completion is credited with the mean, not the sum, over the joint actions that hold it, so that the scale does "
+     "not grow with `--joint-mode cross`.", "group.returns = torch.zeros("),
+    ("A branch that ended early adds nothing more; nothing is renormalised over the others.", "ends = step.done or"),
+    ("Evaluation has random numbers of its own: training does not depend on how often it is evaluated.",
+     "with torch.random.fork_rng():"),
+    ("Every epoch visits the tasks in an order of its own; no state is needed to find it again.",
+     "order = np.random.default_rng([args.seed, epoch])"),
+    ("With several processes the gradient is the mean of theirs, and each has its own seed.", "dist.all_reduce(tensor)"),
+    ("A loss or gradient that is not finite stops the run; no constant takes its place.", "sys.exit("),
+    ("A checkpoint is written beside the old one and renamed.", "os.replace(state_file"),
+]  # fmt: skip
+
+TREE_DETAILS = [
+    ("The loss is a sum over tokens divided by the constant `max_new_tokens`, not by each completion's length, which "
+     "would favour long bad answers.", "weights = group.advantages * ("),
+    ("All denominators are fixed before batches are cut: the gradient does not depend on `--max-batch-tokens`.",
+     "for rows in micro_batches(agent, groups, args.max_batch_tokens):"),
+    ("One optimizer step per rollout, so the policy is always the one that sampled and no ratio is needed.",
+     "agent.optimizer.step()"),
+]  # fmt: skip
+
+IPPO_DETAILS = [
+    ("Values are read from the hidden state that predicts a token, before the token is seen.",
+     "return logprobs, entropies, agent.value_head("),
+    ("The old log-probabilities are those of the sampling loop: in the first step every ratio is 1, and `approx_kl` "
+     "shows it.", "ratios = (logprobs - old_logprobs).exp()"),
+    ("The value head starts at zero, so that the first advantages are the returns.",
+     "torch.nn.init.zeros_(agent.value_head.weight)"),
+    ("The first turn draws G completions, each later turn one: G independent trajectories, no tree.",
+     "[G] + [1] * (T - 1)"),
+    ("GAE runs over the tokens of a turn and on into the next turn of the same trajectory.",
+     "def gae("),
+    ("Minibatches are of whole trajectories, shuffled anew in each pass.", "torch.randperm(len(trajectories))"),
+    ("`--target-kl` ends the passes over a rollout; all processes see the same approx_kl.", "args.target_kl is not None"),
+    ("`--norm-adv` is off by default: it hides the size of the returns, and stands in a block of its own.",
+     "# >>> NORMALISATION"),
+]  # fmt: skip
+
+METRICS = """| metric | meaning |
+|---|---|
+| `train/return`, `eval/return` | mean return of the trees' trajectories; evaluation is on held-out tasks |
+| `*/reward_turn1` ... | mean reward of each turn, over the branches that reached it |
+| `*/<part>` | the environment's numbers where a branch ends; `<part>_turn1` ... at each turn of several |
+| `*/zero_variance_groups` | share of groups in which all returns are equal: they teach nothing |
+| `agent_0/loss` | L_i; its size says little, since the baseline changes with the policy |
+| `agent_0/grad_norm` | norm of the gradient before clipping |
+| `agent_0/entropy` | estimate of the policy's entropy, in nats a token: the mean of -log pi over the sampled tokens |
+| `agent_0/completion_length` | tokens, with the stop token |
+| `agent_0/stopped` | share of the completions that ended by themselves |
+| `time/sample`, `time/reward`, `time/update` | seconds of the iteration |
+| `tokens_per_second` | completion tokens of all agents and processes over the whole iteration, without evaluation |"""
+
+IPPO_METRICS = """
+| `agent_0/policy_loss`, `agent_0/value_loss` | the parts of the loss, means over the steps of the iteration |
+| `agent_0/approx_kl` | mean of rho - 1 - log rho, an estimate of KL(old, new) |
+| `agent_0/clipfrac` | share of tokens whose ratio is outside of 1 +- clip_coef |
+| `agent_0/explained_variance` | share of the variance of R_t that the values explained before the update; at most 1 |
+| `agent_0/optimizer_steps` | steps taken; fewer than epochs x minibatches where `--target-kl` ended the passes |"""
+
+DIFFERENCES = """The published library of this family, [CoMLRL](https://pypi.org/project/comlrl/), differs in these points, as
+`trainers/reinforce/magrpo.py` of its version 1.4.3 reads:
+
+- it feeds the completion without its last token and then slices the logits one short as well, so that the last token of
+  every completion gets no gradient;
+- `advantage_normalization` is on by default and comes after the baseline, which makes mean, leave-one-out, maximum and
+  raw returns one and the same number: the four algorithms are one;
+- it samples at temperature 0.6, top-p 0.6 and top-k 50, and trains the whole distribution at temperature 1;
+- it replaces a loss that is not finite by the constant 0.1;
+- in cross mode it sums the returns of the joint actions that hold a completion, so that they grow with G^(N-1);
+- it cuts a prompt at the first pad token that stands in it.
+
+The paper divides by the group's standard deviation; we do not (Dr. GRPO). We add `gamma^turn` to the weight of a turn,
+which makes the discounted return the objective; with the default gamma of 1 it is nothing."""
+
+IPPO_DIFFERENCES = """The published library of this family, [CoMLRL](https://pypi.org/project/comlrl/), differs in these points, as
+`trainers/actor_critic/iac.py` of its version 1.4.3 reads: its policy loss is the log-probability of the whole answer
+times the advantage, without ratio or clipping; it has no entropy bonus; and it has one value for an answer, not one for
+each token.
+
+A default that this script needs and the others do not have: the value function has a learning rate of its own
+(`--critic-learning-rate`), ten times the actor's for a head, since it starts from nothing. And it takes several
+optimizer steps per rollout (`--update-epochs` x `--num-minibatches`), where the others take one."""
+
+
+def details(script, items):
+    lines = (ROOT / f"{script}.py").read_text().splitlines()
+    out = []
+    for number, (text, needle) in enumerate(items, start=1):
+        found = [k for k, line in enumerate(lines, start=1) if needle in line]
+        if not found:
+            sys.exit(f"docs/build.py: error: {script}.py has no line with {needle!r}; correct DETAILS.")
+        out.append(f"{number}. {text} [{script}.py:{found[0]}](../{script}.py#L{found[0]})")
+    return "\n".join(out)
+
+
+def rendered_diff(script):
+    if script == "magrpo":
+        return "The other scripts are compared with this one. What makes it MAGRPO is a line:\n\n" + block(script)
+    ours, theirs = ((ROOT / f"{name}.py").read_text().splitlines() for name in ("magrpo", script))
+    diff = list(difflib.unified_diff(ours, theirs, "magrpo.py", f"{script}.py", lineterm="", n=0))
+    changed = sum(line[:1] in "+-" for line in diff[2:])
+    return f"{changed} changed lines, of {len(theirs)}:\n\n```diff\n" + "\n".join(diff) + "\n```"
+
+
+def block(script):
+    text = (ROOT / f"{script}.py").read_text()
+    line = text.split("# >>> ALGORITHM\n")[1].split("# <<< ALGORITHM")[0].strip()
+    return f"```python\n{line}\n```"
+
+
+def page(script):
+    ippo = script == "ippo"
+    equation = IPPO_EQUATION if ippo else TREE_EQUATION.format(advantage=EQUATIONS[script])
+    results = (DOCS / "tldr.md").read_text().strip()
+    command = f"python benchmarks/compare.py --scripts {script}"
+    return f"""# {script}.py
+
+{ABOUT[script]}
+
+## Equation
+
+{equation}
+
+## Diff
+
+{rendered_diff(script)}
+
+## Logged metrics
+
+{METRICS}{IPPO_METRICS if ippo else ""}
+
+## Implementation details
+
+{details(script, (IPPO_DETAILS if ippo else TREE_DETAILS) + DETAILS)}
+
+## Where it differs from the published code
+
+{IPPO_DIFFERENCES if ippo else DIFFERENCES}
+
+## Results
+
+The evaluation return on sample posts that were never trained on (`--env tldr --num-agents 2`), all scripts side by
+side; `{command}` makes the runs of this script alone, `python benchmarks/compare.py && python benchmarks/plot.py` all.
+
+{results}
+
+![learning curves](tldr.png)
+"""
+
+
+if __name__ == "__main__":
+    stale = []
+    for script in ABOUT:
+        path, text = DOCS / f"{script}.md", page(script)
+        if "--check" not in sys.argv:
+            path.write_text(text)
+        elif not path.exists() or path.read_text() != text:
+            stale.append(path.name)
+    if stale:
+        sys.exit(f"docs/build.py: error: {', '.join(stale)} not up to date; run python docs/build.py.")
