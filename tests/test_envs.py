@@ -316,7 +316,8 @@ def test_arxiv_demonstrations_use_the_prompts_of_observe(num_agents, monkeypatch
     assert {pair["prompt"].split("\n\n")[-1] for pair in pairs} == set(env.roles)
     words = [len(pair["completion"].split()) for pair in pairs]
     if num_agents > 1:  # some pass the reward's first level, and some do not
-        assert min(words) < 128 <= sorted(words)[len(words) // 2] <= 256 < max(words)
+        passing = sum(128 <= n <= 256 for n in words)
+        assert 0.5 * len(words) < passing < len(words)
 
 
 def test_arxiv_asks_the_hub_for_the_documented_slices(monkeypatch):
