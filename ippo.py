@@ -21,7 +21,6 @@ is PPO.
 
 import copy
 import importlib
-import importlib.util
 import itertools
 import json
 import math
@@ -139,7 +138,7 @@ def autocast(model):
 
 
 def head(model, hidden):  # (..., D) -> (..., V)
-    # in float32 whatever the model runs in: bfloat16 logits put log-probabilities off by hundredths of a nat
+    # float32 (TF32 on CUDA) whatever the model runs in: bfloat16 puts log-probabilities off by hundredths of a nat
     with torch.autocast(model.device.type, enabled=False):
         return model.get_output_embeddings()(hidden.float())
 
@@ -321,14 +320,19 @@ def gae(rewards, values, ends, gamma, gae_lambda):
 
 
 def micro_batches(agent, groups, max_batch_tokens):
-    """Cuts groups (prompt, completions, values) into batches of at most so many tokens; a large group is divided."""
+    """Cuts groups (prompt, completions, values) into batches of at most so many tokens; a large group is divided.
+
+    A completion also keeps a copy of its prompt's keys and values, which weighs about an eighth of the activations.
+    """
     parts, batch, held = [], [], 0
     for prompt, completions, values in groups:
-        size = max(1, (max_batch_tokens - len(prompt)) // max(map(len, completions))) if agent.share else 1
+        each = len(prompt) / 8 + max(map(len, completions))
+        size = max(1, int((max_batch_tokens - len(prompt)) / each)) if agent.share else 1
         for k in range(0, len(completions), size):
             parts.append((prompt, completions[k : k + size], values[k : k + size]))
     for part in sorted(parts, key=lambda part: -len(part[0])):  # prompts of like length together
-        tokens = len((batch or [part])[0][0]) + sum(map(len, part[1]))
+        P = len((batch or [part])[0][0])  # the longest of the batch, to which the others are padded
+        tokens = P + len(part[1]) * P / 8 + sum(map(len, part[1]))
         if batch and held + tokens > max_batch_tokens:
             yield batch
             batch, held = [], 0
@@ -351,11 +355,15 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
         began = time.perf_counter()
         for node in nodes:
             node.groups = [SimpleNamespace(prompt=prompt) for prompt in env.observe(node.task, node.history)]
-        for agent, *groups in zip(agents, *(node.groups for node in nodes), strict=True):
+            if len(node.groups) != len(agents):
+                fail(f"--env {args.env}: observe() gave {len(node.groups)} prompts for {len(agents)} agents.")
+        for i, agent in enumerate(agents):
+            groups = [node.groups[i] for node in nodes]
             prompt_ids = encode(agent, [group.prompt for group in groups], args.max_new_tokens)
-            drawn = sample(agent, prompt_ids, G, temperature, args.max_new_tokens, args.max_batch_tokens)
-            for group, group.prompt_ids, pairs in zip(groups, prompt_ids, drawn):
-                group.completion_ids, group.logprobs = zip(*pairs)
+            with autocast(agent.model):  # around all of it, so that weights are cast once
+                drawn = sample(agent, prompt_ids, G, temperature, args.max_new_tokens, args.max_batch_tokens)
+            for group, ids, pairs in zip(groups, prompt_ids, drawn):
+                group.prompt_ids, (group.completion_ids, group.logprobs) = ids, zip(*pairs)
                 group.stopped = [ids[-1] in agent.stop_ids for ids in group.completion_ids]
                 group.completions = agent.tokenizer.batch_decode(group.completion_ids, skip_special_tokens=True)
         sampled = time.perf_counter()
@@ -367,8 +375,10 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
             for choice in joint
         ]
         steps = env.step(branches)
+        if len(steps) != len(branches):
+            fail(f"--env {args.env}: step() gave {len(steps)} Steps for {len(branches)} branches.")
         if bad := [step.reward for step in steps if not math.isfinite(step.reward)]:
-            fail(f"--env {args.env}: its step() gave the reward {bad[0]}; a reward is a finite number.")
+            fail(f"--env {args.env}: step() gave the reward {bad[0]}; a reward is a finite number.")
         for k, node in enumerate(nodes):
             node.joint, node.steps, node.children = joint, steps[k * len(joint) : (k + 1) * len(joint)], []
             for step in node.steps:
@@ -393,8 +403,8 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
     return turns, seconds
 
 
-def summarize(split, turns):
-    """Means over the trajectories of all processes, each weighted by its chance, under the log's names."""
+def summarize(split, turns, num_turns):
+    """Means over the nodes, completions and (weighted by their chance) trajectories of all processes, as logged."""
     sums = defaultdict(lambda: np.zeros(2))  # the sum and its weight
     for t, nodes in enumerate(turns, start=1):
         for node in nodes:
@@ -405,13 +415,13 @@ def summarize(split, turns):
                     sums[f"agent_{i}/entropy"] += (-sum(logprobs), len(ids))  # an estimate, in nats a token
                     sums[f"agent_{i}/completion_length"] += (len(ids), 1)
                     sums[f"agent_{i}/stopped"] += (stopped, 1)
-            chance = node.weight / len(node.steps)
+            chance = node.weight * len(turns[0]) / len(node.steps)  # processes may differ in their number of tasks
             for step, child in zip(node.steps, node.children):
                 sums[f"reward_turn{t}"] += (chance * step.reward, chance)
                 for name, value in step.parts.items():
                     if child is None:  # the branch ends here
                         sums[name] += (chance * value, chance)
-                    if len(turns) > 1:
+                    if num_turns > 1:
                         sums[f"{name}_turn{t}"] += (chance * value, chance)
     totals = defaultdict(lambda: np.zeros(2))
     for name, total in itertools.chain.from_iterable(process.items() for process in gather(dict(sums))):
@@ -433,18 +443,19 @@ def records(iteration, split, turns, most=None):
 
 
 def evaluate(args, env, agents, tasks, iteration, seed):
-    """Metrics and rollouts.jsonl lines of independent trajectories, drawn apart from training's random numbers."""
+    """Metrics and rollouts.jsonl lines of independent trajectories, drawn apart from the numbers that train."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         generations = [args.eval_generations] + [1] * (args.num_turns - 1)
         turns, _ = rollout(args, env, agents, tasks, generations, "align", args.eval_temperature)
     lines = gather(list(records(iteration, "eval", turns)))
-    return summarize("eval", turns), list(itertools.chain.from_iterable(lines))
+    return summarize("eval", turns, args.num_turns), list(itertools.chain.from_iterable(lines))
 
 
 if __name__ == "__main__":
     # arguments
-    script = os.path.basename(__file__).removesuffix(".py")
+    here, script = os.path.split(os.path.abspath(__file__))
+    script = script.removesuffix(".py")
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     args = tyro.cli(Args, description=__doc__)
     state_file = os.path.join(args.resume or "", "checkpoint", "state.pt")
@@ -455,13 +466,15 @@ if __name__ == "__main__":
             about = json.load(file)
         if (about["script"], about["processes"]) != (script, world_size):
             fail(f"--resume {args.resume}: a run of {about['script']}.py on {about['processes']} process(es); do so.")
+        if about["args"].keys() != asdict(args).keys():
+            fail(f"--resume {args.resume}: that run's arguments are those of another version of {script}.py; use it.")
         args = tyro.cli(Args, description=__doc__, default=Args(**about["args"]))
         free = {"resume", "num_iterations", "save_every", "eval_every", "log_groups", "track"}
         for name in about["args"].keys() - free:
             if getattr(args, name) != about["args"][name]:
                 fail(f"--resume {args.resume}: --{name.replace('_', '-')} was {about['args'][name]}; leave it out.")
     N, T, B, G = args.num_agents, args.num_turns, args.num_tasks, args.num_generations
-    tiny = args.model == ["tiny"]
+    tiny = set(args.model) == {"tiny"}
     args.learning_rate = args.learning_rate if args.learning_rate is not None else (4e-4 if tiny else 5e-6)
     if args.critic_learning_rate is None:
         args.critic_learning_rate = args.learning_rate if args.use_separate_critic else 10 * args.learning_rate
@@ -490,11 +503,12 @@ if __name__ == "__main__":
     optional = {"reward": args.reward, "feedback": args.feedback, "allow_unsafe_code": args.allow_unsafe_code}
     setup |= {name: value for name, value in optional.items() if value}
     try:
-        if importlib.util.find_spec("envs"):
+        if os.path.exists(os.path.join(here, "envs", "writing.py")):
             env = importlib.import_module("envs").make(args.env, **setup)
         else:  # a copy of this file beside an environment of your own needs nothing else of this repository
             module, _, name = args.env.partition(":")
-            env = vars(importlib.import_module(module))[name](**setup)
+            env_class = vars(importlib.import_module(module)).get(name)
+            env = env_class(**setup) if env_class else fail(f"--env {args.env}: no class {name!r} there; correct it.")
         train_tasks, test_tasks = env.tasks("train"), env.tasks("test")
     except (ValueError, ModuleNotFoundError) as error:
         fail(error)
@@ -515,7 +529,6 @@ if __name__ == "__main__":
     run_dir = gather(args.resume or os.path.join(args.output_dir, name))[0]
     state_file = os.path.join(run_dir, "checkpoint", "state.pt")
     if rank == 0 and not args.resume:
-        here = os.path.dirname(os.path.abspath(__file__))
         git = ["git", "-C", here, "rev-parse", "HEAD"]
         commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
         versions = {module.__name__: module.__version__ for module in (torch, transformers, np)}
@@ -533,7 +546,7 @@ if __name__ == "__main__":
     agents = []
     for i in range(N):
         name = args.model[i % len(args.model)]
-        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "models", "tiny") if name == "tiny" else name
+        path = os.path.join(here, "models", "tiny") if name == "tiny" else name
         try:
             model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
             tokenizer = AutoTokenizer.from_pretrained(path)
@@ -578,7 +591,7 @@ if __name__ == "__main__":
     )
 
     # state of the run
-    transformers.set_seed(2 * (1000 * args.seed + rank))
+    transformers.set_seed(2 * (1000 * args.seed + rank) % 2**32)
     eval_seed = 2 * (1000 * args.seed + rank) + 1  # no two processes share a seed, nor training and evaluation
     done, saved, evaluations, rates, lines = 0, 0, [], [], []
     if args.resume:
@@ -599,10 +612,13 @@ if __name__ == "__main__":
             with open(path + ".tmp", "w") as file:
                 file.writelines(lines)
             os.replace(path + ".tmp", path)
-    if args.track == "tensorboard":
-        writer = tracker.SummaryWriter(run_dir) if rank == 0 else None
+    track = lambda metrics, step: None
+    if args.track == "tensorboard" and rank == 0:
+        writer = tracker.SummaryWriter(run_dir)
+        track = lambda metrics, step: [writer.add_scalar(name, value, step) for name, value in metrics.items()]
     elif args.track != "none" and rank == 0:
         tracker.init(project="tutti", name=os.path.basename(run_dir), config=asdict(args))
+        track = tracker.log
 
     def log(iteration, metrics, lines):
         if rank == 0:
@@ -610,10 +626,7 @@ if __name__ == "__main__":
                 file.write(json.dumps({"iteration": iteration} | metrics) + "\n")
             with open(os.path.join(run_dir, "rollouts.jsonl"), "a") as file:
                 file.writelines(lines)
-            for name, value in metrics.items() if args.track == "tensorboard" else ():
-                writer.add_scalar(name, value, iteration)
-            if args.track in ("wandb", "trackio"):
-                tracker.log(metrics, step=iteration)
+            track(metrics, step=iteration)
 
     signals = []
 
@@ -634,14 +647,14 @@ if __name__ == "__main__":
         # 1 ROLLOUT: G trajectories for each of this process's tasks
         began = time.perf_counter()
         tasks = []
-        for place in range((iteration - 1) * B + rank, iteration * B, world_size):
-            epoch, place = divmod(place, len(train_tasks))
+        for k in range((iteration - 1) * B + rank, iteration * B, world_size):
+            epoch, place = divmod(k, len(train_tasks))
             order = np.random.default_rng([args.seed, epoch]).permutation(len(train_tasks))
             tasks.append(train_tasks[order[place]])
         turns, seconds = rollout(args, env, agents, tasks, [G] + [1] * (T - 1), "align", args.temperature)
 
         # 2 ADVANTAGES: of each token, along its trajectory
-        updating, metrics = time.perf_counter(), summarize("train", turns)
+        updating, metrics = time.perf_counter(), summarize("train", turns, T)
         trajectories = []  # each a list of (node, which of its completions), turn after turn
         for root in turns[0]:
             for g in range(G):
@@ -655,11 +668,11 @@ if __name__ == "__main__":
             for group in groups:
                 group.values, group.advantages = [None] * len(group.completion_ids), [None] * len(group.completion_ids)
             places = [(g.prompt_ids, g.completion_ids, [(g, k) for k in range(len(g.completion_ids))]) for g in groups]
-            for rows in micro_batches(agent.critic, places, args.max_batch_tokens):
+            for batch in micro_batches(agent.critic, places, args.max_batch_tokens):
                 with torch.no_grad():
-                    states = completion_states(agent.critic, [row[:2] for row in rows])
+                    states = completion_states(agent.critic, [part[:2] for part in batch])
                     values = iter(agent.value_head(states.float())[:, 0].tolist())
-                for group, k in (place for _, _, places in rows for place in places):
+                for group, k in (place for _, _, places in batch for place in places):
                     group.values[k] = list(itertools.islice(values, len(group.completion_ids[k])))
             for trajectory in trajectories:
                 rewards, values, ends = [], [], []
@@ -699,10 +712,10 @@ if __name__ == "__main__":
                     for chosen in members.values()
                 ]
                 weight, totals = 1 / (len(minibatch) * args.max_new_tokens), torch.zeros(6, device=device)
-                for rows in micro_batches(agent, groups, args.max_batch_tokens):
+                for batch in micro_batches(agent, groups, args.max_batch_tokens):
                     old = [
                         numbers
-                        for _, _, chosen in rows
+                        for _, _, chosen in batch
                         for group, k, discount in chosen
                         for numbers in zip(
                             group.logprobs[k],
@@ -713,7 +726,9 @@ if __name__ == "__main__":
                         )
                     ]
                     old_logprobs, old_values, advantages, targets, discounts = torch.tensor(old, device=device).T
-                    logprobs, entropies, values = evaluate_tokens(agent, [row[:2] for row in rows], args.temperature)
+                    logprobs, entropies, values = evaluate_tokens(
+                        agent, [part[:2] for part in batch], args.temperature
+                    )
                     ratios = (logprobs - old_logprobs).exp()
                     clipped = ratios.clamp(1 - args.clip_coef, 1 + args.clip_coef)
                     policy_loss = -(discounts * torch.min(ratios * advantages, clipped * advantages)).sum() * weight
@@ -757,8 +772,8 @@ if __name__ == "__main__":
         seconds["update"] = time.perf_counter() - updating
 
         # 4 LOG
-        groups = [group for nodes in turns for node in nodes for group in node.groups]
-        tokens = sum(gather(sum(len(ids) for group in groups for ids in group.completion_ids)))
+        drawn = [ids for nodes in turns for node in nodes for group in node.groups for ids in group.completion_ids]
+        tokens = sum(gather(sum(map(len, drawn))))
         rates.append(tokens / (time.perf_counter() - began))
         metrics["tokens_per_second"] = rates[-1]
         metrics |= {f"time/{part}": spent for part, spent in seconds.items()}
@@ -793,8 +808,8 @@ if __name__ == "__main__":
             agent.model.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
             agent.tokenizer.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
     if rank == 0:
-        for i, agent in enumerate(json.loads(lines[-1])["agents"] if lines else ()):
-            print(f"\nagent {i} wrote: {agent['completions'][0]}")
+        for i, example in enumerate(json.loads(lines[-1])["agents"] if lines else ()):
+            print(f"\nagent {i} wrote: {example['completions'][0]}")
         print(f"\nevaluation: return {evaluations[0]:.3f} at first, {evaluations[-1]:.3f} at last")
         if rates:
             print(f"{np.mean(rates):.0f} tokens/s sampled and trained; agents in {run_dir}/agent_0 ...")

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import CRITIC_FREE, SCRIPTS, STOP, make_tokenizer, save_model
+from conftest import CRITIC_FREE, SCRIPTS, START, STOP, make_tokenizer, save_model
 from test_gradient import advantages_of
+from tokenizers import processors
 from toy import Step
 from transformers import AutoModelForCausalLM, AutoTokenizer, MistralForCausalLM
 
@@ -52,13 +53,17 @@ def fake_rollout(module, monkeypatch, env, rewards, generations, joint_mode, gam
     monkeypatch.setattr(module, "sample", sample)
     monkeypatch.setattr(module, "encode", lambda agent, prompts, _: [[0] for _ in prompts])
     decoder = SimpleNamespace(batch_decode=lambda ids, skip_special_tokens: [str(g) for (g,) in ids])
-    agents = [SimpleNamespace(tokenizer=decoder, stop_ids=torch.tensor([9]))] * env.num_agents
+    model = SimpleNamespace(device=torch.device("cpu"))
+    agents = [SimpleNamespace(model=model, tokenizer=decoder, stop_ids=torch.tensor([9]))] * env.num_agents
     args = SimpleNamespace(gamma=gamma, max_new_tokens=1, max_batch_tokens=1, env="toy")
 
     def step(branches):
         return [
             Step(
-                actions, float(rewards(task, history, actions)), {"x": 1.0}, done=bool(task.get("done") == actions[0])
+                actions,
+                float(rewards(task, history, actions)),
+                {"depth": len(history)},
+                task.get("done") == actions[0],
             )
             for task, history, actions in branches
         ]
@@ -103,12 +108,31 @@ def test_summary_weighs_by_chance(script, monkeypatch):
     env = SimpleNamespace(num_agents=1, list=[{"done": "1"}, {}])
     rewards = lambda task, history, actions: len(history) * 10 + int(actions[0])
     turns = fake_rollout(module, monkeypatch, env, rewards, [2, 2], "align", gamma=1.0)
-    metrics = module.summarize("eval", turns)
+    metrics = module.summarize("eval", turns, 2)
     # task 1: 0 then (10, 11), or 1 and done; task 2: 0 then (10, 11), or 1 then (10, 11)
     assert metrics["eval/return"] == pytest.approx(((10.5 + 1) / 2 + (10.5 + 11.5) / 2) / 2)
     assert metrics["eval/reward_turn1"] == 0.5 and metrics["eval/reward_turn2"] == 10.5
     assert metrics["eval/agent_0/entropy"] == pytest.approx(math.log(2))
     assert metrics["eval/agent_0/completion_length"] == 1 and metrics["eval/agent_0/stopped"] == 0
+    assert metrics["eval/depth"] == 0.75  # three of four trajectories end in turn 2; the other in turn 1
+    assert metrics["eval/depth_turn1"] == 0 and metrics["eval/depth_turn2"] == 1
+    turns[0][0].groups[0].completion_ids, turns[0][0].groups[0].logprobs = ([0], [1] * 3), ([-1.0], [-2.0] * 3)
+    metrics = module.summarize("eval", turns[:1], 2)
+    assert metrics["eval/agent_0/entropy"] == pytest.approx((1 + 3 * 2 + 2 * math.log(2)) / (1 + 3 + 2))  # per token
+
+
+@every_script
+def test_summary_of_processes_with_unequal_numbers_of_tasks(script, monkeypatch):
+    """One process has two tasks that pay 1, the other one that pays 4: the mean is over tasks, not over processes."""
+    module, shares = load(script), []
+    for pay, count in [(1, 2), (4, 1)]:
+        env = SimpleNamespace(num_agents=1, list=[{}] * count)
+        turns = fake_rollout(module, monkeypatch, env, lambda task, history, actions, pay=pay: pay, [2], "align", 1.0)
+        monkeypatch.setattr(module, "gather", lambda sums: [shares.append(sums) or sums])
+        module.summarize("eval", turns, 1)
+    monkeypatch.setattr(module, "gather", lambda sums: shares)
+    metrics = module.summarize("eval", turns, 1)
+    assert metrics["eval/return"] == metrics["eval/reward_turn1"] == 2.0
 
 
 # The unbiasedness test: two agents that write one of two tokens, with a probability of their own in each of the states
@@ -288,7 +312,8 @@ def test_micro_batches_hold_every_completion_once_within_the_budget(script, max_
     seen = [(p, c, v) for batch in batches for p, cs, vs in batch for c, v in zip(cs, vs, strict=True)]
     assert sorted(seen) == sorted((p, c, v) for p, cs, vs in groups for c, v in zip(cs, vs))
     for batch in batches:
-        tokens = sum(max(len(p) for p, _, _ in batch) + sum(map(len, cs)) for _, cs, _ in batch)
+        P = max(len(p) for p, _, _ in batch)  # a completion keeps a copy of its prompt's keys and values: P / 8
+        tokens = sum(P + sum(P / 8 + len(c) for c in cs) for _, cs, _ in batch)
         assert tokens <= max_batch_tokens or (len(batch) == 1 and len(batch[0][1]) == 1)
         assert share or all(len(cs) == 1 for _, cs, _ in batch)
 
@@ -300,3 +325,31 @@ def test_encode_uses_the_template_once_and_nothing_else(script, model_dir):
     assert agent.tokenizer.decode(ids) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     agent.tokenizer = make_tokenizer(chat_template=None)
     assert module.encode(agent, ["hi"], 10) == [agent.tokenizer("hi").input_ids]
+    raw = agent.tokenizer.backend_tokenizer  # a tokenizer that adds a token of its own: once, and not to a template
+    raw.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", START)]
+    )
+    assert [ids.count(START) for ids in module.encode(agent, ["hi"], 10)] == [1]
+    agent.tokenizer.chat_template = "{{ messages[0].content }}{% if enable_thinking is false %}, briefly{% endif %}"
+    assert agent.tokenizer.decode(module.encode(agent, ["hi"], 10)[0]) == "hi, briefly"
+
+
+@every_script
+def test_bfloat16_autocast_stays_near_float32(script, model_dir, monkeypatch):
+    """What CUDA runs in, here on the CPU: every piece takes the mixed types, and logits stay float32."""
+    module, agent = load(script), agent_of(model_dir)
+    groups = [([5, 6, 7] * 9, [[8, 9], [11, 12, 13, STOP]])]
+    exact = module.token_logprobs(agent, groups, 1.0)
+    monkeypatch.setattr(module, "autocast", lambda model: torch.autocast("cpu", torch.bfloat16))
+    rough = module.token_logprobs(agent, groups, 1.0)
+    assert (
+        rough.dtype == torch.float32 and module.head(agent.model, torch.zeros(1, 32).bfloat16()).dtype == torch.float32
+    )
+    assert not torch.equal(rough, exact) and (rough - exact).abs().max() < 0.3
+    rough.sum().backward()
+    assert all(p.grad.dtype == torch.float32 for p in agent.model.parameters())
+    torch.manual_seed(0)
+    for prompt, group in zip(PROMPTS, module.sample(agent, PROMPTS, 3, 1.0, 12, 100)):
+        for ids, logprobs in group:
+            alone = exact_logprobs(agent.model, prompt, ids)
+            assert max(abs(a - b) for a, b in zip(alone, logprobs)) < 0.5

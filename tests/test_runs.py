@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import random
 import re
 import shutil
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 from conftest import CRITIC_FREE, ROOT, SCRIPTS, save_model
@@ -85,6 +87,12 @@ def test_a_run_leaves_what_the_readme_says(script, run, model_dir, capsys):
         for name, weight in names["agents"][i].model.state_dict().items():
             assert torch.equal(model.state_dict()[name], weight)
         assert AutoTokenizer.from_pretrained(run_dir / f"agent_{i}").chat_template
+    for agent in names["agents"]:
+        assert set(agent.stop_ids.tolist()) == {2, *range(10, 30)}  # the tokenizer's and the generation_config's
+        assert agent.optimizer.param_groups[0]["weight_decay"] == 0
+    lines = [json.loads(line) for line in open(run_dir / "rollouts.jsonl")]
+    assert "<|im_end|>" not in "".join(text for line in lines for a in line["agents"] for text in a["completions"])
+    lines = metrics_of(run_dir, but=())
     assert not torch.equal(weights_of(run_dir, 0)["lm_head.weight"], weights_of(run_dir, 1)["lm_head.weight"])
     printed = capsys.readouterr().out
     assert f"{lines[0]['eval/return']:.3f}" in printed and f"{lines[3]['eval/return']:.3f}" in printed
@@ -133,8 +141,16 @@ def test_same_seed_same_numbers_and_evaluation_does_not_disturb(script, run, mod
 
 
 @every_script
-def test_resume_gives_the_same_numbers_bit_for_bit(script, run, model_dir, tmp_path, monkeypatch):
-    copies, replace = [], os.replace
+def test_resume_gives_the_same_numbers_bit_for_bit(script, run, model_dir, tmp_path, monkeypatch, capsys):
+    from toy import Letters
+
+    copies, replace, reward = [], os.replace, Letters.step
+
+    def noisy(self, branches):  # an environment may draw from any generator
+        noise = random.random() + np.random.rand()
+        return [step._replace(reward=step.reward + noise) for step in reward(self, branches)]
+
+    monkeypatch.setattr(Letters, "step", noisy)
 
     def replace_and_copy(source, target):
         replace(source, target)
@@ -148,7 +164,9 @@ def test_resume_gives_the_same_numbers_bit_for_bit(script, run, model_dir, tmp_p
     for name in ("metrics.jsonl", "rollouts.jsonl"):  # ... but killed in the fourth, while it wrote a line
         text = pathlib.Path(whole, name).read_text().splitlines(keepends=True)
         (killed / name).write_text("".join(line for line in text if json.loads(line)["iteration"] < 4) + text[-1][:20])
+    capsys.readouterr()
     run(script, "--resume", killed)
+    assert f"return {metrics_of(killed)[0]['eval/return']:.3f} at first" in capsys.readouterr().out
     assert metrics_of(killed) == metrics_of(whole)
     assert (killed / "rollouts.jsonl").read_text() == pathlib.Path(whole, "rollouts.jsonl").read_text()
     for agent in range(2):
@@ -178,6 +196,72 @@ def test_several_trajectories_per_evaluation_task(script, run, model_dir):
     lines = [json.loads(line) for line in open(os.path.join(names["run_dir"], "rollouts.jsonl"))]
     assert [len(x["rewards"]) for x in lines if x["turn"] == 1] == [4, 4]
     assert all(len(x["rewards"]) == 1 for x in lines if x["turn"] == 2)
+
+
+@every_script
+def test_evaluation_is_greedy_at_temperature_zero(script, run, model_dir):
+    flags = ("--eval-temperature", 0, "--eval-generations", 3, "--num-turns", 1, "--num-iterations", 0)
+    names = run(script, *TOY, "--model", model_dir, *flags)
+    lines = [json.loads(line) for line in open(os.path.join(names["run_dir"], "rollouts.jsonl"))]
+    assert all(len(set(agent["completions"])) == 1 for line in lines for agent in line["agents"])
+
+
+@every_script
+def test_evaluation_draws_the_same_each_time_on_the_same_tasks(script, run, model_dir):
+    letters = []
+    for seed in (1, 2):
+        flags = ("--learning-rate", 1e-30, "--eval-every", 1, "--num-iterations", 2, "--seed", seed)
+        names = run(script, *TOY, "--model", model_dir, *flags)
+        assert len({line["eval/return"] for line in metrics_of(names["run_dir"])}) == 1
+        lines = [json.loads(line) for line in open(os.path.join(names["run_dir"], "rollouts.jsonl"))]
+        letters.append([x["task"]["letter"] for x in lines if x["split"] == "eval" and x["turn"] == 1])
+    assert letters[0] == letters[1]
+    assert letters[0][:2] == ["ghij"[k] for k in np.random.default_rng(0).permutation(4)[:2]]
+
+
+@every_script
+def test_large_seeds_work(script, run, model_dir):
+    run(script, *TOY, "--model", model_dir, "--num-iterations", 0, "--seed", 20261121)
+
+
+@every_script
+def test_the_gradient_is_clipped(script, run, model_dir, monkeypatch):
+    norms, step = [], torch.optim.AdamW.step
+
+    def watched(optimizer, closure=None):
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norms.append(torch.stack([grad.norm() for grad in grads]).norm().item())
+        return step(optimizer, closure)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", watched)
+    names = run(script, *TOY, "--model", model_dir, "--num-iterations", 1, "--max-grad-norm", 1e-3)
+    assert max(norms) <= 1.001e-3 < names["metrics"]["agent_0/grad_norm"]
+
+
+@every_script
+def test_defaults_depend_on_the_model(script, run, model_dir):
+    names = run(script, *TOY[:-8], "--num-turns", 2, "--model", model_dir, "--num-iterations", 0)
+    assert names["args"].learning_rate == 5e-6 and names["args"].max_batch_tokens == 8192
+    assert all(agent.optimizer.param_groups[0]["lr"] == 5e-6 for agent in names["agents"])
+
+
+@pytest.mark.parametrize(
+    "name, broken, said",
+    [
+        ("step", lambda self, branches: [], "0 Steps for"),
+        ("observe", None, "1 prompts for 2 agents"),
+    ],
+)
+def test_environments_that_break_their_contract_are_told(name, broken, said, run, model_dir, monkeypatch, capsys):
+    from toy import Letters
+
+    original = Letters.observe
+    if name == "observe":
+        broken = lambda self, task, history: original(self, task, history)[: 1 + (not history)]
+    monkeypatch.setattr(Letters, name, broken)
+    with pytest.raises(SystemExit) as stop:
+        run(SCRIPTS[0], *TOY, "--model", model_dir)
+    assert stop.value.code == 2 and said in capsys.readouterr().err
 
 
 @every_script
@@ -233,7 +317,8 @@ def step(optimizer, closure=None):
     names = frame.f_globals
     learner = vars(names["agent"]).get("learner", names["agent"].model)
     gradients = {name: p.grad.clone() for name, p in learner.named_parameters()}
-    update = (names["i"], names["turns"], learner.state_dict(), gradients)
+    seeds = {torch.initial_seed(), names["eval_seed"]}
+    update = (names["i"], names["turns"], learner.state_dict(), gradients, seeds)
     torch.save(update, f"update_{names['i']}_{os.environ['RANK']}.pt")
 torch.optim.AdamW.step = step
 """
@@ -251,11 +336,12 @@ def test_two_processes_make_the_update_of_one(script, model_dir, tmp_path):
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 0, printed
     for i in range(2):
-        (_, turns0, weights, gradients0), (_, turns1, _, gradients1) = (
+        (_, turns0, weights, gradients0, seeds0), (_, turns1, _, gradients1, seeds1) = (
             torch.load(tmp_path / f"update_{i}_{rank}.pt", weights_only=False) for rank in range(2)
         )
         assert all(torch.equal(gradients0[name], gradients1[name]) for name in gradients0)
         assert turns0[0][0].task != turns1[0][0].task
+        assert len(seeds0 | seeds1) == 4  # training and evaluation of each process
         assert turns0[0][0].groups[i].completion_ids != turns1[0][0].groups[i].completion_ids  # no shared seed
         both = [[*turns0[0], *turns1[0]]]
         if script.stem == "ippo":
@@ -263,6 +349,9 @@ def test_two_processes_make_the_update_of_one(script, model_dir, tmp_path):
         else:
             test_gradient.check([(i, both, gradients0.values())], script, [model_dir], max_new_tokens=12)
     (run_dir,) = tmp_path.glob("runs/*")
+    lines = [json.loads(line) for line in open(run_dir / "rollouts.jsonl")]
+    letters = [x["task"]["letter"] for x in lines if (x["iteration"], x["split"], x["turn"]) == (0, "eval", 1)]
+    assert len(letters) == len(set(letters)) == 2  # the evaluation tasks are shared out
     mean = sum(step.reward for node in both[0] for step in node.steps) / 6
     assert metrics_of(run_dir)[1]["train/reward_turn1"] == pytest.approx(mean)
 
@@ -319,7 +408,8 @@ def test_a_loss_that_is_not_finite_stops_the_run(script, run, tmp_path, capsys):
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
         patch.setattr(torch.nn.utils, "clip_grad_norm_", poisoned)
-        run(script, *TOY, "--model", path, "--num-iterations", 9, "--save-every", 2)
+        one_step = ("--update-epochs", 1, "--num-minibatches", 1) if script.stem == "ippo" else ()
+        run(script, *TOY, "--model", path, "--num-iterations", 9, "--save-every", 2, *one_step)
     assert re.search(r"agent 1.*iteration 3.*iteration 2", str(stop.value))
 
 

@@ -15,7 +15,7 @@ import zlib
 
 import pytest
 
-from rewards import sandbox
+from rewards import sandbox, sandbox_jobs
 from rewards import sandbox_kernel as kernel
 from rewards.sandbox import Job, run_tests
 
@@ -666,6 +666,397 @@ assert [Pair(1, 2)] != [3]
     lies = "class T:\n    __bool__ = lambda self: False\n    __sub__ = lambda self, other: 0\ndef f(): return T()"
     truth = run_tests([job(lies, "assert f()\nassert not f()\nassert abs(f() - 5) < 1\nassert f() > 3")])[0]
     assert truth.outcomes == [True, False, False, False]
+
+
+# ---------------------------------------------------------------- classes and their objects
+
+# The tests keep to what a test of a class does: they construct, call, read, set, count, iterate, and read a file.
+CLASS_TESTS = """
+import unittest
+
+class Test(unittest.TestCase):
+    def setUp(self): self.account = Account("Ann", 5)
+    def test_result(self): self.assertEqual(self.account.deposit(7), 12)
+    def test_attribute(self): self.account.deposit(8); self.assertEqual(self.account.balance, 13)
+    def test_set(self): self.account.balance = 20; self.assertEqual(self.account.deposit(1), 21)
+    def test_container(self): self.account.deposit(3); self.assertEqual(self.account.log, [3])
+    def test_changed_container(self): self.account.log.append(4); self.assertEqual(self.account.total(), 4)
+    def test_almost(self): self.assertAlmostEqual(self.account.deposit(0.5), 5.5)
+    def test_greater(self): self.assertGreater(self.account.deposit(1), 5)
+    def test_true(self): self.account.deposit(2); self.assertTrue(self.account.balance == 7)
+    def test_false(self): self.assertFalse(abs(self.account.deposit(4) - 9) > 0.1)
+    def test_in(self): self.account.deposit(6); self.assertIn(6, self.account); self.assertNotIn(5, self.account)
+    def test_len(self): self.account.deposit(6); self.assertEqual(len(self.account), 1)
+    def test_item(self): self.account.deposit(6); self.account[0] = 9; self.assertEqual(self.account[0], 9)
+    def test_raises(self): self.assertRaises(ValueError, self.account.deposit, -1)
+    def test_file(self):
+        self.account.deposit(5)
+        self.account.save("log.txt")
+        with open("log.txt") as file: self.assertEqual(file.read(), "5")
+    def test_file_in(self):
+        with open("in.txt", "w") as file: file.write("31")
+        self.assertEqual(self.account.load("in.txt"), 36)
+
+for test in unittest.defaultTestLoader.loadTestsFromTestCase(Test):
+    result = unittest.TestResult()
+    test.run(result)
+    assert result.wasSuccessful()
+"""
+GOOD_CLASS = """
+class Account:
+    def __init__(self, name, balance): self.name, self.balance, self.log = name, balance, []
+    def deposit(self, amount):
+        if amount < 0: raise ValueError(amount)
+        self.balance += amount
+        self.log.append(amount)
+        return self.balance
+    def total(self): return sum(self.log)
+    def save(self, path):
+        with open(path, "w") as file: file.write(" ".join(map(str, self.log)))
+    def load(self, path):
+        with open(path) as file: return self.deposit(int(file.read()))
+    def __len__(self): return len(self.log)
+    def __iter__(self): return iter(self.log)
+    def __getitem__(self, i): return self.log[i]
+    def __setitem__(self, i, value): self.log[i] = value
+"""
+BAD_CLASS = "class Account:\n    def __init__(self, *a): pass\n    def __getattr__(self, name): return lambda *a: 3"
+
+
+def class_job(code, tests=CLASS_TESTS, names=("Account",)):
+    return job(code, tests, names)._replace(objects=True)
+
+
+CLASS_HACKS = {
+    "instance equal to everything": """
+        class Account:
+            def __new__(cls, *a): return object.__new__(cls)
+            def __init__(self, *a): pass
+            def __getattr__(self, name): return self
+            def __call__(self, *a): return self
+            def __eq__(self, other): return True
+            __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __eq__
+            __sub__ = __rsub__ = __abs__ = __round__ = lambda self, *a: 0
+            __hash__ = object.__hash__
+            __len__ = lambda self: self
+            __getitem__ = lambda self, i: self
+            __setitem__ = lambda self, *a: None
+            __iter__ = lambda self: iter([self])
+    """,
+    "int equal to everything": """
+        class Any(int):
+            def __eq__(self, other): return True
+            __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__
+            __sub__ = __rsub__ = lambda self, other: 0
+            __hash__ = int.__hash__
+        class Log(list):
+            def __eq__(self, other): return True
+            __contains__ = __eq__
+        class Account:
+            def __init__(self, *a): self.balance, self.log = Any(), Log()
+            def __getattr__(self, name): return lambda *a: Any()
+            def __len__(self): return Any(2)
+            def __iter__(self): return iter([Any()])
+            def __getitem__(self, i): return Any()
+            def __setitem__(self, *a): pass
+    """,
+    "attributes that lie": """
+        class Account:
+            def __init__(self, *a): pass
+            def __getattribute__(self, name):
+                if name == '__class__': return int
+                if name in ('assertEqual', 'wasSuccessful', '_testMethodName'): return lambda *a: True
+                return type(name, (), {'__call__': lambda s, *a: True, '__eq__': lambda s, other: True})()
+            def __setattr__(self, *a): pass
+    """,
+    "a class that is an instance of everything": """
+        class Meta(type):
+            def __instancecheck__(cls, x): return True
+            def __eq__(cls, x): return True
+            def __hash__(cls): return 0
+            def __call__(cls, *a): return cls
+            def __getattr__(cls, name): return cls
+        class Account(metaclass=Meta): pass
+    """,
+    "no method returns": """
+        class Account:
+            def __init__(self, *a):
+                while True: pass
+    """,
+    "an attribute that never arrives": """
+        class Account:
+            def __init__(self, *a): pass
+            def __getattr__(self, name):
+                while True: pass
+    """,
+    "endless iteration, endless length": """
+        class Account:
+            def __init__(self, *a): pass
+            def __iter__(self):
+                while True: yield 1
+            def __len__(self): return 10 ** 30
+    """,
+    "the process ends in the constructor": "import os\nclass Account:\n    def __init__(self, *a): os._exit(0)",
+    "exit in the constructor": "class Account:\n    def __init__(self, *a): raise SystemExit(0)",
+    "SkipTest": "import unittest\nclass Account:\n    def __init__(self, *a): raise unittest.SkipTest('no')",
+    "unittest patched": """
+        import unittest
+        for name in dir(unittest.TestCase):
+            if name.startswith('assert') or name == 'run': setattr(unittest.TestCase, name, lambda *a, **k: None)
+        unittest.TestResult.wasSuccessful = lambda self: True
+        class Account:
+            def __init__(self, *a): pass
+    """,
+    "replies with containers and files that are none": """
+        import os, struct
+        replies = [b'["value", ["list"], [], 5, []]', b'["value", ["list", 3], [], "x", {"../x": "41"}]',
+                   b'["value", 3, [], null, {"/tmp/x": "41"}]', b'["value", 3, [], 1, {"a/b": null}]',
+                   b'["value", ["object", "Account"], [], {}]', b'["value", ["object", [0]], [], {"": ""}]',
+                   b'["value", 3, [], 0, {"\\u0000": "41"}]', b'["value", 3, [], 0, {".": "41"}]',
+                   b'["value", 3, [], 0, {"x": 5}]', b'["value", ["type", "eval"], [], {}]']
+        class Account:
+            def __init__(self, *a):
+                for text in replies: os.write(3, struct.pack('>I', len(text)) + text)
+    """,
+    "many files": """
+        class Account:
+            def __init__(self, *a):
+                for i in range(500): open(f'file{i}', 'w').close()
+    """,
+    "large files": """
+        class Account:
+            def __init__(self, *a):
+                with open('large', 'wb') as file: file.write(bytes(5_000_000))
+    """,
+    "a file that is a link, a folder, a pipe": """
+        import os
+        class Account:
+            def __init__(self, *a): self.balance = 0
+            def deposit(self, amount): return None
+            def save(self, path):
+                for make in (lambda: os.symlink('/proc/self/environ', path), lambda: os.mkfifo(path),
+                             lambda: os.mkdir(path)):
+                    try: make(); return
+                    except OSError: pass
+            load = save
+    """,
+}
+
+
+@pytest.mark.parametrize("name", CLASS_HACKS)
+def test_class_hack(name):
+    attack = class_job(CLASS_HACKS[name])
+    good, bad, hacked, good_after, bad_after = run_tests(
+        [class_job(GOOD_CLASS), class_job(BAD_CLASS), attack, class_job(GOOD_CLASS), class_job(BAD_CLASS)], 1.0
+    )
+    assert good.reason == good_after.reason == "" and good.total == 15
+    assert bad.passed == bad_after.passed == 0 and bad.total == 15
+    assert hacked.passed == 0, hacked
+    assert hacked.reason
+
+
+def test_the_tests_own_data_is_out_of_the_candidates_reach():
+    # Whatever it was given or has returned, it changes later: the tests' arguments are theirs again after the call,
+    # and what it returned was a copy.
+    code = """
+        class Thief:
+            def __init__(self): self.seen = []
+            def keep(self, x): self.seen.append(x); return x
+            def mine(self): self.seen.append([1]); return self.seen[-1]
+            def spoil(self):
+                for x in self.seen: x.clear()
+    """
+    tests = """
+thief = Thief()
+given = [1, 2]
+returned = thief.keep(given)
+mine = thief.mine()
+thief.spoil()
+assert given == [1, 2]
+assert returned == [1, 2]
+assert mine == [1]
+"""
+    assert run_tests([class_job(code, tests, ["Thief"])])[0].reason == ""
+
+
+def test_expected_values_never_reach_the_candidate():
+    # It writes down all that it is ever told: names, arguments, operators, files.
+    code = """
+        heard = []
+        class Spy:
+            def __getattribute__(self, name): heard.append(name); return self
+            def __call__(self, *a, **k): heard.append((a, k)); return self
+            def __len__(self): return 3
+            def __iter__(self): return iter([1, 2])
+        names = 'eq ne lt le gt ge contains sub rsub add radd mul rmul mod rmod and or xor round bool float index'
+        for name in names.split():
+            setattr(Spy, f'__{name}__', lambda self, *a, name=name: heard.append((name, a)) or NotImplemented)
+        Spy.__hash__ = lambda self: heard.append('hash') or 0
+        def report(): return repr(heard)
+    """
+    lines = ["s.x == 4711", "4711 == s", "s != 4711", "s < 4711", "abs(s.f(1) - 4711) < 1", "4711 in s", "s in [4711]"]
+    lines += [
+        "{s: 1}.get(4711)",
+        "s.g(2) + 4711",
+        "4711 - s",
+        "round(s, 4711)",
+        "sorted([s, 4711])",
+        "divmod(s, 4711)",
+    ]
+    lines += ["isinstance(4711, s)", "s in {4711: 1}", "bool(s)", "float(s)", "4711 % s", "'4711' % s", "s & 4711"]
+    guarded = "".join(f"try: {line}\nexcept Exception: pass\n" for line in lines)
+    assert_equal = (
+        "for name in ('Equal', 'AlmostEqual', 'Greater', 'In', 'ListEqual', 'Is', 'CountEqual', 'IsInstance'):\n"
+    )
+    assert_equal += "    for pair in ((s, 4711), (4711, s), ([s], [4711]), (s.h(), '4711')):\n"
+    assert_equal += (
+        "        try: getattr(unittest.TestCase(), 'assert' + name)(*pair)\n        except Exception: pass\n"
+    )
+    tests = f"import unittest\ns = Spy()\n{guarded}{assert_equal}assert '4711' not in report()\n"
+    tests += "assert 'f' in report() and '(1,)' in report()\nassert s(4711) is not None\nassert '4711' in report()"
+    result = run_tests([class_job(code, tests, ["Spy", "report"])])[0]
+    assert (result.reason, result.total) == ("", 4)
+
+
+def test_objects_of_classes_cross_by_identity():
+    code = """
+        class Node:
+            kinds = {'a': int, 'b': [str, dict], 'n': type(None)}
+            def __init__(self, value, *children): self.value, self.children = value, list(children)
+            def first(self): return self.children[0]
+            def same(self): return self
+            def grow(self, child): self.children.append(child)
+            def convert(self, function): return function(self.value)
+            __call__ = convert
+        class Leaf(Node):
+            def __init__(self, value): super().__init__(value)
+            def __len__(self): return 0
+            @property
+            def twice(self): return [self.value] * 2
+    """
+    tests = """
+leaf, other = Leaf('7'), Leaf('7')
+node = Node(1, leaf, other)
+assert node.first() == leaf and node.same() == node and node.children == [leaf, other]
+assert not node.first() == other and leaf != other and not leaf == 7
+assert len({leaf, node.first(), other}) == 2
+assert isinstance(leaf, Node) and not isinstance(node, Leaf) and not isinstance(7, Node)
+assert bool(leaf) and len(leaf) == 0
+assert Node.kinds == {'a': int, 'b': [str, dict], 'n': type(None)}
+assert leaf.convert(int) == 7 and leaf(len) == 1
+node.children.append(leaf)
+assert len(node.children) == 3
+node.children[0].value = '9'
+assert leaf.value == '9' and leaf.twice == ['9', '9']
+children = node.children
+children.pop()
+node.first()
+node.grow(other)
+assert node.children == [leaf, other, other] and children == [leaf, other]
+leaf.twice.append(1)
+assert leaf.twice == ['9', '9']
+for change in lambda x: None, object():
+    try:
+        leaf.convert(change)
+        assert False
+    except TypeError:
+        pass
+"""
+    result = run_tests([class_job(code, tests, ["Node", "Leaf"])])[0]
+    assert result.reason == "", result
+    assert result.total == 11
+
+
+def test_without_objects_the_tests_can_only_give_them_back():
+    tests = "a = Account('Ann', 5)\nassert a.balance == 5\nassert a.deposit(3) == 8\nassert len(a) == 0"
+    plain = run_tests([job(GOOD_CLASS, tests, ["Account"])])[0]
+    assert plain.outcomes == [False] * 3
+
+
+def test_files_cross_both_ways_and_go_with_the_job():
+    code = """
+        import os, sqlite3
+        class Store:
+            def __init__(self): self.db = sqlite3.connect('store.db')
+            def run(self, sql):
+                rows = self.db.execute(sql).fetchall()
+                self.db.commit()
+                return rows
+            def listing(self): return sorted(os.listdir('.'))
+            def remove(self, name): os.remove(name)
+    """
+    tests = """
+import os, sqlite3
+store = Store()
+store.run('create table t (x)')
+store.run('insert into t values (1)')
+db = sqlite3.connect('store.db')
+assert db.execute('select * from t').fetchall() == [(1,)]
+db.execute('insert into t values (2)')
+db.commit()
+assert store.run('select * from t') == [(1,), (2,)]
+store.run('insert into t values (3)')
+assert db.execute('select count(*) from t').fetchall() == [(3,)]
+open('own.txt', 'w').close()
+assert store.listing() == ['own.txt', 'store.db']
+store.remove('own.txt')
+assert not os.path.exists('own.txt')
+os.remove('store.db')
+assert store.listing() == []
+"""
+    assert [r.reason for r in run_tests([class_job(code, tests, ["Store"])] * 3)] == [""] * 3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"../x": "41"},
+        {"/tmp/tutti_x": "41"},
+        {"a/b": "41"},
+        {"..": None},
+        {"": "41"},
+        {"good": "41", "../x": None},
+        {"x\0": "41"},
+        {"x": "4"},
+        {"x": 5},
+        {f"file{i}": "" for i in range(sandbox_jobs.MAX_FILES + 1)},
+        {"x": "00" * (sandbox_jobs.MAX_FOLDER + 1)},
+        [],
+    ],
+)
+def test_hostile_files_are_not_written(changes, tmp_path, monkeypatch):
+    (tmp_path / "x").write_text("outside")
+    (tmp_path / "inside").mkdir()
+    monkeypatch.chdir(tmp_path / "inside")
+    with pytest.raises((ValueError, TypeError, AttributeError)):
+        sandbox_jobs._Folder().apply(changes)
+    assert os.listdir(".") == [] and sorted(os.listdir("..")) == ["inside", "x"]
+    assert (tmp_path / "x").read_text() == "outside" and not os.path.exists("/tmp/tutti_x")
+
+
+def test_a_file_is_not_written_through_a_link(tmp_path, monkeypatch):
+    (tmp_path / "inside").mkdir()
+    monkeypatch.chdir(tmp_path / "inside")
+    folder = sandbox_jobs._Folder()
+    os.symlink("../outside", "link")
+    assert folder.changes() == {}  # a link is no plain file
+    with pytest.raises(OSError):
+        folder.apply({"link": "41"})
+    assert os.listdir("..") == ["inside"]
+
+
+def test_a_dead_candidate_passes_nothing_more():
+    code = "import os\nclass C:\n    def end(self): os._exit(0)"
+    tests = """
+c = C()
+def raises():
+    try: c.end()
+    except Exception: return True
+assert isinstance(c, C)
+assert raises()
+assert raises()
+"""
+    assert run_tests([class_job(code, tests, ["C"])])[0].outcomes == [True, False, False]
 
 
 def test_asserts_are_counted_one_by_one():
