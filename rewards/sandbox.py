@@ -58,8 +58,10 @@ class Job(NamedTuple):
     prepare: trusted source of `prepare(texts, **options) -> (program, facts)`, run beside the model's text where a
         crash does no harm: `program` is the source or syntax tree to run, or None; `facts`, plain data, are reported
     options: for `prepare`
-    examples: trusted `assert` statements whose outcome may be shown to the model; they are not counted
+    examples: trusted sources that end in an `assert` whose outcome may be shown to the model; they are not counted
     setup: trusted source that the tests need, such as functions that the task's prompt defines
+    objects: whether the tests may use the candidate's classes and objects (call them, read and set attributes and
+        items), and files that it writes; without it they can only give objects back
     """
 
     texts: list[str]
@@ -69,6 +71,7 @@ class Job(NamedTuple):
     options: dict | None = None
     examples: list[str] | tuple = ()
     setup: str = ""
+    objects: bool = False
 
 
 class Result(NamedTuple):

@@ -9,8 +9,10 @@ import collections
 import contextlib
 import datetime
 import gc
+import itertools
 import json
 import marshal
+import operator
 import os
 import random
 import shutil
@@ -25,9 +27,13 @@ import types
 from rewards import sandbox_kernel as kernel
 
 MAX_FRAME = 16_000_000  # bytes of one message
+MAX_FOLDER = 4_000_000  # bytes of the files that candidate and grader share
+MAX_FILES = 100
 
 # Imported before there are jobs, as models and tests often do: a clone has them at once.
-PRELOADED = "bisect copy decimal fractions functools hashlib heapq itertools math operator re statistics string typing"
+PRELOADED = """
+bisect copy decimal fractions functools hashlib heapq itertools math operator re statistics string typing unittest
+"""
 
 
 # Messages -----------------------------------------------------------------------------------------------------------
@@ -69,6 +75,7 @@ def receive(sock, deadline=None):
 PLAIN = {type(None), bool, float, str}
 SEQUENCES = {t.__name__: t for t in (list, tuple, set, frozenset)}
 MAPPINGS = {t.__name__: t for t in (dict, collections.OrderedDict, collections.Counter)}
+TYPES = {t.__name__: t for t in (bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, type(None))}
 
 
 def _pack(value, handle):
@@ -96,6 +103,8 @@ def _pack(value, handle):
         return ["range", *[_pack(end, handle) for end in (value.start, value.stop, value.step)]]
     if kind in (datetime.datetime, datetime.date):
         return [kind.__name__, value.isoformat()]
+    if kind is type and value in TYPES.values():
+        return ["type", value.__name__]
     return handle(value)
 
 
@@ -123,7 +132,70 @@ def _unpack(data, handle):
         return getattr(builtins, kind).fromhex(rest[0])
     if kind in ("datetime", "date"):
         return getattr(datetime, kind).fromisoformat(rest[0])
+    if kind == "type":
+        return TYPES[rest[0]]
     return handle(data)
+
+
+MUTABLE = (list, bytearray, set, dict, collections.deque)
+
+
+def _refill(old, new):
+    """Gives a container the content of another one of its type."""
+    if isinstance(old, (list, bytearray)):
+        old[:] = new
+    else:
+        old.clear()
+        (old.extend if isinstance(old, collections.deque) else old.update)(new)
+
+
+class _Folder:
+    """The plain files of this process's folder, kept equal to those of another process.
+
+    They cross the socket as data. A folder that both could open would let one leave links, pipes and devices for the
+    other.
+    """
+
+    def __init__(self):
+        self.path, self.known = os.getcwd(), {}
+
+    def changes(self):
+        """What changed since the last exchange: name -> content in hexadecimal, None where the file is gone."""
+        found = {}
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                if entry.is_file(follow_symlinks=False):
+                    with open(entry.path, "rb") as file:
+                        found[entry.name] = file.read()
+        changed = {name: content.hex() for name, content in found.items() if self.known.get(name) != content}
+        changed.update(dict.fromkeys(self.known.keys() - found.keys()))
+        self._keep(found)
+        return changed
+
+    def apply(self, changes):
+        """Hostile changes raise one of many exceptions."""
+        known = dict(self.known)
+        for name, content in changes.items():
+            if os.path.basename(name) != name or name in ("", ".", ".."):
+                raise ValueError("not the name of a file")
+            known.pop(name, None)
+            if content is not None:
+                known[name] = bytes.fromhex(content)
+        self._keep(known)  # before anything is written
+        for name in changes:
+            path = os.path.join(self.path, name)
+            if name in known:  # into the same file, which may be open
+                with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644), "wb") as file:
+                    file.truncate()
+                    file.write(known[name])
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    os.remove(path)
+
+    def _keep(self, known):
+        if len(known) > MAX_FILES or sum(map(len, known.values())) > MAX_FOLDER:
+            raise ValueError("too many or too large files")
+        self.known = known
 
 
 # The template's side ------------------------------------------------------------------------------------------------
@@ -184,7 +256,8 @@ def _job(message, descriptors, layers, folder):
 
 def _candidate(channel):
     """Runs the model's code and answers calls. From the first line of that code on it may do anything it likes."""
-    texts, prepare, options = receive(channel)
+    texts, prepare, options, share = receive(channel)
+    folder = _Folder() if share else None
     scope = {}
     exec(marshal.loads(bytes.fromhex(prepare)), scope)
     program, facts = scope["prepare"](texts, **(options or {}))
@@ -192,34 +265,73 @@ def _candidate(channel):
     del scope, texts, prepare, options
     module = types.ModuleType("candidate")
     sys.modules["candidate"] = module
-    objects = []  # that are no plain data: the grader knows them by number
+    objects = []  # that are no plain data, or that the tests may change: the grader knows them by number
+    numbers = {}  # of these objects, by identity: they are kept, so no other object can come to have it
+
+    def number(value):
+        if id(value) not in numbers:
+            numbers[id(value)] = len(objects)
+            objects.append(value)
+        return numbers[id(value)]
 
     def handle(value):
-        objects.append(value)
-        return ["object", len(objects) - 1]
+        return ["object", number(value)]
+
+    def find(key):  # a name of the program's, or a number
+        return vars(module)[key] if isinstance(key, str) else objects[key]
+
+    def given(data):  # by the tests: an object of ours, or a function such as `len`
+        return getattr(builtins, data[1]) if data[0] == "builtin" else find(data[1])
 
     def answer(function):
         try:
-            send(channel, function())
+            send(channel, [*function(), *([folder.changes()] if share else [])])
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: whatever it is, the call failed
-            send(channel, ["error", type(error).__name__, str(error)[:200]])
+            send(channel, ["error", type(error).__name__, str(error)[:200], *([folder.changes()] if share else [])])
 
     def load():
         exec(compile(program, "<candidate>", "exec"), vars(module))
         return ["value", None, []]
 
-    def call(name, packed_args, packed_keywords):
-        args, keywords = (_unpack(p, lambda data: objects[data[1]]) for p in (packed_args, packed_keywords))
-        value = _pack(vars(module)[name](*args, **keywords), handle)
+    def operate(name, key, packed_args, packed_keywords, files, edits):
+        if share:
+            folder.apply(files)
+        for place, content in edits:
+            _refill(objects[place], _unpack(content, given))
+        args, keywords = (_unpack(p, given) for p in (packed_args, packed_keywords))
+        value = OPERATIONS[name](find(key), *args, **keywords)
+        packed = _pack(value, handle)
         after = _pack(args, handle)
         # Arguments that the call changed in place go back.
         changed = [[i, new] for i, (new, old) in enumerate(zip(after[1:], packed_args[1:])) if new != old]
-        return ["value", value, changed]
+        return ["value", packed, changed, *([number(value)] if share and issubclass(type(value), MUTABLE) else [])]
 
     answer(load)
     while True:
         request = receive(channel)
-        answer(lambda request=request: call(*request))
+        answer(lambda request=request: operate(*request))
+
+
+def _items(thing):
+    items = list(itertools.islice(thing, MAX_ITEMS + 1))
+    if len(items) > MAX_ITEMS:
+        raise ValueError(f"more than {MAX_ITEMS} items")
+    return items
+
+
+# What the grader may ask for. Nothing here compares: that would hand the candidate what is expected.
+MAX_ITEMS = 100_000
+OPERATIONS = {
+    "call": lambda function, *args, **keywords: function(*args, **keywords),
+    "get": getattr,
+    "set": setattr,
+    "getitem": operator.getitem,
+    "setitem": operator.setitem,
+    "delitem": operator.delitem,
+    "len": len,
+    "items": _items,
+    "instance": lambda kind, thing: isinstance(thing, kind),
+}
 
 
 # The grader's side --------------------------------------------------------------------------------------------------
@@ -230,27 +342,78 @@ class CandidateError(Exception):
 
 
 class Opaque:
-    """An object of the candidate's. It can be given back to it; it is true, as most objects are, and equals nothing.
+    """An object of the candidate's. It can be given back, is true, as most objects are, and equals itself only.
 
     No method of the object's own is ever called for the tests: a subtraction would hand it the expected value.
     """
 
-    def __init__(self, number):
-        self.number = number
+    def __init__(self, remote, key):
+        vars(self)["__handle__"] = remote, key  # a name that no attribute of the candidate's can hide
 
     def __eq__(self, other):
-        return False
+        return isinstance(other, Opaque) and vars(self)["__handle__"] == vars(other)["__handle__"]
 
-    __hash__ = object.__hash__
+    def __hash__(self):
+        return hash(vars(self)["__handle__"])
+
+    def __bool__(self):
+        return True
+
+    def __repr__(self):
+        return "<object>"
+
+
+class Object(Opaque):
+    """An object that the tests may use: call it, read and set its attributes and items, count and iterate over them.
+
+    Comparisons and arithmetic stay those of Opaque. `x in object` compares here, with what iterating returns.
+    """
+
+    def _ask(self, operation, *args, **keywords):
+        remote, key = vars(self)["__handle__"]
+        return remote.ask(operation, key, args, keywords)
+
+    def __call__(self, *args, **keywords):
+        return Object._ask(self, "call", *args, **keywords)
+
+    def __getattr__(self, name):
+        if name.startswith("__") and name.endswith("__"):  # what copy, pickle, unittest ... ask of any object
+            raise AttributeError(name)
+        return Object._ask(self, "get", name)
+
+    def __setattr__(self, name, value):
+        Object._ask(self, "set", name, value)
+
+    def __getitem__(self, item):
+        return Object._ask(self, "getitem", item)
+
+    def __setitem__(self, item, value):
+        Object._ask(self, "setitem", item, value)
+
+    def __delitem__(self, item):
+        Object._ask(self, "delitem", item)
+
+    def __len__(self):
+        return Object._ask(self, "len")
+
+    def __instancecheck__(self, thing):
+        return isinstance(thing, Object) and Object._ask(self, "instance", thing)
+
+    def __iter__(self):
+        return iter(Object._ask(self, "items"))
 
 
 class _Remote:
     """The candidate, seen from the grader."""
 
-    def __init__(self, channel, deadline):
+    def __init__(self, channel, deadline, share):
         self.channel, self.deadline = channel, deadline
+        self.folder = _Folder() if share else None
+        self.kind = Object if share else Opaque
         self.dead = ""  # why it answers no more
         self.last = None  # what the last call returned, or a CandidateError that says what it did instead
+        # Containers that came from the candidate, the latest: what the tests change in them is changed there too.
+        self.lent = collections.deque(maxlen=32)  # [number, container, its content when it was last equal there]
 
     def receive(self, *request):
         if not self.dead:
@@ -268,8 +431,23 @@ class _Remote:
         self.last = CandidateError(self.dead)
         raise self.last
 
+    def ask(self, operation, key, args=(), keywords=None):
+        edits = []
+        for lent in self.lent:
+            number, container, before = lent
+            now = _pack(container, self.own)
+            if now != before:
+                edits.append([number, now])
+                lent[2] = now
+        files = self.folder.changes() if self.folder else {}
+        packed = [_pack(list(args), self.own), _pack(keywords or {}, self.own)]
+        return self.result(self.receive([operation, key, *packed, files, edits]), args)
+
     def result(self, reply, args=()):
         """The value of a reply, or its exception; hostile replies raise just anything."""
+        if self.folder:
+            *reply, files = reply
+            self.folder.apply(files)
         if reply[0] != "value":
             _, name, text = reply
             self.last = CandidateError(f"raised {name}: {text}"[:200])
@@ -278,33 +456,31 @@ class _Remote:
             if not (isinstance(kind, type) and issubclass(kind, Exception)) or issubclass(kind, StopIteration):
                 raise CandidateError(f"{name}: {text}")
             raise kind(str(text))
-        _, value, changed = reply
+        _, value, changed, *numbers = reply
         for index, new in changed:
             old, new = args[index], _unpack(new, self.opaque)
-            if type(old) is type(new) and isinstance(old, (list, bytearray)):
-                old[:] = new
-            elif type(old) is type(new) and isinstance(old, (set, dict, collections.deque)):
-                old.clear()
-                (old.extend if isinstance(old, collections.deque) else old.update)(new)
+            if type(old) is type(new) and isinstance(old, MUTABLE):
+                _refill(old, new)
         self.last = _unpack(value, self.opaque)
+        if self.folder and numbers and isinstance(self.last, MUTABLE):
+            self.lent.append([*numbers, self.last, _pack(self.last, self.own)])
         return self.last
 
     def function(self, name):
-        def call(*args, **keywords):
-            return self.result(self.receive([name, _pack(list(args), self.own), _pack(keywords, self.own)]), args)
-
-        return call
+        return lambda *args, **keywords: self.ask("call", name, args, keywords)
 
     def opaque(self, data):
-        kind, number = data
-        if kind != "object":
+        kind, key = data
+        if kind != "object" or type(key) is not int:
             raise ValueError("not a packed value")
-        return Opaque(number)
+        return self.kind(self, key)
 
     def own(self, value):
-        if type(value) is not Opaque:
-            raise TypeError(f"the tests pass a {type(value).__name__}, which is no plain data")
-        return ["object", value.number]
+        if isinstance(value, Opaque):
+            return ["object", vars(value)["__handle__"][1]]
+        if type(value) is types.BuiltinFunctionType and vars(builtins).get(value.__name__) is value:
+            return ["builtin", value.__name__]
+        raise TypeError(f"the tests pass a {type(value).__name__}, which is no plain data")
 
 
 class _Count(ast.NodeTransformer):
@@ -332,9 +508,9 @@ class _Count(ast.NodeTransformer):
 
 def _grader(channel, trainer):
     """Runs the tests and sends the trainer the fields of a Result, but for the seconds."""
-    deadline, texts, tests, names, prepare, options, examples, setup = receive(trainer)
+    deadline, texts, tests, names, prepare, options, examples, setup, objects = receive(trainer)
     random.seed(tests)  # repeatable, but not to be guessed by who has not seen the tests
-    remote = _Remote(channel, deadline)
+    remote = _Remote(channel, deadline, objects)
     count = _Count()
     tree = ast.fix_missing_locations(count.visit(ast.parse(tests)))
     outcomes, reached, errors, facts, shown = [], set(), [], {}, []
@@ -342,15 +518,18 @@ def _grader(channel, trainer):
     def check(number, test):
         reached.add(number)
         try:
-            outcomes.append(bool(test()))
+            outcomes.append(bool(test()) and not remote.dead)  # its death is not an exception that a test awaits
         except Exception as error:  # whatever a test raises, it failed
             outcomes.append(False)
             errors.append(_describe(error))
 
     def example(source):
         remote.last = CandidateError("")
+        *before, last = ast.parse(source).body
+        names = dict(scope)
         try:
-            if eval(compile(ast.Expression(ast.parse(source).body[0].test), "<example>", "eval"), scope):
+            exec(compile(ast.Module(before, type_ignores=[]), "<example>", "exec"), names)
+            if eval(compile(ast.Expression(last.test), "<example>", "eval"), names):
                 return ""
             return f"returned {remote.last!r}"[:200]
         except Exception as error:
@@ -358,12 +537,12 @@ def _grader(channel, trainer):
 
     scope = {"__name__": "tests", "__assert__": check}
     try:
-        ready, facts = remote.receive([texts, prepare, options])
+        ready, facts = remote.receive([texts, prepare, options, objects])
         if not ready:
             raise CandidateError(facts.get("error", "no program"))
         remote.result(remote.receive())
         exec(setup, scope)
-        scope.update({name: remote.function(name) for name in names})
+        scope.update({name: (Object(remote, name) if objects else remote.function(name)) for name in names})
         shown = [example(source) for source in examples]
         exec(compile(tree, "<tests>", "exec"), scope)
     except Exception as error:  # outside of any assert: those that it kept from running have failed
