@@ -1,0 +1,48 @@
+"""Real text and a real vocabulary: SciTLDR rows and the Qwen2.5 tokenizer, where they lie beside the repository."""
+
+import json
+import os
+
+import pytest
+import torch
+from conftest import ROOT, SCRIPTS
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+
+DATA, TOKENIZER = ROOT.parent / "shared" / "data" / "scitldr.jsonl", ROOT.parent / "shared" / "tokenizers" / "qwen2.5"
+needs_data = pytest.mark.skipif(not DATA.exists(), reason="no ../shared/data/scitldr.jsonl")
+
+
+@needs_data
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_scitldr_with_models_tiny(script, run):
+    names = run(script, "--dataset", DATA, "--num-iterations", 1, "--eval-tasks", 4)
+    assert len(names["train_tasks"]) == 270 and len(names["evaluations"]) == 2
+
+
+@needs_data
+@pytest.mark.skipif(not TOKENIZER.exists(), reason="no ../shared/tokenizers/qwen2.5")
+@pytest.mark.parametrize("script", [SCRIPTS[0], SCRIPTS[1]], ids=lambda path: path.stem)
+def test_scitldr_with_a_real_vocabulary(script, run, tmp_path):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=151936, num_key_value_heads=1, tie_word_embeddings=True, **sizes))
+    model.save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(TOKENIZER).save_pretrained(tmp_path / "model")
+    flags = (
+        "--num-iterations",
+        1,
+        "--eval-tasks",
+        2,
+        "--max-new-tokens",
+        16,
+        "--num-generations",
+        2,
+        "--num-tasks",
+        2,
+    )
+    names = run(script, "--dataset", DATA, "--model", tmp_path / "model", *flags)
+    (first, *_) = (json.loads(line) for line in open(os.path.join(names["run_dir"], "rollouts.jsonl")))
+    assert first["task"]["prompt"].startswith("TITLE:")
+    assert names["agents"][0].tokenizer.eos_token_id in names["agents"][0].stop_ids.tolist()
+    entropy = names["metrics"]["train/return"], names["metrics"]["agent_0/entropy"]
+    assert 11 < entropy[1] < 12  # a random model of 151,936 tokens is nearly uniform: log V = 11.93
