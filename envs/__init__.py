@@ -40,6 +40,7 @@ ENVIRONMENTS = {
     "mbpp": "envs.coding:Coding",
     "humaneval": "envs.coding:Coding",
     "coophumaneval": "envs.coding:Coding",
+    "classeval": "envs.classeval:ClassEval",
 }
 
 

@@ -84,7 +84,7 @@ class Coding:
         if dataset == "sample":
             rows = {split: samples.coding_tasks(split, count, seed) for split, count in SAMPLE_COUNTS.items()}
         else:
-            rows = _benchmark_rows(dataset, **BENCHMARKS[name])
+            rows = benchmark_rows(dataset, **BENCHMARKS[name])
         self.splits = {split: [_task(row, dataset) for row in part] for split, part in rows.items()}
 
     def tasks(self, split):
@@ -182,7 +182,7 @@ def _remarks(agent, names, findings):
     return remarks
 
 
-def _benchmark_rows(dataset, hub, hub_config, hub_splits, columns, number, splits):
+def benchmark_rows(dataset, hub, hub_config, hub_splits, columns, number, splits):
     """The rows of each split. Where all tasks are numbered as the benchmark's, its split replaces any other."""
     found = read_rows(dataset, columns, hub, hub_splits, hub_config)
     numbered = {split: [] for split in splits}

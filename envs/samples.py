@@ -1,4 +1,5 @@
-"""Sample tasks made offline from small grammars: posts to summarize, abstracts to expand, functions to write.
+"""Sample tasks made offline from small grammars: posts to summarize, abstracts to expand, functions and classes to
+write.
 
 Everything follows from `split`, `count` and `seed`. Train and test differ by composition, whatever the seed: certain
 combinations of choices (person x problem x attempt, method x obstacle x field, filter x map x fold) occur only in
@@ -403,4 +404,97 @@ def _coding_task(task_id: str, filter_name: str, map_name: str, fold_name: str, 
         "test": f"def check(candidate):\n{asserts}",
         "helper": helper,
         "main": f"def {name}(numbers):\n    return {answer}\n",
+    }
+
+
+# ---------------------------------------------------------------- classes to write
+
+CLASS_WORDINGS = [
+    ("Store the {map} of x and return it.", "The {fold} of what kept() returns."),
+    ("Keep the {map} of x in items and return it.", "Return the {fold} of kept()."),
+]
+SINGULAR = {  # name of a map -> words
+    "squares": "square",
+    "cubes": "cube",
+    "doubles": "double",
+    "halves": "floored half",
+    "negations": "negation",
+    "successors": "successor",
+    "predecessors": "predecessor",
+    "sizes": "absolute value",
+}
+
+
+def class_tasks(split: str, count: int, seed: int) -> list[dict]:
+    """Classes that store, select and sum up numbers, map x filter x fold, in the columns of FudanSELab/ClassEval.
+
+    Returns `count` dicts: task_id, skeleton (a class with four methods to write: add, keeps, kept, result),
+    class_name, solution_code, test (a class of unittest with eight tests); and two columns more for demonstrations:
+    methods (dict of name -> source; in half of the tasks kept asks keeps and result asks kept, in the others they do
+    without) and surplus (in three of ten tasks the name of a method, or else ""). Beyond the number of compositions
+    these come again with other words and numbers. Raises ValueError for any split but "train", "validation" and
+    "test".
+    """
+    _check_split(split)
+    rng = random.Random(f"classes {split} {seed}")
+    indices = itertools.product(range(len(FILTERS)), range(len(MAPS)), range(len(FOLDS)))
+    compositions = [c for c, i in zip(itertools.product(FILTERS, MAPS, FOLDS), indices) if _split_of(*i) == split]
+    tasks = []
+    while len(tasks) < count:
+        for composition in rng.sample(compositions, min(len(compositions), count - len(tasks))):
+            tasks.append(_class_task(f"sample/{split}/{len(tasks)}", *composition, rng))
+    return tasks
+
+
+def _class_task(task_id: str, filter_name: str, map_name: str, fold_name: str, rng: random.Random) -> dict:
+    name = "".join(part.capitalize() for part in (fold_name, filter_name, map_name))
+    (filter_words, condition), value = FILTERS[filter_name], MAPS[map_name][1]
+    fold_words, fold = FOLDS[fold_name]
+    stored, keeps = eval(f"lambda x: {value}"), eval(f"lambda x: {condition}")
+    folded = eval(f"lambda items: {fold.format('*items')}")
+    add_words, result_words = (w.format(map=SINGULAR[map_name], fold=fold_words) for w in rng.choice(CLASS_WORDINGS))
+    if "default=0" in fold:
+        result_words += " It is 0 if there are none."
+
+    inline = f"x for x in self.items if {condition}"
+    asking = rng.random() < 0.5
+    bodies = {
+        "add(self, x)": f"self.items.append({value})\n        return self.items[-1]",
+        "keeps(self, x)": f"return {condition}",
+        "kept(self)": "return [x for x in self.items if self.keeps(x)]" if asking else f"return [{inline}]",
+        "result(self)": f"return {fold.format('*self.kept()' if asking else inline)}",
+    }
+    words = [add_words, f"Whether x is one of the {filter_words}.", "The list of all items that keeps(x) accepts."]
+    numbers = [[rng.randint(-9, 9) for _ in range(rng.randint(4, 7))] for _ in range(5)]
+    example = [stored(x) for x in numbers[0][:3]]
+    shown = f">>> c = {name}()\n        >>> c.items = {example}\n        >>> c.result()\n"
+    shown += f"        {folded([x for x in example if keeps(x)])}"
+    docstrings = [*(f'"""{w}"""' for w in words), f'"""{result_words}\n        {shown}\n        """']
+
+    head = f"class {name}:\n    def __init__(self):\n        self.items = []\n\n"
+    skeleton = "\n\n".join(f"    def {d}:\n        {text}" for d, text in zip(bodies, docstrings))
+    methods = {d.split("(")[0]: f"def {d}:\n    {body.replace(' ' * 8, ' ' * 4)}\n" for d, body in bodies.items()}
+    solution = "\n\n".join(f"    def {d}:\n        {body}" for d, body in bodies.items())
+    tests = [f"self.assertEqual(c.add({x}), {stored(x)})" for x in numbers[1][:2]]
+    accepted = [rng.choice([x for x in range(-9, 10) if keeps(x) is want]) for want in (True, False)]
+    tests += [f"self.assertIs(c.keeps({x}), {keeps(x)})" for x in accepted]
+    items = numbers[2]
+    tests += [f"c.items = {items}\n        self.assertEqual(c.kept(), {[x for x in items if keeps(x)]})"]
+    for items in numbers[3], []:
+        expected = folded([x for x in items if keeps(x)])
+        tests += [f"c.items = {items}\n        self.assertEqual(c.result(), {expected!r})"]
+    items = numbers[4]
+    expected = folded([stored(x) for x in items if keeps(stored(x))])
+    tests += [f"for x in {items}:\n            c.add(x)\n        self.assertEqual(c.result(), {expected!r})"]
+    cases = "\n\n".join(
+        f"    def test_{i}(self):\n        c = {name}()\n        {test}" for i, test in enumerate(tests)
+    )
+    return {
+        "task_id": task_id,
+        "skeleton": f"{head}{skeleton}\n",
+        "class_name": name,
+        "solution_code": f"{head}{solution}\n",
+        "test": f"import unittest\n\n\nclass Test{name}(unittest.TestCase):\n{cases}\n",
+        "methods": methods,
+        "surplus": rng.choice(list(methods)) if rng.random() < 0.3 else "",
     }

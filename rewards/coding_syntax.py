@@ -6,6 +6,7 @@ The sandbox gets the source of this file, which therefore imports nothing but th
 
 import ast
 import re
+import textwrap
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 CONVERSIONS = {"list", "tuple", "set", "int", "float", "str", "bool"}
@@ -54,11 +55,88 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False):
     return (program if facts["syntax"] else None), facts
 
 
+def prepare_class(texts, assigned, class_name, base):
+    """The module that arises when the methods that the agents wrote are put into the skeleton of a class.
+
+    texts: one per agent; a text whose agent has no method to write is not looked at
+    assigned: list[list[str]], by agent: the names of the methods that are its to write
+    class_name: the class in `base` that the methods belong to
+    base: trusted source of the skeleton
+
+    An agent's definitions count wherever they stand, also inside a class of that name. Of those in the skeleton only
+    the agent's own are taken; of its imports, further functions and other statements all.
+
+    Returns (syntax tree, None where there is no program that compiles; facts). Facts:
+    written: list[list[bool]], for each assigned method whether its agent wrote it, with more than a stub for a body
+    doubled: list[str], the methods, of all assigned, that more than one agent wrote
+    syntax: bool, whether all texts are Python and the module compiles
+    error: str, the first syntax error
+    """
+    program = ast.parse(base)
+    owner = next(node for node in program.body if isinstance(node, ast.ClassDef) and node.name == class_name)
+    methods = {node.name: i for i, node in enumerate(owner.body) if isinstance(node, FUNCTIONS)}
+    given = {node.name for node in program.body if isinstance(node, (*FUNCTIONS, ast.ClassDef))} | methods.keys()
+    written, writers, errors, imports, further = [], {}, [], [], []
+    for text, names in zip(texts, assigned):
+        body, error = _parse(textwrap.dedent("\n".join(blocks_of(text)))) if names else ([], "")
+        errors += [error] if error else []
+        found = {}
+        for node in body:
+            if isinstance(node, ast.ClassDef) and node.name == class_name:
+                inside, outside = node.body, []
+            else:
+                is_method = isinstance(node, FUNCTIONS) and node.args.args and node.args.args[0].arg in ("self", "cls")
+                inside, outside = ([node], []) if is_method else ([], [node])
+            for function in inside + outside:
+                if isinstance(function, FUNCTIONS) and function.name in methods and not is_stub(function):
+                    found[function.name] = function
+            owner.body += [n for n in inside if isinstance(n, FUNCTIONS) and n.name not in given]
+            imports += [n for n in outside if isinstance(n, (ast.Import, ast.ImportFrom))]
+            further += [
+                n
+                for n in outside
+                if not isinstance(n, (ast.Import, ast.ImportFrom)) and getattr(n, "name", None) not in given
+            ]
+        for name, function in found.items():
+            writers[name] = writers.get(name, 0) + 1
+            if name in names:
+                asked = owner.body[methods[name]]
+                function.decorator_list = function.decorator_list or asked.decorator_list
+                owner.body[methods[name]] = function
+        written.append([name in found for name in names])
+    program.body = imports + program.body + further
+    program.body.sort(key=lambda node: not (isinstance(node, ast.ImportFrom) and node.module == "__future__"))
+    if not errors:
+        try:
+            compile(program, "<answer>", "exec")
+        except (SyntaxError, ValueError) as error:
+            errors.append(str(error))
+    doubled = [name for names in assigned for name in names if writers.get(name, 0) > 1]
+    facts = {"written": written, "doubled": doubled, "syntax": not errors, "error": "".join(errors[:1])[:200]}
+    return (None if errors else program), facts
+
+
+def is_stub(function):
+    """Whether a function holds nothing but a docstring, pass, ..., a bare return or raise NotImplementedError."""
+
+    def idle(node):
+        if isinstance(node, ast.Raise):
+            return "NotImplemented" in ast.unparse(node)
+        if isinstance(node, ast.Return):
+            return node.value is None or (isinstance(node.value, ast.Constant) and node.value.value is None)
+        return isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+
+    return all(map(idle, function.body))
+
+
+def blocks_of(text):
+    """The pieces of code in a completion: its fenced blocks, or all of it."""
+    return re.findall(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", text, re.DOTALL | re.MULTILINE) or [text]
+
+
 def code_of(text, name):
     """The code in a completion: all of it, or the fenced block that defines `name`, or else the first block."""
-    blocks = re.findall(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", text, re.DOTALL | re.MULTILINE)
-    if not blocks:
-        return text
+    blocks = blocks_of(text)
     return next((block for block in blocks if re.search(rf"\bdef\s+{name}\b", block)), blocks[0])
 
 

@@ -1,0 +1,263 @@
+"""Agents write one Python class together, each some of its methods.
+
+The tasks are those of ClassEval (Du et al., 2023); the reward follows MAGRPO (Liu et al., 2025), with prompts of our
+own. The reward is in rewards/classeval.py. In the published partition, methods with no argument but self are agent
+1's and all others agent 2's, which leaves agent 1 without work in a third of the classes; here agents take turns.
+"""
+
+import ast
+import doctest
+import warnings
+
+from envs import Step, samples
+from envs.coding import benchmark_rows
+from rewards.classeval import ClassAnswer, class_rewards, run_classes
+from rewards.coding_syntax import FUNCTIONS, is_stub
+
+SAMPLE_COUNTS = {"train": 512, "validation": 64, "test": 64}
+# The published slices, train [:66] and evaluation [66:82], by task number; the rest is left for validation.
+BENCHMARK = {
+    "hub": "FudanSELab/ClassEval",
+    "hub_config": None,
+    "hub_splits": {"all": "test"},
+    "columns": ["task_id", "skeleton", "test", "class_name", "solution_code"],
+    "number": r"ClassEval_(\d+)",
+    "splits": {"train": range(66), "validation": range(82, 100), "test": range(66, 82)},
+}
+_verdicts = {}  # (solution, test) -> (why the reference solution fails or "", the examples that hold for it)
+
+
+class ClassEval:
+    """Agents fill in the methods of a class by turns: agent 1 the first, agent 2 the second, and so on.
+
+    name: "classeval"
+    num_agents: 1 or more; an agent for whom no method is left is asked for nothing, and its text is not read
+    num_turns: 1 or more; a later turn shows each agent its own answers and what became of them
+    dataset: "sample", "hub" (FudanSELab/ClassEval), a hub id or a file with the same columns; tasks numbered as the
+        benchmark's are split so. Tasks that not even their reference solution passes here, for want of a package or a
+        network, are left out, and named.
+    seed: int, of the sample tasks
+    feedback: "plain" (revise) or "level" (what was found, how many tests passed, the first docstring example that
+        fails)
+    timeout: seconds that the tests of one answer may take
+    allow_unsafe_code: bool, run model-written code also where the system offers no protection from it
+
+    Raises ValueError, one sentence, for other arguments and for a dataset that cannot be used.
+    """
+
+    def __init__(
+        self,
+        name="classeval",
+        num_agents=2,
+        num_turns=1,
+        dataset="sample",
+        seed=1,
+        feedback="level",
+        timeout=10.0,
+        allow_unsafe_code=False,
+    ):
+        if feedback not in ("plain", "level"):
+            raise ValueError(f"--feedback {feedback}: it is plain or level; use one of them.")
+        self.num_agents, self.num_turns, self.dataset, self.feedback = num_agents, num_turns, dataset, feedback
+        self.seed, self.timeout, self.allow_unsafe_code = seed, timeout, allow_unsafe_code
+        if dataset == "sample":  # whose reference solutions pass by construction
+            rows = {split: samples.class_tasks(split, count, seed) for split, count in SAMPLE_COUNTS.items()}
+            self.splits = {split: [_task(row, dataset) for row in part] for split, part in rows.items()}
+        else:
+            rows = benchmark_rows(dataset, **BENCHMARK)
+            tasks = {split: [_task(row, dataset) for row in part] for split, part in rows.items()}
+            self.splits = self._solvable(tasks)
+
+    def tasks(self, split):
+        """The tasks of "train", "validation" or "test"."""
+        if split not in self.splits:
+            raise ValueError(f"--dataset {self.dataset}: it has no split {split}; use {', '.join(self.splits)}.")
+        return self.splits[split]
+
+    def observe(self, task, history):
+        """The prompt of each agent: the skeleton, and the names of the methods that it is to write.
+
+        After the first turn it holds the agent's own answers and, with feedback "level", what became of them.
+        """
+        prompts = []
+        for agent, names in enumerate(self._assigned(task)):
+            ask = f"Write these methods of {task['class_name']}: {', '.join(names)}. Function definitions only."
+            if not names:
+                ask = f"The methods of {task['class_name']} are written by others. Answer with nothing."
+            prompt = f"{task['problem'].strip()}\n\n{ask}"
+            for step in history if names else []:
+                prompt += f"\n\nYour answer:\n{step.actions[agent].strip()}\n\n"
+                if self.feedback == "level":
+                    prompt += " ".join(_remarks(agent, names, step.feedback)) + "\n\n"
+                prompt += f"Write {', '.join(names)} again, better. Function definitions only."
+            prompts.append(prompt)
+        return prompts
+
+    def step(self, branches):
+        """Runs the answers of all branches at once; see rewards/classeval.py for reward and parts."""
+        answers = [_answer(task, actions, self._assigned(task)) for task, _, actions in branches]
+        scores = class_rewards(answers, self.timeout, self.allow_unsafe_code)
+        return [
+            Step(actions, score.reward, score.parts, done=bool(score.parts["all_passed"]), feedback=score.findings)
+            for (_, _, actions), score in zip(branches, scores)
+        ]
+
+    def demonstrations(self):
+        """Prompts and answers to imitate for the sample training tasks: list of dict(prompt, completion).
+
+        The code is right, but in three of ten answers of several agents there is a method too many, which is another
+        agent's: who imitates them has still to learn to keep to its own. Raises ValueError for other datasets, which
+        would need longer models.
+        """
+        if self.dataset != "sample":
+            raise ValueError(f"--dataset {self.dataset}: it holds no answers for each role; use sample.")
+        demos = []
+        for row, task in zip(samples.class_tasks("train", SAMPLE_COUNTS["train"], self.seed), self.tasks("train")):
+            for prompt, names in zip(self.observe(task, []), self._assigned(task)):
+                others = [name for name in task["methods"] if name not in names]
+                written = [*names, *([row["surplus"]] if names and row["surplus"] in others else [])]
+                code = "\n\n".join(row["methods"][name] for name in task["methods"] if name in written)
+                demos.append({"prompt": prompt, "completion": code})
+        return demos
+
+    def _assigned(self, task):
+        """By agent, the methods that it is to write: they are dealt out in their order in the source."""
+        return [task["methods"][agent :: self.num_agents] for agent in range(self.num_agents)]
+
+    def _solvable(self, splits):
+        """Leaves out the tasks that not even the reference solution passes, and the examples that it does not."""
+        tasks = [task for part in splits.values() for task in part]
+        unknown = [task for task in tasks if (task["solution"], task["tests"]) not in _verdicts]
+        results = self._run_references(unknown)
+        # An example can spoil what the tests need, such as a file: then the tests go without.
+        failed = [i for i, result in enumerate(results) if result.reason and unknown[i]["examples"]]
+        again = self._run_references([{**unknown[i], "examples": []} for i in failed])
+        for i, result in zip(failed, again):
+            results[i] = result
+        for task, result in zip(unknown, results):
+            holding = [source for source, what in zip(task["examples"], result.examples) if not what]
+            _verdicts[task["solution"], task["tests"]] = result.reason, holding
+        left_out, solvable = [], {split: [] for split in splits}
+        for split, part in splits.items():
+            for task in part:
+                reason, examples = _verdicts[task["solution"], task["tests"]]
+                if reason:
+                    left_out.append(f"{task['task_id']} ({reason.splitlines()[0]})")
+                else:
+                    solvable[split].append({**task, "examples": examples})
+        if left_out:
+            print(f"--dataset {self.dataset}: left out, as their reference solution fails here: {', '.join(left_out)}")
+        for split, part in solvable.items():
+            if not part and splits[split]:
+                raise ValueError(
+                    f"--dataset {self.dataset}: no reference solution of the split {split} passes here; use another "
+                    "dataset, or install what the tasks import."
+                )
+        return solvable
+
+    def _run_references(self, tasks):
+        answers = [_answer(task, [task["solution"]], [task["methods"]]) for task in tasks]
+        return run_classes(answers, self.timeout, self.allow_unsafe_code)
+
+
+def _answer(task, texts, assigned):
+    return ClassAnswer(
+        texts=texts,
+        assigned=assigned,
+        class_name=task["class_name"],
+        base=task["base"],
+        tests=task["tests"],
+        names=task["names"],
+        setup=task["setup"],
+        examples=task["examples"],
+    )
+
+
+def _remarks(agent, names, findings):
+    """What agent number `agent` is told. Nothing here comes from a test that is scored, but for how many passed."""
+    missing = [name for name, written in zip(names, findings["written"][agent]) if not written]
+    remarks = [f"Not found: {', '.join(missing)}." if missing else "All your methods were found."]
+    if findings["doubled"]:
+        remarks.append(f"Written by more than one agent: {', '.join(findings['doubled'])}.")
+    if not findings["syntax"]:
+        return [*remarks, f"The class does not compile: {findings['error']}."]
+    remarks.append(f"{findings['passed']} of {findings['total']} tests passed.")
+    if findings["examples"]:
+        source, what = findings["examples"][0]
+        remarks.append(f"{'; '.join(source.splitlines())} fails: {what}.")
+    return remarks
+
+
+def _task(row, dataset):
+    """What the agents read and what their answers are tested with; rows are trusted, so they are parsed here.
+
+    The keys: task_id, problem, class_name, methods (the names to be written, in order), base (source of the module
+    that they are put into), names (of that module, for the tests), tests, setup, examples, solution.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # some regular expressions are no raw strings
+            solution = ast.parse(row["solution_code"])
+            base = _base(row, solution)
+            ast.parse(row["test"])
+            owner, reference = [_class(tree, row["class_name"]) for tree in (base, solution)]
+            # A constructor may do nothing in the reference too.
+            idle = {node.name for node in reference.body if isinstance(node, FUNCTIONS) and is_stub(node)}
+            todo = [n for n in owner.body if isinstance(n, FUNCTIONS) and is_stub(n) and n.name not in idle]
+            examples = [source for node in todo for source in _examples(ast.get_docstring(node) or "")]
+    except (SyntaxError, ValueError, StopIteration) as error:
+        raise ValueError(
+            f"--dataset {dataset}: task {row['task_id']} is not in ClassEval's form ({error!r}); mend it."
+        ) from error
+    if not todo:
+        raise ValueError(f"--dataset {dataset}: task {row['task_id']} has no method to be written; mend it.")
+    imports = [n for n in [*base.body, *solution.body] if isinstance(n, (ast.Import, ast.ImportFrom))]
+    return {
+        "task_id": row["task_id"],
+        "problem": row["skeleton"],
+        "class_name": row["class_name"],
+        "methods": [node.name for node in todo],
+        "base": ast.unparse(base),
+        "names": [node.name for node in base.body if isinstance(node, (*FUNCTIONS, ast.ClassDef))],
+        "tests": row["test"],
+        "setup": "\n".join(dict.fromkeys(map(ast.unparse, imports))),
+        "examples": examples,
+        "solution": row["solution_code"],
+    }
+
+
+def _class(tree, name):
+    return next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+
+
+def _base(row, solution):
+    """The skeleton's syntax tree. A few skeletons have typing errors: then the solution's, without what was asked."""
+    try:
+        return ast.parse(row["skeleton"])
+    except SyntaxError:
+        base = ast.parse(ast.unparse(solution))
+        for node in _class(base, row["class_name"]).body:
+            if isinstance(node, FUNCTIONS) and node.name != "__init__":
+                node.body = [ast.Pass()]
+        return base
+
+
+def _examples(docstring):
+    """The >>> examples of a docstring, each as the lines that lead to it and an assert."""
+    sources, lines = [], []
+    try:
+        examples = doctest.DocTestParser().get_examples(docstring)
+    except ValueError:  # a line without its blank after >>>, or indented differently
+        return []
+    for example in examples:
+        line, want = example.source.strip(), example.want.strip()
+        try:
+            ast.parse(line)
+            if want:
+                ast.literal_eval(want)
+                called = isinstance(ast.parse(line, mode="eval").body, ast.Call)
+                sources.append("\n".join([*lines, f"assert {line if called else f'({line})'} == {want}"]))
+        except (SyntaxError, ValueError):  # a statement, a traceback, a line of prose
+            continue
+        lines.append(line)
+    return sources

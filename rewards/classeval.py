@@ -1,0 +1,109 @@
+"""The reward of a class that several agents write together, each some of its methods.
+
+After MAGRPO's ClassEval experiment (Liu et al., 2025), -1 to 6. The class is what arises when each agent's own methods
+are put into the given skeleton; an answer that is no Python, or a class that does not compile, is worth 0.
+
+    level                                                                    value
+    methods that their agent wrote / all methods to be written               0 to 2
+    tests passed / tests                                                     0 to 4
+    methods that more than one agent wrote / all methods to be written      -1 to 0
+
+Unlike in the published code, a stub (pass, a bare return, raise NotImplementedError) is no written method, and the
+tests run where the class cannot reach them; see docs/sandbox.md.
+"""
+
+import functools
+import inspect
+from typing import NamedTuple
+
+from rewards import coding_syntax
+from rewards.coding import Score
+from rewards.sandbox import Job, run_tests
+
+WRITTEN, TESTS, DOUBLED = 2.0, 4.0, -1.0
+
+# Behind the test classes of a task: each test method is one assert.
+RUN_TEST_CASES = """
+import unittest
+for case in [c for c in list(globals().values()) if isinstance(c, type) and issubclass(c, unittest.TestCase)]:
+    for test in unittest.defaultTestLoader.loadTestsFromTestCase(case):
+        result = unittest.TestResult()
+        test.run(result)
+        assert result.wasSuccessful() and not result.skipped
+"""
+
+
+class ClassAnswer(NamedTuple):
+    """A joint answer and what it is tested with; base, tests, setup and examples are trusted source."""
+
+    texts: list[str]  # one completion per agent; fences are accepted
+    assigned: list[list[str]]  # by agent: the names of the methods that are its to write
+    class_name: str
+    base: str  # the module with the skeleton of the class
+    tests: str  # classes of unittest; every test method counts
+    names: list[str]  # the module's functions and classes that the tests use
+    setup: str = ""  # what the tests need, such as imports
+    examples: list[str] | tuple = ()  # sources that end in an assert, which may be shown to the agents
+
+
+def run_classes(answers, timeout=10.0, allow_unsafe_code=False):
+    """Runs the tests of each answer: list of Result. See rewards/sandbox.py for it, the arguments and errors."""
+    return run_tests([_job(answer) for answer in answers], timeout, allow_unsafe_code)
+
+
+def class_rewards(answers, timeout=10.0, allow_unsafe_code=False):
+    """Scores the answers in parallel: list of Score, in order; arguments as in `run_classes`.
+
+    Diagnostics in `parts`, which the reward does not hold: `compiles`, `all_passed` (0 or 1) and `passed_share`.
+    """
+    results = run_classes(answers, timeout, allow_unsafe_code)
+    return [_score(answer, result) for answer, result in zip(answers, results)]
+
+
+@functools.cache
+def _prepare():
+    return inspect.getsource(coding_syntax) + "\nprepare = prepare_class\n"
+
+
+def _job(answer):
+    options = {"assigned": answer.assigned, "class_name": answer.class_name, "base": answer.base}
+    return Job(
+        texts=answer.texts,
+        tests=answer.tests + RUN_TEST_CASES,
+        names=answer.names,
+        prepare=_prepare(),
+        options=options,
+        examples=answer.examples,
+        setup=answer.setup,
+        objects=True,
+    )
+
+
+def _score(answer, result):
+    unread = {
+        "written": [[False] * len(names) for names in answer.assigned],
+        "doubled": [],
+        "syntax": False,
+        "error": "",
+    }
+    facts = unread | result.facts  # which are none where reading the text ended the process
+    total = sum(map(len, answer.assigned))
+    share = result.passed / result.total if facts["syntax"] else 0.0
+    levels = dict.fromkeys(("written", "tests", "doubled"), 0.0)
+    if facts["syntax"]:
+        levels["written"] = WRITTEN * sum(map(sum, facts["written"])) / total
+        levels["tests"] = TESTS * share
+        levels["doubled"] = DOUBLED * len(facts["doubled"]) / total
+    diagnostics = {
+        "compiles": float(facts["syntax"]),
+        "all_passed": float(facts["syntax"] and not result.reason),
+        "passed_share": share,
+    }
+    findings = {
+        **facts,
+        "passed": result.passed if facts["syntax"] else 0,
+        "total": result.total,
+        "reason": result.reason,
+        "examples": [(source, what) for source, what in zip(answer.examples, result.examples) if what],
+    }
+    return Score(sum(levels.values()), {**levels, **diagnostics}, findings)

@@ -1,0 +1,371 @@
+"""The class reward and its environment: levels, how a class is put together, feedback, real and sample tasks."""
+
+import ast
+import json
+import os
+
+import pytest
+
+from envs import make, samples
+from envs.classeval import _task
+from rewards.classeval import ClassAnswer, class_rewards
+
+DATA = os.path.join(os.path.dirname(__file__), "..", "..", "shared", "data", "classeval.jsonl")
+BASE = '''
+import math
+
+LIMIT = 10
+
+class Box:
+    """Numbers."""
+
+    def __init__(self):
+        self.items = []
+
+    def add(self, x):
+        """Keeps x."""
+
+    def size(self):
+        """How many."""
+
+    @staticmethod
+    def double(x):
+        """Twice x."""
+        pass
+
+    def area(self, r):
+        raise NotImplementedError
+'''
+METHODS = ["add", "size", "double", "area"]
+TESTS = """
+import unittest
+
+class TestOne(unittest.TestCase):
+    def setUp(self): self.box = Box()
+    def test_add(self): self.box.add(3); self.assertEqual(self.box.items, [3])
+    def test_size(self): self.box.items = [1, 2]; self.assertEqual(self.box.size(), 2)
+
+class TestTwo(unittest.TestCase):
+    def test_double(self): self.assertEqual(Box.double(4), 8)
+    def test_area(self): self.assertAlmostEqual(Box().area(1), 3.14159, 4)
+    def test_init(self): self.assertEqual(Box().items, [])
+"""
+ADD = "def add(self, x):\n    self.items.append(x)\n"
+SIZE = "def size(self):\n    return len(self.items)\n"
+DOUBLE = "def double(x):\n    return 2 * x\n"
+AREA = "def area(self, r):\n    return math.pi * r * r\n"
+ONE, TWO = ADD + DOUBLE, SIZE + AREA  # agent 1 has add and double, agent 2 size and area
+
+
+def score(*texts, base=BASE, tests=TESTS, examples=()):
+    assigned = [METHODS[i :: len(texts)] for i in range(len(texts))]
+    return class_rewards([ClassAnswer(list(texts), assigned, "Box", base, tests, ["Box"], examples=examples)])[0]
+
+
+# Of five tests one passes without any method.
+CASES = {
+    "all": ([ONE, TWO], 2, 4, 0),
+    "one agent": ([ADD + SIZE + DOUBLE + AREA], 2, 4, 0),
+    "nothing": (["", ""], 0, 0.8, 0),
+    "half": ([ONE, ""], 1, 2.4, 0),
+    "stubs": (
+        [
+            "def add(self, x): pass\ndef double(x): return None\n",
+            "def size(self):\n    '''S.'''\ndef area(self, r): ...",
+        ],
+        *(0, 0.8, 0),
+    ),
+    "wrong": ([ONE.replace("2 * x", "3 * x"), TWO], 2, 3.2, 0),
+    "another agent's": ([ONE + SIZE, TWO], 2, 4, -0.25),
+    "all that both could": ([ADD + SIZE + DOUBLE + AREA] * 2, 2, 4, -1),
+    "a stub of another agent's": ([ONE + "def size(self): pass", TWO], 2, 4, 0),
+    "its own left to the other": ([ADD, TWO + DOUBLE], 1.5, 3.2, 0),
+    "what was given": (["def __init__(self):\n    self.items = [7]\n" + ONE, TWO], 2, 4, 0),
+    "no Python": ([ONE, TWO + "This adds numbers."], 0, 0, 0),
+    "a bracket": ([ONE, "def size(self):\n    return (len(self.items)"], 0, 0, 0),
+    "does not compile": ([ONE, TWO + "return 5"], 0, 0, 0),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_levels(name):
+    texts, written, tests, doubled = CASES[name]
+    found = score(*texts)
+    levels = {key: found.parts[key] for key in ("written", "tests", "doubled")}
+    assert levels == {"written": written, "tests": pytest.approx(tests), "doubled": doubled}
+    assert found.reward == pytest.approx(written + tests + doubled)
+    assert found.parts["all_passed"] == (tests == 4)
+
+
+def test_range():
+    assert score(ONE, TWO).reward == 6
+    fails = "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(Box().size(), -1)"
+    worst = score(*[ADD + SIZE + DOUBLE + AREA] * 2, tests=fails)
+    assert (worst.reward, worst.parts["doubled"]) == (1, -1)  # what is doubled was also written
+    two_write = [["add"], ["size"]]  # the bound itself: neither agent writes its own, and three others write both
+    texts = ["", "", ADD + SIZE, ADD + SIZE]
+    answer = ClassAnswer(texts, [*two_write, ["double"], ["area"]], "Box", BASE, fails, ["Box"])
+    assert class_rewards([answer])[0].reward == -0.5
+
+
+FORMS = {
+    "class around it": "class Box:\n    def size(self):\n        return len(self.items)\n",
+    "indented": "    def size(self):\n        return len(self.items)\n",
+    "fence": "Here:\n```python\ndef size(self):\n    return len(self.items)\n```\nDone.",
+    "two fences": "```\nimport os\n```\nand\n```python\ndef size(self):\n    return len(self.items)\n```",
+    "import": "import operator\ndef size(self):\n    return operator.length_hint(self.items)",
+    "import of the future": "from __future__ import annotations\ndef size(self) -> No:\n    return len(self.items)",
+    "constant": "ONE = 1\ndef size(self):\n    return ONE * len(self.items)",
+    "further function": "def count(x):\n    return len(x)\n\ndef size(self):\n    return count(self.items)",
+    "further method": "def count(self):\n    return len(self.items)\n\ndef size(self):\n    return self.count()",
+    "another class": "class C:\n    def n(self, x): return len(x)\ndef size(self):\n    return C().n(self.items)",
+    "twice": "def size(self):\n    return 77\ndef size(self):\n    return len(self.items)",
+    "its constructor too": "class Box:\n    def __init__(self): 1 / 0\n    def size(self): return len(self.items)",
+    "redefined constant": "def Box(): pass\ndef size(self): return len(self.items)",
+    "decorated": "import functools\n@functools.wraps(len)\ndef size(self):\n    return len(self.items)",
+    "nested": "def size(self):\n    def f():\n        return len(self.items)\n    return f()",
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_forms_of_an_answer(name):
+    found = score(ONE, FORMS[name])
+    assert found.findings["written"] == [[True, True], [True, False]]
+    assert found.findings["passed"] == 4, found
+
+
+def test_a_static_method_stays_one_and_may_say_so_itself():
+    for decorator in "", "@staticmethod\n":
+        assert score(ADD + decorator + DOUBLE, TWO).reward == 6
+    assert score(ADD + "@classmethod\ndef double(cls, x):\n    return 2 * x\n", TWO).reward == 6
+
+
+def test_the_text_of_an_agent_without_methods_is_not_read():
+    found = score(ADD, SIZE, DOUBLE, AREA, "(" * 50 + ADD, "no Python")
+    assert found.reward == 6
+
+
+def test_hostile_text_is_a_low_reward_and_no_error():
+    texts = ["\0", "\ud800", "(" * 100_000, "x" + ".a" * 200_000, "-" * 300_000 + "1", "#" * 2_000_000, "`" * 5000]
+    assert [score(ONE, text).reward for text in texts[:-1]] == [0] * 6
+    equal = """
+class Any(int):
+    def __eq__(self, other): return True
+def size(self): return Any()
+def area(self, r): return Any()
+"""
+    assert score(ONE, equal).parts["tests"] == pytest.approx(4 * 3 / 5)
+    ends = "import os\ndef size(self): os._exit(0)\ndef area(self, r): raise SystemExit"
+    # add, then the end: of the tests behind it none passes
+    assert score(ONE, ends).parts["passed_share"] == 1 / 5
+    assert score(ONE, TWO).reward == 6
+
+
+def test_examples_lead_to_an_assert():
+    examples = ["box = Box()\nbox.add(4)\nassert box.size() == 1", "assert Box.double(2) == 4"]
+    assert score(ONE, TWO, examples=examples).findings["examples"] == []
+    wrong = score(ONE, TWO.replace("len(", "77 + len("), examples=examples)
+    assert wrong.findings["examples"] == [(examples[0], "returned 78")]
+    given_back = score(ONE, "def size(self): return self", examples=examples)
+    assert given_back.findings["examples"][0][1] == "returned <object>"  # without an address: prompts are repeatable
+
+
+# The environment
+
+
+@pytest.mark.parametrize("num_agents", [1, 2, 3, 4, 5])
+def test_agents_take_turns(num_agents):
+    env = make("classeval", num_agents)
+    task = env.tasks("train")[0]
+    prompts = env.observe(task, [])
+    assert len(prompts) == num_agents and all(task["problem"].strip() in prompt for prompt in prompts)
+    asked = [p.split("Write these methods of ")[1].split(": ")[1].split(".")[0] for p in prompts if "Write these" in p]
+    shares = [names.split(", ") for names in asked]
+    dealt = [name for turn in range(4) for share in shares for name in share[turn : turn + 1]]
+    assert dealt == task["methods"] == ["add", "keeps", "kept", "result"]
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    demos = env.demonstrations()[:num_agents]
+    assert [d["prompt"] for d in demos] == prompts
+    step = env.step([(task, [], [d["completion"] for d in demos])])[0]
+    assert step.parts["all_passed"] == 1 and step.parts["written"] == 2 and step.done
+
+
+def test_the_methods_to_write_are_those_without_a_body():
+    row = {"task_id": "x", "skeleton": BASE, "class_name": "Box", "test": TESTS}
+    solution = BASE.replace('"""Keeps x."""', "self.items.append(x)")
+    assert _task({**row, "solution_code": solution}, "x")["methods"] == ["add"]  # the reference leaves the others so
+    solution = "class Box:\n" + "".join(f"    def {name}(self): return 1\n" for name in METHODS)
+    task = _task({**row, "solution_code": solution}, "x")
+    assert task["methods"] == METHODS and task["setup"] == "import math" and task["names"] == ["Box"]
+    # A skeleton that does not parse: the solution's, emptied.
+    task = _task({**row, "skeleton": BASE.replace("Keeps x.", '""'), "solution_code": solution}, "x")
+    assert task["methods"] == METHODS and "return" not in task["base"]
+    for broken in {"test": "class ("}, {"class_name": "Bag"}, {"solution_code": "def ("}, {"skeleton": solution}:
+        with pytest.raises(ValueError, match=r"--dataset here: task x .*mend it"):
+            _task({**row, "solution_code": solution, **broken}, "here")
+
+
+def test_sample_demonstrations_pass_and_some_write_too_much():
+    env = make("classeval")
+    demos, tasks = env.demonstrations(), env.tasks("train")[:60]
+    steps = env.step([(t, [], [d["completion"] for d in demos[2 * i : 2 * i + 2]]) for i, t in enumerate(tasks)])
+    assert all(step.done for step in steps)
+    assert {step.reward for step in steps} == {5.75, 6.0}
+    assert 0.1 < sum(step.reward < 6 for step in steps) / len(steps) < 0.5
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_sample_references_pass_with_their_examples_and_stubs_do_not(split):
+    env = make("classeval", 1, seed=3)
+    tasks = env.tasks(split)[:20]
+    steps = env.step([(task, [], [task["solution"]]) for task in tasks] + [(task, [], ["x = 1"]) for task in tasks])
+    assert [step.reward for step in steps[:20]] == [6.0] * 20
+    assert all(step.reward == 0 for step in steps[20:])
+    assert all(task["examples"] and not step.feedback["examples"] for task, step in zip(tasks, steps))
+    # A method that returns the same whatever it is asked does not pass its own tests.
+    constant = "".join(f"def {m}(self, *x):\n    return {{}}\n" for m in tasks[0]["methods"])
+    steps = env.step([(task, [], [constant.replace("{}", v)]) for task in tasks for v in ("True", "0", "[]")])
+    assert max(step.parts["passed_share"] for step in steps) < 0.5
+
+
+def test_sample_classes_are_disjoint_by_composition():
+    def compositions(split, count, seed):
+        return {row["class_name"] for row in samples.class_tasks(split, count, seed)}
+
+    train, other = compositions("train", 400, 0), compositions("test", 100, 1) | compositions("validation", 100, 1)
+    assert len(train) > 150 and len(other) > 80 and not train & other
+    assert samples.class_tasks("test", 9, 3) == samples.class_tasks("test", 9, 3) != samples.class_tasks("test", 9, 4)
+    with pytest.raises(ValueError, match="split"):
+        samples.class_tasks("dev", 1, 0)
+
+
+@pytest.mark.parametrize("feedback", ["plain", "level"])
+def test_feedback_reaches_the_next_prompt_and_shows_no_test(feedback):
+    env = make("classeval", 2, 2, feedback=feedback)
+    task = env.tasks("train")[0]
+    secrets = [line.split("assert")[1] for line in task["tests"].splitlines() if "self.assert" in line]
+    secrets += [line.split("c.items = ")[1] for line in task["tests"].splitlines() if "c.items = [" in line[:-1]]
+    one = "def add(self, x):\n    return 'mine'\n"
+    two = "def result(self):\n    raise KeyError('told')\n" + one
+    step = env.step([(task, [], [one, two])])[0]
+    assert not step.done
+    prompts = env.observe(task, [step])
+    for prompt, text, missing in zip(prompts, (one, two), ("kept", "keeps")):
+        assert prompt.startswith(env.observe(task, [])[0].split("\n\nWrite")[0])
+        assert text.strip() in prompt and "again, better" in prompt
+        known = prompt.replace(task["problem"].strip(), "")
+        assert not any(secret in known for secret in secrets if secret != "[]")
+        assert (f"Not found: {missing}." in prompt) == (feedback == "level")
+        assert ("Written by more than one agent: add." in prompt) == (feedback == "level")
+        assert ("0 of 8 tests passed." in prompt) == (feedback == "level")
+        assert ("fails: raised KeyError: 'told'." in prompt) == (feedback == "level")
+    assert "raise KeyError" not in prompts[0]
+    assert env.observe(task, [step, step])[0].count("Your answer:") == 2
+    broken = env.observe(task, env.step([(task, [], [one, "def ("])]))
+    assert ("does not compile" in broken[0]) == (feedback == "level")
+
+
+def test_arguments_that_make_no_sense():
+    with pytest.raises(ValueError, match="--feedback"):
+        make("classeval", feedback="loud")
+    with pytest.raises(ValueError, match="--dataset"):
+        make("classeval").tasks("valid")
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_what_the_reference_cannot_pass_is_left_out_and_named(tmp_path, capsys):
+    rows = [{**row, "task_id": f"ClassEval_{i}"} for i, row in enumerate(samples.class_tasks("train", 100, 1))]
+    rows[3]["solution_code"] = "import tutti_absent_package\n" + rows[3]["solution_code"]
+    rows[5]["solution_code"] = rows[5]["solution_code"].replace(
+        "def add(self, x):", "def add(self, x):\n        x += 1"
+    )
+    rows[7]["skeleton"] = rows[7]["skeleton"].replace("c.items = [", "c.items = [99, ")  # an example that is wrong
+    path = write_rows(tmp_path / "all.jsonl", rows)
+    env = make("classeval", dataset=path)
+    ids = {split: [int(task["task_id"].split("_")[1]) for task in env.tasks(split)] for split in env.splits}
+    assert ids["train"] == [i for i in range(66) if i not in (3, 5)]
+    assert (ids["test"], ids["validation"]) == ([*range(66, 82)], [*range(82, 100)])
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "left out" in line)
+    assert "ClassEval_3 (" in line and "tutti_absent_package" in line and "ClassEval_5 (" in line
+    assert "ClassEval_7" not in line
+    assert [bool(task["examples"]) for task in env.tasks("train")[2:7]] == [True] * 3 + [False] + [True]
+    few = write_rows(tmp_path / "few.jsonl", [rows[3], rows[70]])
+    with pytest.raises(ValueError, match=r"--dataset .* no reference solution of the split train"):
+        make("classeval", dataset=few)
+
+
+def test_references_run_once_in_a_process(tmp_path, monkeypatch):
+    import envs.classeval
+
+    path = write_rows(tmp_path / "rows.jsonl", samples.class_tasks("train", 20, 77))
+    ran = []
+    run_classes = envs.classeval.run_classes
+    monkeypatch.setattr(
+        envs.classeval, "run_classes", lambda answers, *a: ran.append(len(answers)) or run_classes(answers, *a)
+    )
+    assert make("classeval", dataset=path).tasks("test") == make("classeval", dataset=path).tasks("test")
+    assert sum(ran) == 20
+    make("classeval")
+    assert sum(ran) == 20  # sample tasks are right by construction
+
+
+def test_an_example_that_spoils_the_tests_is_dropped(tmp_path):
+    base = 'class Log:\n    def write(self):\n        """Once.\n        >>> Log().write()\n        1\n        """\n'
+    row = {
+        "skeleton": base,
+        "class_name": "Log",
+        "solution_code": "class Log:\n    def write(self):\n        open('log', 'x').close()\n        return 1\n",
+        "test": "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(Log().write(), 1)",
+    }
+    rows = [{**row, "task_id": "a"}, {**row, "task_id": "b"}]
+    env = make("classeval", 1, dataset=write_rows(tmp_path / "rows.jsonl", rows))
+    assert env.tasks("train")[0]["examples"] == []
+    assert env.step([(env.tasks("test")[0], [], [row["solution_code"]])])[0].reward == 6
+
+
+# The public set
+
+
+@pytest.fixture(scope="module")
+def public():
+    if not os.path.exists(DATA):
+        pytest.skip("no data folder beside the repository")
+    with open(DATA) as file:
+        return [json.loads(line) for line in file]
+
+
+# Packages that are not here; 48 wants a certain host. See the note beside the data.
+IMPOSSIBLE = {28, 30, 34, 38, 44, 48, 52}
+
+
+def test_reference_solutions_of_the_public_set(public):
+    env = make("classeval", dataset=DATA)
+    possible = {row["task_id"] for row in public} - {f"ClassEval_{n}" for n in IMPOSSIBLE}
+    tasks = [task for part in env.splits.values() for task in part]
+    assert len(possible) == 43
+    assert len({task["task_id"] for task in tasks} & possible) >= 0.8 * len(possible)
+    # As two agents would give them: each its own methods.
+    actions = []
+    for task in tasks:
+        tree = ast.parse(task["solution"])
+        owner = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == task["class_name"])
+        sources = {node.name: ast.unparse(node) for node in owner.body if isinstance(node, ast.FunctionDef)}
+        imports = "\n".join(ast.unparse(node) for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom)))
+        actions.append([imports + "\n" + "\n\n".join(map(sources.get, task["methods"][i::2])) for i in (0, 1)])
+    steps = env.step([(task, [], texts) for task, texts in zip(tasks, actions)])
+    assert [task["task_id"] for task, step in zip(tasks, steps) if step.reward != 6] == []
+    # The methods of both agents by turns differ in number by one at most, and none of the prompts is empty-handed.
+    assert all("Write these methods" in prompt for task in tasks for prompt in env.observe(task, [])[:1])
+
+
+def test_stubs_pass_few_tests_of_the_public_set(public):
+    env = make("classeval", dataset=DATA)
+    tasks = [task for part in env.splits.values() for task in part]
+    steps = env.step([(task, [], ["x = None", ""]) for task in tasks])
+    assert not any(step.done for step in steps)
+    assert sum(step.parts["passed_share"] for step in steps) / len(steps) < 0.15
+    assert all(step.parts["written"] == step.parts["doubled"] == 0 for step in steps)
