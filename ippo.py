@@ -127,9 +127,7 @@ def encode(agent, prompts, max_new_tokens):
     prompt_ids = agent.tokenizer(prompts, add_special_tokens=not agent.tokenizer.chat_template).input_ids
     longest, context = max(map(len, prompt_ids)), agent.model.config.get_text_config().max_position_embeddings
     if longest + max_new_tokens > context:
-        fail(
-            f"--max-new-tokens {max_new_tokens} after a prompt of {longest} tokens is more than the model's {context}."
-        )
+        fail(f"--max-new-tokens {max_new_tokens} after a prompt of {longest} tokens exceeds the model's {context}.")
     return prompt_ids
 
 
@@ -277,9 +275,8 @@ def token_logprobs(agent, groups, temperature):
         return logits.gather(-1, target[:, None])[:, 0] - logits.logsumexp(-1)
 
     hidden = completion_states(agent, groups)
-    target = torch.tensor([token for _, completions in groups for ids in completions for token in ids]).to(
-        hidden.device
-    )
+    target = [token for _, completions in groups for ids in completions for token in ids]
+    target = torch.tensor(target, device=hidden.device)
     # in pieces that the backward pass computes again: the logits of all tokens never stand in memory together
     size = max(1, 2**26 // agent.model.config.get_text_config().vocab_size)
     pieces = zip(hidden.split(size), target.split(size))
@@ -294,9 +291,8 @@ def evaluate_tokens(agent, groups, temperature):
         return logprobs.gather(-1, target[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
 
     hidden = completion_states(agent, groups)
-    target = torch.tensor([token for _, completions in groups for ids in completions for token in ids]).to(
-        hidden.device
-    )
+    target = [token for _, completions in groups for ids in completions for token in ids]
+    target = torch.tensor(target, device=hidden.device)
     size = max(1, 2**26 // agent.model.config.get_text_config().vocab_size)  # in pieces, as in token_logprobs
     pieces = [checkpoint(policy, h, y, use_reentrant=False) for h, y in zip(hidden.split(size), target.split(size))]
     logprobs, entropies = (torch.cat(parts) for parts in zip(*pieces))
@@ -514,6 +510,9 @@ if __name__ == "__main__":
         fail(error)
     held_out = np.random.default_rng(0).permutation(len(test_tasks))[: args.eval_tasks or None]
     eval_tasks = [test_tasks[k] for k in held_out[rank::world_size]]
+    first_prompts = [env.observe(task, []) for task in train_tasks]
+    if bad := [len(prompts) for prompts in first_prompts if len(prompts) != N]:
+        fail(f"--env {args.env}: observe() gave {bad[0]} prompts for {N} agents.")
     if not train_tasks or len(held_out) < world_size:
         fail(f"--env {args.env}: {len(train_tasks)} tasks to train on and {len(held_out)} to evaluate are too few.")
 
@@ -558,7 +557,7 @@ if __name__ == "__main__":
         layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
         share = layers <= {DynamicLayer, DynamicSlidingWindowLayer} and not args.gradient_checkpointing
         agent = SimpleNamespace(model=model.eval(), tokenizer=tokenizer, stop_ids=stop_ids, share=share)  # no dropout
-        longest = max((env.observe(task, [])[i] for task in train_tasks), key=len)
+        longest = max((prompts[i] for prompts in first_prompts), key=len)
         ids = (encode(agent, [longest], args.max_new_tokens)[0] * 2)[:64]
         # A model may do more with its logits than this file knows. Better to stop than to train it wrongly.
         with torch.no_grad():

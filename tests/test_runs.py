@@ -249,14 +249,15 @@ def test_defaults_depend_on_the_model(script, run, model_dir):
     "name, broken, said",
     [
         ("step", lambda self, branches: [], "0 Steps for"),
-        ("observe", None, "1 prompts for 2 agents"),
+        ("observe", lambda self, task, history: ["?"], "1 prompts for 2 agents"),
+        ("observe", None, "1 prompts for 2 agents"),  # in the second turn
     ],
 )
 def test_environments_that_break_their_contract_are_told(name, broken, said, run, model_dir, monkeypatch, capsys):
     from toy import Letters
 
     original = Letters.observe
-    if name == "observe":
+    if broken is None:
         broken = lambda self, task, history: original(self, task, history)[: 1 + (not history)]
     monkeypatch.setattr(Letters, name, broken)
     with pytest.raises(SystemExit) as stop:
