@@ -7,6 +7,7 @@ with prompts of our own. The reward and what differs from the published code are
 
 import ast
 import doctest
+import random
 import re
 import warnings
 
@@ -79,7 +80,7 @@ class Coding:
         if feedback not in ("plain", "level"):
             raise ValueError(f"--feedback {feedback}: it is plain or level; use one of them.")
         self.num_agents, self.num_turns, self.dataset, self.feedback = num_agents, num_turns, dataset, feedback
-        self.timeout, self.allow_unsafe_code = timeout, allow_unsafe_code
+        self.seed, self.timeout, self.allow_unsafe_code = seed, timeout, allow_unsafe_code
         self.helpers = ["aux"] if num_agents == 2 else [f"aux{i}" for i in range(1, num_agents)]
         if dataset == "sample":
             rows = {split: samples.coding_tasks(split, count, seed) for split, count in SAMPLE_COUNTS.items()}
@@ -132,20 +133,43 @@ class Coding:
     def demonstrations(self):
         """Prompts and good completions of every role for the sample training tasks: list of dict(prompt, completion).
 
-        One agent writes helper and asked function together; of several helpers the first is the one that is used.
-        Raises ValueError for other datasets, which hold no helpers.
+        One agent writes helper and asked function together; of several helpers the first is the one that is used. With
+        two turns or more there are also prompts of the second turn, after a first one in which an agent answered for
+        another task, half of the time one that differs in the convention only. These first turns are run in the
+        sandbox, and those that pass none the less give no prompt. Raises ValueError for other datasets, which hold no
+        helpers.
         """
         if self.dataset != "sample":
             raise ValueError(f"--dataset {self.dataset}: it holds no answers for each role; use sample.")
-        demos = []
-        for task in self.tasks("train"):
-            if self.helpers:
-                codes = [re.sub(r"\baux\b", name, task["helper"]) for name in self.helpers]
-                codes.append(re.sub(r"\baux\b", self.helpers[0], task["main"]))
-            else:
-                codes = [task["helper"].rstrip() + "\n\n\n" + task["main"]]
-            demos += [{"prompt": p, "completion": c} for p, c in zip(self.observe(task, []), codes)]
+        tasks = self.tasks("train")
+        demos = [demo for task in tasks for demo in self._demonstrated(task, [])]
+        if self.num_turns > 1:
+            first_turns = [(task, [], actions) for task, actions in zip(tasks, self._flawed_answers(tasks))]
+            for (task, _, _), step in zip(first_turns, self.step(first_turns)):
+                demos += self._demonstrated(task, [step]) if not step.done else []
         return demos
+
+    def _demonstrated(self, task, history):
+        answer = self._sample_answer(task)
+        return [{"prompt": prompt, "completion": code} for prompt, code in zip(self.observe(task, history), answer)]
+
+    def _sample_answer(self, task):
+        if not self.helpers:
+            return [task["helper"].rstrip() + "\n\n\n" + task["main"]]
+        codes = [re.sub(r"\baux\b", name, task["helper"]) for name in self.helpers]
+        return [*codes, re.sub(r"\baux\b", self.helpers[0], task["main"])]
+
+    def _flawed_answers(self, tasks):
+        """For each task its sample answer, but for one agent's text, which is that of another task."""
+        rng = random.Random(f"flawed answers {self.seed}")
+        same = {task["entry_point"]: [t for t in tasks if t["entry_point"] == task["entry_point"]] for task in tasks}
+        for task in tasks:
+            answer = self._sample_answer(task)
+            other = rng.choice(same[task["entry_point"]] if rng.random() < 0.5 else tasks)
+            place = rng.choice([len(answer) - 1, 0])  # the asked function, or the helper that it uses
+            text = self._sample_answer(other)[place]
+            answer[place] = re.sub(rf"\b{other['entry_point']}\b", task["entry_point"], text)
+            yield answer
 
 
 def _helper_prompt(task, name):

@@ -4,6 +4,7 @@ import ast
 import json
 import os
 
+import datasets
 import pytest
 
 from envs import make, samples
@@ -135,9 +136,11 @@ def test_forms_of_an_answer(name):
 
 
 def test_a_static_method_stays_one_and_may_say_so_itself():
+    tests = TESTS.replace("Box.double(4)", "Box().double(4)")  # on an instance it matters
     for decorator in "", "@staticmethod\n":
-        assert score(ADD + decorator + DOUBLE, TWO).reward == 6
-    assert score(ADD + "@classmethod\ndef double(cls, x):\n    return 2 * x\n", TWO).reward == 6
+        assert score(ADD + decorator + DOUBLE, TWO, tests=tests).reward == 6
+    assert score(ADD + "@classmethod\ndef double(cls, x):\n    return 2 * x\n", TWO, tests=tests).reward == 6
+    assert score(ADD + "def double(self, x):\n    return 2 * x\n", TWO, tests=tests).findings["passed"] == 4
 
 
 def test_the_text_of_an_agent_without_methods_is_not_read():
@@ -296,6 +299,20 @@ def test_what_the_reference_cannot_pass_is_left_out_and_named(tmp_path, capsys):
     few = write_rows(tmp_path / "few.jsonl", [rows[3], rows[70]])
     with pytest.raises(ValueError, match=r"--dataset .* no reference solution of the split train"):
         make("classeval", dataset=few)
+
+
+def test_hub_asks_for_the_whole_set(monkeypatch):
+    asked = []
+
+    def load_dataset(*args, **kwargs):
+        asked.append((args, kwargs))
+        rows = [{**row, "task_id": f"ClassEval_{60 + i}"} for i, row in enumerate(samples.class_tasks("train", 12, 1))]
+        return datasets.Dataset.from_list(rows)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    env = make("classeval", dataset="hub")
+    assert asked == [(("FudanSELab/ClassEval", None), {"split": "test"})]
+    assert [len(env.tasks(split)) for split in ("train", "validation", "test")] == [6, 0, 6]
 
 
 def test_references_run_once_in_a_process(tmp_path, monkeypatch):

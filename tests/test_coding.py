@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from envs import make, samples
+from envs import coding, make, samples
 from envs.coding import BENCHMARKS, Coding
 from rewards.coding import Answer, coding_rewards
 
@@ -318,6 +318,31 @@ def test_demonstrations_answer_the_prompts(num_agents):
     assert [d["prompt"] for d in first] == env.observe(tasks[0], [])
     step = env.step([(tasks[0], [], [d["completion"] for d in first])])[0]
     assert step.parts["all_passed"] == 1
+
+
+@pytest.mark.parametrize("num_agents", [1, 2, 3])
+def test_demonstrations_of_the_second_turn_correct_what_failed(num_agents, monkeypatch):
+    monkeypatch.setitem(coding.SAMPLE_COUNTS, "train", 100)
+    env = make("humaneval", num_agents, 2)
+    tasks = {task["problem"].strip(): task for task in env.tasks("train")}
+    first = make("humaneval", num_agents).demonstrations()
+    demos = env.demonstrations()
+    assert demos[: len(first)] == first
+    second = [demos[i : i + num_agents] for i in range(len(first), len(demos), num_agents)]
+    assert 30 < len(second) < 100
+    branches, kept = [], 0
+    for group in second:
+        problem = group[0]["prompt"].split("\n\nWrite ")[0]
+        said = [demo["prompt"].split("Your answer:\n")[1].split("\n\n")[0] for demo in group]
+        kept += sum(text == demo["completion"].strip() for text, demo in zip(said, group))
+        for demo in group:
+            assert demo["prompt"].startswith(problem) and demo["prompt"].endswith("again, better. Function code only.")
+            assert "of 5 tests passed." in demo["prompt"] and "5 of 5" not in demo["prompt"]
+        branches.append((tasks[problem], [], [demo["completion"] for demo in group]))
+    assert all(step.done for step in env.step(branches))
+    # All agents but one had answered well.
+    assert num_agents == 1 or kept >= (num_agents - 1) * len(second)
+    assert demos == env.demonstrations()
 
 
 def test_prompts_tell_each_agent_what_it_may_know():
