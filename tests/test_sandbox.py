@@ -1007,6 +1007,16 @@ assert store.listing() == []
     assert [r.reason for r in run_tests([class_job(code, tests, ["Store"])] * 3)] == [""] * 3
 
 
+@pytest.mark.parametrize("missing", ["unshare", "landlock", "seccomp"])
+def test_classes_and_their_files_with_a_layer_less(missing):
+    in_a_process(f"""
+        without({missing!r})
+        attack = class_job(CLASS_HACKS["a file that is a link, a folder, a pipe"])
+        results = run_tests([class_job(GOOD_CLASS), class_job(BAD_CLASS), attack, class_job(GOOD_CLASS)])
+        assert [(r.passed, r.total) for r in results] == [(15, 15), (0, 15), (0, 15), (15, 15)], results
+    """)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
