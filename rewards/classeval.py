@@ -93,7 +93,8 @@ def _score(answer, result):
     if facts["syntax"]:
         levels["written"] = WRITTEN * sum(map(sum, facts["written"])) / total
         levels["tests"] = TESTS * share
-        levels["doubled"] = DOUBLED * len(facts["doubled"]) / total
+        if facts["doubled"]:  # or the log would show -0.0
+            levels["doubled"] = DOUBLED * len(facts["doubled"]) / total
     diagnostics = {
         "compiles": float(facts["syntax"]),
         "all_passed": float(facts["syntax"] and not result.reason),
