@@ -64,14 +64,14 @@ A state s_t of agent i is its prompt and the tokens before t. The reward of a tu
 first state of the next turn follows it; gamma_t is gamma behind a turn's last token and 1 elsewhere, so that gamma
 discounts turns, as in the other scripts. Sums are over tokens, averaged over trajectories, over max_new_tokens."""
 
-# (text, how to find the line): {script} and the 0-based count where the text occurs more than once
+# (what it is, a part of the line to link to)
 DETAILS = [
     ("Sampling draws from the model's whole distribution: no top-k, no top-p, no repetition penalty, and the model's own "
      "generation_config is not read, so the policy that acts is the one in the loss.", "torch.multinomial("),
     ("A completion ends with its first stop token, which is trained like every other token: any of the model's "
      "`eos_token_id`s and the tokenizer's. Nothing after it exists, so there is no padding to mask in the loss.",
      "stopped = alive[torch.isin("),
-    ("A prompt is computed once for its G completions, when sampling ...", "cache.reorder_cache(keep)  # from"),
+    ("A prompt is computed once for its G completions, when sampling ...", "distinct.index(b) for b in rows"),
     ("... and when training, where the completions go on from the prompt's cache with gradients.",
      "branch.reorder_cache(owner)"),
     ("Rows that stopped leave the batch, when an eighth of them has.", "if 8 * running.sum() <="),
@@ -82,23 +82,23 @@ DETAILS = [
      "use_reentrant=False)"),
     ("Returns and advantages are float64: in a group of equal rewards they are zero, with nothing left that Adam could "
      "blow up.", "joint_returns = torch.tensor("),
-    ("A completion is credited with the mean, not the sum, over the joint actions that hold it, so that the scale does "
-     "not grow with `--joint-mode cross`.", "group.returns = torch.zeros("),
     ("A branch that ended early adds nothing more; nothing is renormalised over the others.", "ends = step.done or"),
     ("Evaluation has random numbers of its own: training does not depend on how often it is evaluated.",
      "with torch.random.fork_rng():"),
     ("Every epoch visits the tasks in an order of its own; no state is needed to find it again.",
      "order = np.random.default_rng([args.seed, epoch])"),
     ("With several processes the gradient is the mean of theirs, and each has its own seed.", "dist.all_reduce(tensor)"),
-    ("A loss or gradient that is not finite stops the run; no constant takes its place.", "sys.exit("),
+    ("A loss or gradient that is not finite stops the run; no constant takes its place.", "the last good checkpoint is"),
     ("A checkpoint is written beside the old one and renamed.", "os.replace(state_file"),
 ]  # fmt: skip
 
 TREE_DETAILS = [
+    ("A completion is credited with the mean, not the sum, over the joint actions that hold it, so that the scale does "
+     "not grow with `--joint-mode cross`.", "group.returns = torch.zeros("),
     ("The loss is a sum over tokens divided by the constant `max_new_tokens`, not by each completion's length, which "
-     "would favour long bad answers.", "weights = group.advantages * ("),
+     "would favour long bad answers.", "weight = node.weight / G * args.gamma**t / args.max_new_tokens"),
     ("All denominators are fixed before batches are cut: the gradient does not depend on `--max-batch-tokens`.",
-     "for rows in micro_batches(agent, groups, args.max_batch_tokens):"),
+     "for batch in micro_batches(agent, groups, args.max_batch_tokens):"),
     ("One optimizer step per rollout, so the policy is always the one that sampled and no ratio is needed.",
      "agent.optimizer.step()"),
 ]  # fmt: skip
