@@ -19,6 +19,7 @@ completion's length. Sources: PPO, arXiv 1707.06347; GAE, arXiv 1506.02438; IPPO
 is PPO.
 """
 
+import atexit
 import copy
 import importlib
 import itertools
@@ -815,4 +816,7 @@ if __name__ == "__main__":
         print(f"run folder {run_dir}" + (f"; to go on: python {script}.py --resume {run_dir}" if saved else ""))
     if world_size > 1:
         dist.barrier()  # no process leaves while another still writes
-        dist.destroy_process_group()
+        # An ordinary exit now and then aborts in gloo's threads, and torchrun then calls the whole run failed.
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(0)

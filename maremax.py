@@ -16,6 +16,7 @@ completion's length (both bias the gradient: Dr. GRPO, arXiv 2503.20783), the cl
 rollout), and the KL penalty to a reference model.
 """
 
+import atexit
 import copy
 import importlib
 import itertools
@@ -682,4 +683,7 @@ if __name__ == "__main__":
         print(f"run folder {run_dir}" + (f"; to go on: python {script}.py --resume {run_dir}" if saved else ""))
     if world_size > 1:
         dist.barrier()  # no process leaves while another still writes
-        dist.destroy_process_group()
+        # An ordinary exit now and then aborts in gloo's threads, and torchrun then calls the whole run failed.
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(0)
