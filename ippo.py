@@ -522,6 +522,8 @@ if __name__ == "__main__":
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")  # TF32, for the head
+    elif tiny and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # so small a model gains nothing from more, and loses much where a core is busy
     if world_size > 1:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     say = print if rank == 0 else lambda *_: None
@@ -586,8 +588,8 @@ if __name__ == "__main__":
         how = "computed once for its group" if share else "computed again for each completion in training"
         say(f"agent {i}: {name}, {model.num_parameters() / 1e6:.1f}M parameters on {device}, a prompt is {how}")
     say(
-        f"{len(train_tasks)} tasks to train on, {len(held_out)} to evaluate; learning rate {args.learning_rate}, "
-        f"{args.max_new_tokens} new tokens, {args.max_batch_tokens} tokens a batch; {run_dir}"
+        f"{len(train_tasks)} tasks to train on, {len(held_out)} to evaluate; {torch.get_num_threads()} thread(s), "
+        f"learning rate {args.learning_rate}, {args.max_new_tokens} new tokens, {args.max_batch_tokens} tokens a batch"
     )
 
     # state of the run
