@@ -56,6 +56,7 @@ class Args:
     # demonstrations
     env: list[str] = field(default_factory=lambda: ["tldr"])  # environments that demonstrate, each an equal share
     num_agents: list[int] = field(default_factory=lambda: [2])  # agents in them; several numbers share equally as well
+    num_turns: list[int] = field(default_factory=lambda: [1])  # turns in them: one number for all, or one for each
     dataset: str = "sample"  # sample (offline), hub, a hub id, or a .jsonl, .json or .parquet file
     draws: int = 1  # times an environment is made, each with a seed of its own: more different sample demonstrations
     data: str | None = None  # .jsonl of prompt and completion, or a rollouts.jsonl, instead of the environments
@@ -138,12 +139,12 @@ def demonstrations(args):
     import envs  # here, so that a copy of this file with --data needs no other file of this repository
 
     sources = []
-    for name in args.env:
+    for name, num_turns in zip(args.env, itertools.cycle(args.num_turns)):
         for num_agents in args.num_agents:
             sources.append([])
             for draw in range(args.draws):
                 try:
-                    env = envs.make(name, num_agents, 1, args.dataset, args.seed + 1000 * draw)
+                    env = envs.make(name, num_agents, num_turns, args.dataset, args.seed + 1000 * draw)
                 except ValueError as error:
                     fail(error)
                 if not hasattr(env, "demonstrations"):  # the interface's one optional member
@@ -244,6 +245,8 @@ if __name__ == "__main__":
     for name in ("num_steps", "log_every", "eval_every", "save_every", "draws", "max_length", "batch_size"):
         if getattr(args, name) < 1:
             fail(f"--{name.replace('_', '-')} {getattr(args, name)}: must be 1 or more.")
+    if len(args.num_turns) not in (1, len(args.env)):
+        fail(f"--num-turns: {len(args.num_turns)} numbers for {len(args.env)} environments; one for all, or one each.")
     if args.min_reward is not None and not args.data:
         fail("--min-reward filters rollouts: give them with --data.")
     if args.device == "cuda" and not torch.cuda.is_available():

@@ -7,6 +7,7 @@ own. The reward is in rewards/classeval.py. In the published partition, methods 
 
 import ast
 import doctest
+import random
 import warnings
 
 from envs import Step, samples
@@ -106,19 +107,37 @@ class ClassEval:
         """Prompts and answers to imitate for the sample training tasks: list of dict(prompt, completion).
 
         The code is right, but in three of ten answers of several agents there is a method too many, which is another
-        agent's: who imitates them has still to learn to keep to its own. Raises ValueError for other datasets, which
+        agent's: who imitates them has still to learn to keep to its own. With two turns or more there are also prompts
+        of the second turn, after a first one in which an agent answered for another class. These first turns are run
+        in the sandbox, and those that pass none the less give no prompt. Raises ValueError for other datasets, which
         would need longer models.
         """
         if self.dataset != "sample":
             raise ValueError(f"--dataset {self.dataset}: it holds no answers for each role; use sample.")
-        demos = []
-        for row, task in zip(samples.class_tasks("train", SAMPLE_COUNTS["train"], self.seed), self.tasks("train")):
-            for prompt, names in zip(self.observe(task, []), self._assigned(task)):
-                others = [name for name in task["methods"] if name not in names]
-                written = [*names, *([row["surplus"]] if names and row["surplus"] in others else [])]
-                code = "\n\n".join(row["methods"][name] for name in task["methods"] if name in written)
-                demos.append({"prompt": prompt, "completion": code})
-        return demos
+        rows, tasks = samples.class_tasks("train", SAMPLE_COUNTS["train"], self.seed), self.tasks("train")
+        answers = [self._sample_answer(row, task) for row, task in zip(rows, tasks)]
+        histories = [[[]] for _ in tasks]
+        if self.num_turns > 1:
+            rng = random.Random(f"flawed answers {self.seed}")
+            first_turns = []
+            for task, answer in zip(tasks, answers):
+                agent = rng.randrange(min(self.num_agents, len(task["methods"])))
+                first_turns.append((task, [], [*answer[:agent], rng.choice(answers)[agent], *answer[agent + 1 :]]))
+            histories = [[[]] if step.done else [[], [step]] for step in self.step(first_turns)]
+        return [
+            {"prompt": prompt, "completion": code}
+            for task, answer, turns in zip(tasks, answers, histories)
+            for history in turns
+            for prompt, code in zip(self.observe(task, history), answer)
+        ]
+
+    def _sample_answer(self, row, task):
+        """The text of each agent."""
+        answer = []
+        for names in self._assigned(task):
+            surplus = [row["surplus"]] if names and self.num_agents > 1 else []
+            answer.append("\n\n".join(row["methods"][n] for n in task["methods"] if n in [*names, *surplus]))
+        return answer
 
     def _assigned(self, task):
         """By agent, the methods that it is to write: they are dealt out in their order in the source."""

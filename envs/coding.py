@@ -142,16 +142,16 @@ class Coding:
         if self.dataset != "sample":
             raise ValueError(f"--dataset {self.dataset}: it holds no answers for each role; use sample.")
         tasks = self.tasks("train")
-        demos = [demo for task in tasks for demo in self._demonstrated(task, [])]
+        histories = [[[]] for _ in tasks]
         if self.num_turns > 1:
-            first_turns = [(task, [], actions) for task, actions in zip(tasks, self._flawed_answers(tasks))]
-            for (task, _, _), step in zip(first_turns, self.step(first_turns)):
-                demos += self._demonstrated(task, [step]) if not step.done else []
-        return demos
-
-    def _demonstrated(self, task, history):
-        answer = self._sample_answer(task)
-        return [{"prompt": prompt, "completion": code} for prompt, code in zip(self.observe(task, history), answer)]
+            first_turns = [(task, [], answer) for task, answer in zip(tasks, self._flawed_answers(tasks))]
+            histories = [[[]] if step.done else [[], [step]] for step in self.step(first_turns)]
+        return [
+            {"prompt": prompt, "completion": code}
+            for task, turns in zip(tasks, histories)
+            for history in turns
+            for prompt, code in zip(self.observe(task, history), self._sample_answer(task))
+        ]
 
     def _sample_answer(self, task):
         if not self.helpers:

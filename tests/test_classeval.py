@@ -7,7 +7,7 @@ import os
 import datasets
 import pytest
 
-from envs import make, samples
+from envs import classeval, make, samples
 from envs.classeval import _task
 from rewards.classeval import ClassAnswer, class_rewards
 
@@ -215,6 +215,36 @@ def test_sample_demonstrations_pass_and_some_write_too_much():
     assert all(step.done for step in steps)
     assert {step.reward for step in steps} == {5.75, 6.0}
     assert 0.1 < sum(step.reward < 6 for step in steps) / len(steps) < 0.5
+
+
+@pytest.mark.parametrize("num_agents", [1, 2, 5])
+def test_demonstrations_of_the_second_turn_correct_what_failed(num_agents, monkeypatch):
+    monkeypatch.setitem(classeval.SAMPLE_COUNTS, "train", 40)
+    env = make("classeval", num_agents, 2)
+    tasks, demos = {task["problem"].strip(): task for task in env.tasks("train")}, env.demonstrations()
+    groups = [demos[i : i + num_agents] for i in range(0, len(demos), num_agents)]
+    second = [group for group in groups if "Your answer:" in group[0]["prompt"]]
+    assert [group for group in groups if group not in second] == [
+        make("classeval", num_agents).demonstrations()[i : i + num_agents]
+        for i in range(0, 40 * num_agents, num_agents)
+    ]
+    assert 20 < len(second) < 40
+    branches, wrong = [], []
+    for group in second:
+        task = tasks[group[0]["prompt"].split("\n\nWrite these ")[0]]
+        writers = [demo for demo in group if "Your answer:" in demo["prompt"]]
+        assert len(writers) == min(num_agents, 4)
+        wrong.append(
+            sum(
+                demo["prompt"].split("Your answer:\n")[1].split("\n\nAll ")[0] != demo["completion"].strip()
+                for demo in writers
+            )
+        )
+        for demo in writers:
+            assert "All your methods were found." in demo["prompt"] and "of 8 tests passed." in demo["prompt"]
+        branches.append((task, [], [demo["completion"] for demo in group]))
+    assert set(wrong) == {1}  # one agent had answered for another class
+    assert all(step.done for step in env.step(branches))
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -176,6 +177,21 @@ def test_reloaded_tokenizer_is_the_one_that_was_trained(tmp_path):
     )
 
 
+def test_turns_belong_to_their_environments(monkeypatch):
+    """The second of two environments is made with two turns, each with one and two agents."""
+    made = []
+
+    def make(name, num_agents, num_turns, dataset, seed):
+        made.append((name, num_agents, num_turns))
+        return SimpleNamespace(demonstrations=lambda: [{"prompt": "p", "completion": "c"}])
+
+    monkeypatch.setattr(envs, "make", make)
+    sources = sft.demonstrations(sft.Args(env=["tldr", "mbpp"], num_agents=[1, 2], num_turns=[1, 2]))
+    assert made == [("tldr", 1, 1), ("tldr", 2, 1), ("mbpp", 1, 2), ("mbpp", 2, 2)] and len(sources) == 4
+    sft.demonstrations(sft.Args(env=["mbpp", "humaneval"], num_turns=[3]))
+    assert made[4:] == [("mbpp", 2, 3), ("humaneval", 2, 3)]
+
+
 @pytest.mark.parametrize(
     "arguments, words",
     [
@@ -186,6 +202,8 @@ def test_reloaded_tokenizer_is_the_one_that_was_trained(tmp_path):
         (["--env", "tdlr"], ["--env tdlr"]),
         (["--env", "tutti_silent_env:Silent"], ["--env tutti_silent_env:Silent", "no demonstrations()", "--data"]),
         (["--num-steps", "0"], ["--num-steps 0"]),
+        (["--num-turns", "1", "2"], ["--num-turns", "2 numbers for 1 environments"]),
+        (["--num-turns", "2"], ["--num-turns 2", "tldr has one turn"]),
         (["--model", "no/such/folder", "--data", "ROLLOUTS", "--min-reward", "0"], ["--model no/such/folder"]),
     ],
 )
