@@ -101,7 +101,7 @@ class Args:
     # evaluation
     eval_every: int = 20  # iterations between evaluations; the first and the last are always made
     eval_tasks: int = 64  # held-out tasks, always the same ones; 0: all
-    eval_generations: int = 1  # trajectories per held-out task
+    eval_generations: int = 1  # trajectories per held-out task; pass@k is estimated for k = 1, 2, 4 ... of them
     eval_temperature: float = 1.0  # 0: greedy
 
 
@@ -401,7 +401,12 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
 
 
 def summarize(split, turns, num_turns):
-    """Means over the nodes, completions and (weighted by their chance) trajectories of all processes, as logged."""
+    """Means over the nodes, completions and (weighted by their chance) trajectories of all processes, as logged.
+
+    gain_turnT is the reward of turn T less that of the turn before, of the trajectories that went on. pass@k is the
+    chance that one of k trajectories ends with the part all_passed, estimated without bias from the n >= k that
+    evaluation draws for a task (Chen et al., 2021, arXiv 2107.03374).
+    """
     sums = defaultdict(lambda: np.zeros(2))  # the sum and its weight
     for t, nodes in enumerate(turns, start=1):
         for node in nodes:
@@ -415,11 +420,21 @@ def summarize(split, turns, num_turns):
             chance = node.weight * len(turns[0]) / len(node.steps)  # processes may differ in their number of tasks
             for step, child in zip(node.steps, node.children):
                 sums[f"reward_turn{t}"] += (chance * step.reward, chance)
+                if t > 1:
+                    sums[f"gain_turn{t}"] += (chance * (step.reward - node.history[-1].reward), chance)
                 for name, value in step.parts.items():
                     if child is None:  # the branch ends here
                         sums[name] += (chance * value, chance)
                     if num_turns > 1:
                         sums[f"{name}_turn{t}"] += (chance * value, chance)
+    for node in turns[0] if split == "eval" else ():
+        ends = list(zip(node.steps, node.children))
+        while any(child for _, child in ends):
+            ends = [(child.steps[0], child.children[0]) if child else (step, None) for step, child in ends]
+        if "all_passed" in ends[0][0].parts:
+            n, failed = len(ends), sum(not step.parts["all_passed"] for step, _ in ends)
+            for k in (2**j for j in range(n.bit_length())):
+                sums[f"pass@{k}"] += (1 - math.comb(failed, k) / math.comb(n, k), 1)
     totals = defaultdict(lambda: np.zeros(2))
     for name, total in itertools.chain.from_iterable(process.items() for process in gather(dict(sums))):
         totals[name] += total

@@ -62,7 +62,8 @@ def fake_rollout(module, monkeypatch, env, rewards, generations, joint_mode, gam
             Step(
                 actions,
                 float(rewards(task, history, actions)),
-                {"depth": len(history)},
+                {"depth": len(history)}
+                | ({"all_passed": task["passed"](history, actions)} if "passed" in task else {}),
                 task.get("done") == actions[0],
             )
             for task, history, actions in branches
@@ -119,6 +120,37 @@ def test_summary_weighs_by_chance(script, monkeypatch):
     turns[0][0].groups[0].completion_ids, turns[0][0].groups[0].logprobs = ([0], [1] * 3), ([-1.0], [-2.0] * 3)
     metrics = module.summarize("eval", turns[:1], 2)
     assert metrics["eval/agent_0/entropy"] == pytest.approx((1 + 3 * 2 + 2 * math.log(2)) / (1 + 3 + 2))  # per token
+
+
+@every_script
+def test_pass_at_k_is_the_mean_over_all_choices_of_k_trajectories(script, monkeypatch):
+    """Seven trajectories a task: some pass at once (and are done), some in turn two, some never."""
+    module = load(script)
+    at_once = [lambda history, actions: actions[0] in "25", lambda history, actions: actions[0] == "5"]
+    later = lambda history, actions: bool(history) and history[0].actions[0] in "013"
+    tasks = [{"passed": lambda *_: False}, {"passed": at_once[0]}, {"passed": later}]
+    tasks.append({"passed": at_once[1], "done": "5"})
+    outcomes = [[False] * 7, [False] * 7, [g in (0, 1, 3) for g in range(7)], [g == 5 for g in range(7)]]
+    env = SimpleNamespace(num_agents=2, list=tasks)
+    turns = fake_rollout(module, monkeypatch, env, lambda *_: 0.0, [7, 1], "align", gamma=1.0)
+    # the second turn's completion is always "0", so what passed only in turn one, without an end, has failed
+    metrics = module.summarize("eval", turns, 2)
+    for k in 1, 2, 4:
+        chances = [[any(chosen) for chosen in itertools.combinations(passed, k)] for passed in outcomes]
+        assert metrics[f"eval/pass@{k}"] == pytest.approx(sum(sum(c) / len(c) for c in chances) / len(chances))
+    assert not any("pass@" in name for name in module.summarize("train", turns, 2))
+    assert {name for name in metrics if "pass@" in name} == {"eval/pass@1", "eval/pass@2", "eval/pass@4"}
+
+
+@every_script
+def test_gain_is_over_the_turn_before_of_the_same_trajectories(script, monkeypatch):
+    """The first turn pays 0 or 5 (and is done); the second pays 3 after the 0, which is a gain of 3, not a loss."""
+    module = load(script)
+    env = SimpleNamespace(num_agents=1, list=[{"done": "1"}])
+    rewards = lambda task, history, actions: 3 if history else 5 * int(actions[0])
+    metrics = module.summarize("train", fake_rollout(module, monkeypatch, env, rewards, [2, 1], "align", 1.0), 2)
+    assert metrics["train/reward_turn1"] == 2.5 and metrics["train/reward_turn2"] == 3
+    assert metrics["train/gain_turn2"] == 3 and "train/gain_turn1" not in metrics
 
 
 @every_script
