@@ -40,6 +40,7 @@ import torch
 import torch.distributed as dist
 import transformers
 import tyro
+from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
@@ -130,7 +131,7 @@ def head(model, hidden):  # (..., D) -> (..., V)
 
 
 class RoomyLayer(DynamicLayer):
-    """A cache layer with room for 64 more tokens: DynamicLayer copies all that it holds for each new one."""
+    """A cache layer with room for 64 more steps: DynamicLayer copies all that it holds for each new one."""
 
     def update(self, key_states, value_states, *args, **kwargs):
         held, new = self.get_seq_length(), key_states.shape[-2]
@@ -138,7 +139,8 @@ class RoomyLayer(DynamicLayer):
             self.rooms = super().update(key_states, value_states)
             return self.rooms
         if held + new > self.rooms[0].shape[-2]:
-            self.rooms = [x.new_empty(*x.shape[:-2], held + new + 64, x.shape[-1]) for x in (self.keys, self.values)]
+            room = held + 64 * new
+            self.rooms = [x.new_empty(*x.shape[:-2], room, x.shape[-1]) for x in (self.keys, self.values)]
             self.rooms[0][..., :held, :], self.rooms[1][..., :held, :] = self.keys, self.values
         self.rooms[0][..., held : held + new, :], self.rooms[1][..., held : held + new, :] = key_states, value_states
         self.keys, self.values = (room[..., : held + new, :] for room in self.rooms)
@@ -167,48 +169,69 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
     """Draws completions from the model's whole distribution at `temperature`; 0 takes the likeliest token.
 
     prompts: B lists of token ids. Returns B lists of G pairs (token ids, log-probabilities), each up to and with the
-    first stop token. A prompt is computed once for its G completions, and rows that stopped leave the batch.
+    first stop token. A prompt is computed once for its G completions. Up to 8 of them decode as one row: they are the
+    S queries of an attention that reads the prompt's keys once for all, and a mask keeps each from the others' tokens.
+    Completions that stopped leave the row, and rows without completions leave the batch.
     """
-    device, drawn = agent.model.device, [[] for _ in prompts]
+    device, G, drawn = agent.model.device, num_generations, [[] for _ in prompts]
+    cache = DynamicCache(config=agent.model.config)
+    plain = all(type(layer) is DynamicLayer for layer in cache.layers)  # no sliding window, which counts columns
+    pieces = math.ceil(G / 8) if plain else G  # rows of a prompt
+    S = math.ceil(G / pieces)
     longest_first = sorted(range(len(prompts)), key=lambda b: -len(prompts[b]))  # neighbours need little padding
-    waiting = [b for b in longest_first for _ in range(num_generations)]
+    waiting = [b for b in longest_first for _ in range(pieces)]
     while waiting:
-        R = max(1, max_batch_tokens // (len(prompts[waiting[0]]) + max_new_tokens))
+        R = max(1, max_batch_tokens // (len(prompts[waiting[0]]) + S * max_new_tokens))
         rows, waiting = waiting[:R], waiting[R:]
         distinct = list(dict.fromkeys(rows))
         cache = DynamicCache(config=agent.model.config)
         cache.layers = [RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
         hidden, mask = prefill(agent, [prompts[b] for b in distinct], cache)
-        keep = torch.tensor([distinct.index(b) for b in rows], device=device)  # from prompts to completions
+        keep = torch.tensor([distinct.index(b) for b in rows], device=device)  # from prompts to rows
         cache.reorder_cache(keep)
-        hidden, mask = hidden[keep], mask[keep]
-        position_ids = mask.sum(-1, keepdim=True)  # (R, 1)
-        alive = torch.arange(len(rows), device=device)
-        tokens = torch.zeros(len(rows), max_new_tokens, dtype=torch.long, device=device)
-        logprobs = torch.zeros(len(rows), max_new_tokens, device=device)
-        lengths = torch.full((len(rows),), max_new_tokens, device=device)
+        hidden, mask = hidden[keep].repeat_interleave(S, 0), mask[keep]  # (R * S, D), (R, P)
+        position_ids = mask.sum(-1, keepdim=True).expand(-1, S)  # (R, S)
+        seen = mask.bool()[:, None, None].expand(-1, 1, S, -1)  # (R, 1, S, tokens): what a query looks at
+        alive = torch.arange(len(rows) * S, device=device).view(-1, S)
+        tokens = torch.zeros(alive.numel(), max_new_tokens, dtype=torch.long, device=device)
+        logprobs = torch.zeros(alive.numel(), max_new_tokens, device=device)
+        lengths = torch.full((alive.numel(),), max_new_tokens, device=device)
         for t in range(max_new_tokens):
-            logprob = (head(agent.model, hidden) / (temperature or 1.0)).log_softmax(-1)  # (R, V)
-            token = torch.multinomial(logprob.exp(), 1) if temperature else logprob.argmax(-1, keepdim=True)  # (R, 1)
-            tokens[alive, t], logprobs[alive, t] = token[:, 0], logprob.gather(-1, token)[:, 0]
-            stopped = alive[torch.isin(token[:, 0], agent.stop_ids)]
+            logprob = (head(agent.model, hidden) / (temperature or 1.0)).log_softmax(-1)  # (R * S, V)
+            if temperature:  # by inversion: one random number a token, where multinomial draws V
+                total = logprob.exp().cumsum(-1, dtype=torch.float64)
+                token = torch.searchsorted(total, total[:, -1:] * torch.rand_like(total[:, :1]), right=True)
+            else:
+                token = logprob.argmax(-1, keepdim=True)
+            tokens[alive, t], logprobs[alive, t] = token.view_as(alive), logprob.gather(-1, token).view_as(alive)
+            token = token.view_as(alive)  # (R, S)
+            stopped = alive[torch.isin(token, agent.stop_ids)]
             lengths[stopped] = lengths[stopped].clamp(max=t + 1)
-            running = lengths[alive] > t + 1
-            if 8 * running.sum() <= 7 * len(running):  # not for each row that stops: a copy of the cache has its price
-                keep = running.nonzero()[:, 0]
-                cache.reorder_cache(keep)
-                alive, token, mask, position_ids = alive[keep], token[keep], mask[keep], position_ids[keep]
-            if len(alive) == 0 or t + 1 == max_new_tokens:
+            running = lengths[alive] > t + 1  # (R, S)
+            left, most = running.any(1).nonzero()[:, 0], running.sum(1).max()
+            if len(left) == 0 or t + 1 == max_new_tokens:
                 break
-            mask = torch.cat([mask, torch.ones_like(token)], dim=1)
+            if 8 * len(left) * most <= 7 * running.numel():  # not for each that stops: a copy has its price
+                if len(left) < len(running):
+                    cache.reorder_cache(left)
+                columns = running[left].int().argsort(1, descending=True)[:, :most]
+                alive, token, position_ids = (x[left].gather(1, columns) for x in (alive, token, position_ids))
+                seen = torch.take_along_dim(seen[left], columns[:, None, :, None], 2)
+            own = torch.eye(token.shape[1], dtype=torch.bool, device=device).expand(len(token), 1, -1, -1)
+            seen = torch.cat([seen, own], dim=-1)
             with autocast(agent.model):
                 hidden = agent.model.base_model(
-                    token, attention_mask=mask, position_ids=position_ids, past_key_values=cache, use_cache=True
-                ).last_hidden_state[:, -1]  # (R, D)
+                    token,
+                    attention_mask=seen if plain else seen[:, 0, 0],
+                    position_ids=position_ids,
+                    past_key_values=cache,
+                    use_cache=True,
+                ).last_hidden_state.flatten(0, 1)  # (R * S, D)
             position_ids = position_ids + 1
-        for b, ids, logprob, length in zip(rows, tokens.tolist(), logprobs.tolist(), lengths.tolist()):
-            drawn[b].append((ids[:length], logprob[:length]))
-    return drawn
+        for b, group in zip(rows, zip(*(x.split(S) for x in (tokens, logprobs, lengths)))):
+            for ids, logprob, length in zip(*(x.tolist() for x in group)):
+                drawn[b].append((ids[:length], logprob[:length]))
+    return [group[:G] for group in drawn]
 
 
 def completion_states(agent, groups):
@@ -259,14 +282,16 @@ def token_logprobs(agent, groups, temperature):
     """Log-probabilities of the completions' tokens, one after the other: (tokens,)."""
 
     def logprob(hidden, target):
-        logits = head(agent.model, hidden) / temperature  # (tokens, V)
-        return logits.gather(-1, target[:, None])[:, 0] - logits.logsumexp(-1)
+        logits = head(agent.model, hidden)  # (tokens, V)
+        return -cross_entropy(logits if temperature == 1 else logits / temperature, target, reduction="none")
 
     hidden = completion_states(agent, groups)
     target = [token for _, completions in groups for ids in completions for token in ids]
     target = torch.tensor(target, device=hidden.device)
-    # in pieces that the backward pass computes again: the logits of all tokens never stand in memory together
+    # Many logits in pieces that the backward pass computes again, so that they never stand in memory together.
     size = max(1, 2**26 // agent.model.config.get_text_config().vocab_size)
+    if len(target) <= size:
+        return logprob(hidden, target)
     pieces = zip(hidden.split(size), target.split(size))
     return torch.cat([checkpoint(logprob, h, y, use_reentrant=False) for h, y in pieces])
 

@@ -255,13 +255,17 @@ PROMPTS = [[5, 6, 7], [40] * 31, [1, 0, 2, 9, 0], [200, 3, 200, 8] * 4]
 @every_script
 @pytest.mark.parametrize("max_batch_tokens", [1, 60, 10_000])
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_sampled_logprobs_are_the_models(script, max_batch_tokens, temperature, model_dir):
-    agent = agent_of(model_dir)
+@pytest.mark.parametrize("G", [3, 19])  # in one row of a prompt, or in three with two completions too many
+@pytest.mark.parametrize("kind", ["full attention", "sliding window"])
+def test_sampled_logprobs_are_the_models(script, max_batch_tokens, temperature, G, kind, model_dir, tmp_path):
+    sliding = kind == "sliding window"
+    path = save_model(tmp_path / "m", model_class=MistralForCausalLM, sliding_window=9) if sliding else model_dir
+    agent = agent_of(path)
     torch.manual_seed(0)
-    drawn = load(script).sample(agent, PROMPTS, 3, temperature, 12, max_batch_tokens)
+    drawn = load(script).sample(agent, PROMPTS, G, temperature, 12, max_batch_tokens)
     stops, lengths = agent.stop_ids.tolist(), set()
     for prompt, group in zip(PROMPTS, drawn, strict=True):
-        assert len(group) == 3
+        assert len(group) == G and len({tuple(ids) for ids, _ in group}) > 1
         for ids, logprobs in group:
             assert len(ids) == len(logprobs) <= 12
             assert all(token not in stops for token in ids[:-1])  # nothing after the first stop token
