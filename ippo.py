@@ -320,7 +320,11 @@ def evaluate_tokens(agent, groups, temperature):
     target = [token for _, completions in groups for ids in completions for token in ids]
     target = torch.tensor(target, device=hidden.device)
     size = max(1, 2**26 // agent.model.config.get_text_config().vocab_size)  # in pieces, as in token_logprobs
-    pieces = [checkpoint(policy, h, y, use_reentrant=False) for h, y in zip(hidden.split(size), target.split(size))]
+    if len(target) <= size:
+        pieces = [policy(hidden, target)]
+    else:
+        pieces = zip(hidden.split(size), target.split(size))
+        pieces = [checkpoint(policy, h, y, use_reentrant=False) for h, y in pieces]
     logprobs, entropies = (torch.cat(parts) for parts in zip(*pieces))
     seen = hidden if agent.critic is agent else completion_states(agent.critic, groups)
     return logprobs, entropies, agent.value_head(seen.float())[:, 0]

@@ -67,14 +67,14 @@ discounts turns, as in the other scripts. Sums are over tokens, averaged over tr
 # (what it is, a part of the line to link to)
 DETAILS = [
     ("Sampling draws from the model's whole distribution: no top-k, no top-p, no repetition penalty, and the model's own "
-     "generation_config is not read, so the policy that acts is the one in the loss.", "torch.multinomial("),
+     "generation_config is not read, so the policy that acts is the one in the loss.", "torch.searchsorted("),
     ("A completion ends with its first stop token, which is trained like every other token: any of the model's "
      "`eos_token_id`s and the tokenizer's. Nothing after it exists, so there is no padding to mask in the loss.",
      "stopped = alive[torch.isin("),
     ("A prompt is computed once for its G completions, when sampling ...", "distinct.index(b) for b in rows"),
     ("... and when training, where the completions go on from the prompt's cache with gradients.",
      "branch.reorder_cache(owner)"),
-    ("Rows that stopped leave the batch, when an eighth of them has.", "if 8 * running.sum() <="),
+    ("Rows that stopped leave the batch, when an eighth of them has.", "if 8 * len(left) * most <="),
     ("The cache writes into spare room; transformers' own copies everything for each new token.", "class RoomyLayer"),
     ("Logits are float32 whatever the model runs in, and at the sampling temperature.",
      "with torch.autocast(model.device.type, enabled=False):"),
