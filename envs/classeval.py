@@ -14,6 +14,7 @@ from envs import Step, samples
 from envs.coding import benchmark_rows
 from rewards.classeval import ClassAnswer, class_rewards, run_classes
 from rewards.coding_syntax import FUNCTIONS, is_stub
+from rewards.sandbox import require_protection
 
 SAMPLE_COUNTS = {"train": 512, "validation": 64, "test": 64}
 # The published slices, train [:66] and evaluation [66:82], by task number; the rest is left for validation.
@@ -43,7 +44,8 @@ class ClassEval:
     timeout: seconds that the tests of one answer may take
     allow_unsafe_code: bool, run model-written code also where the system offers no protection from it
 
-    Raises ValueError, one sentence, for other arguments and for a dataset that cannot be used.
+    Raises ValueError, one sentence, for other arguments, for a system that offers no protection, and for a dataset
+    that cannot be used.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class ClassEval:
     ):
         if feedback not in ("plain", "level"):
             raise ValueError(f"--feedback {feedback}: it is plain or level; use one of them.")
+        require_protection(allow_unsafe_code)
         self.num_agents, self.num_turns, self.dataset, self.feedback = num_agents, num_turns, dataset, feedback
         self.seed, self.timeout, self.allow_unsafe_code = seed, timeout, allow_unsafe_code
         if dataset == "sample":  # whose reference solutions pass by construction

@@ -13,6 +13,7 @@ import warnings
 
 from envs import Step, read_rows, samples
 from rewards.coding import Answer, coding_rewards
+from rewards.sandbox import require_protection
 
 SAMPLE_COUNTS = {"train": 512, "validation": 64, "test": 64}
 
@@ -61,7 +62,8 @@ class Coding:
     timeout: seconds that the tests of one answer may take
     allow_unsafe_code: bool, run model-written code also where the system offers no protection from it
 
-    Raises ValueError, one sentence, for other arguments and for a dataset that cannot be used.
+    Raises ValueError, one sentence, for other arguments, for a system that offers no protection, and for a dataset
+    that cannot be used.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Coding:
             raise ValueError(f"--env {name}: the coding tasks are {', '.join(BENCHMARKS)}; use one of them.")
         if feedback not in ("plain", "level"):
             raise ValueError(f"--feedback {feedback}: it is plain or level; use one of them.")
+        require_protection(allow_unsafe_code)
         self.num_agents, self.num_turns, self.dataset, self.feedback = num_agents, num_turns, dataset, feedback
         self.seed, self.timeout, self.allow_unsafe_code = seed, timeout, allow_unsafe_code
         self.helpers = ["aux"] if num_agents == 2 else [f"aux{i}" for i in range(1, num_agents)]

@@ -17,7 +17,7 @@ import inspect
 from typing import NamedTuple
 
 from rewards import coding_syntax
-from rewards.coding import Score
+from rewards.coding import make_score
 from rewards.sandbox import Job, run_tests
 
 WRITTEN, TESTS, DOUBLED = 2.0, 4.0, -1.0
@@ -88,23 +88,10 @@ def _score(answer, result):
     }
     facts = unread | result.facts  # which are none where reading the text ended the process
     total = sum(map(len, answer.assigned))
-    share = result.passed / result.total if facts["syntax"] else 0.0
     levels = dict.fromkeys(("written", "tests", "doubled"), 0.0)
     if facts["syntax"]:
         levels["written"] = WRITTEN * sum(map(sum, facts["written"])) / total
-        levels["tests"] = TESTS * share
+        levels["tests"] = TESTS * result.passed / result.total
         if facts["doubled"]:  # or the log would show -0.0
             levels["doubled"] = DOUBLED * len(facts["doubled"]) / total
-    diagnostics = {
-        "compiles": float(facts["syntax"]),
-        "all_passed": float(facts["syntax"] and not result.reason),
-        "passed_share": share,
-    }
-    findings = {
-        **facts,
-        "passed": result.passed if facts["syntax"] else 0,
-        "total": result.total,
-        "reason": result.reason,
-        "examples": [(source, what) for source, what in zip(answer.examples, result.examples) if what],
-    }
-    return Score(sum(levels.values()), {**levels, **diagnostics}, findings)
+    return make_score(levels, {"compiles": float(facts["syntax"])}, facts, answer.examples, result)

@@ -14,7 +14,9 @@ functions out of the texts, and a comment that says "aux(" counts as a call; her
       it calls a helper and ignores all that it returns                     -0.5, shared among the helpers
 
 "Makes use" is ours: in the published formula a call whose result is thrown away still gains 1.0. It is judged by
-which names flow where, not by values: `0 * aux(x)` is a use.
+which names flow where, not by values: `0 * aux(x)` is a use, and a call by eval() or globals() is none. Names, nested
+functions, conversions, `+ 0` and the like do nothing more than to hand a value on; a choice, an exception or any other
+work of its own is more.
 """
 
 import functools
@@ -80,7 +82,7 @@ def _score(answer, result, share_without):
     facts = {"defined": [*nothing, False], "syntax": False, "uses": [], "ignored": [], "wrapper": False, "error": ""}
     facts.update(result.facts)  # which are none where reading the text ended the process
     *helpers_defined, main_defined = facts["defined"]
-    share = result.passed / result.total if facts["syntax"] else 0.0
+    share = result.passed / result.total  # what does not compile has passed nothing
     levels = dict.fromkeys(
         ["helper_defined", "main_defined", "syntax", "tests", "uses_helper", "no_wrapper", "ignored"], 0.0
     )
@@ -97,14 +99,20 @@ def _score(answer, result, share_without):
                 levels["uses_helper"] = USES * sum(facts["uses"]) / len(answer.helpers)
                 levels["no_wrapper"] = NO_WRAPPER * (any(facts["uses"]) and not facts["wrapper"])
                 levels["ignored"] = IGNORED * sum(facts["ignored"]) / len(answer.helpers)
-    diagnostics = {"all_passed": float(facts["syntax"] and not result.reason), "passed_share": share}
+    diagnostics = {}
     if answer.helpers:
         diagnostics["useful_helper"] = 0.0 if share_without is None else share - share_without
+    return make_score(levels, diagnostics, facts, answer.examples, result)
+
+
+def make_score(levels, diagnostics, facts, examples, result):
+    """The Score of these levels, with what both coding rewards report of the tests."""
+    diagnostics = {"all_passed": float(not result.reason), "passed_share": result.passed / result.total, **diagnostics}
     findings = {
         **facts,
-        "passed": result.passed if facts["syntax"] else 0,
+        "passed": result.passed,
         "total": result.total,
         "reason": result.reason,
-        "examples": [(source, what) for source, what in zip(answer.examples, result.examples) if what],
+        "examples": [(source, what) for source, what in zip(examples, result.examples) if what],
     }
     return Score(sum(levels.values()), {**levels, **diagnostics}, findings)

@@ -8,8 +8,9 @@ import ast
 import re
 import textwrap
 
+NONE = ast.dump(ast.Constant(None))
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-CONVERSIONS = {"list", "tuple", "set", "int", "float", "str", "bool"}
+CONVERSIONS = {"list", "tuple", "int", "float", "str", "bool", "iter", "next"}
 
 
 def prepare(texts, helpers, entry_point, prelude="", stub=False):
@@ -163,7 +164,9 @@ def _returns(function):
     if function is None:
         return False
     for node in _walk(function.body):
-        if (isinstance(node, ast.Return) and node.value is not None) or isinstance(node, (ast.Yield, ast.YieldFrom)):
+        if isinstance(node, (ast.Yield, ast.YieldFrom)):
+            return True
+        if isinstance(node, ast.Return) and node.value is not None and ast.dump(node.value) != NONE:
             return True
     return False
 
@@ -190,13 +193,17 @@ def _cooperation(body, entry_point, helpers):
             parts = defined[name].body if isinstance(defined[name], ast.ClassDef) else [defined[name]]
             reached += [part for part in parts if isinstance(part, FUNCTIONS)]
             todo += [n.id for n in ast.walk(defined[name]) if isinstance(n, ast.Name)]
-    flows = [_Flow(function, helpers) for function in reached]
+    # Who gives a name another meaning at the outermost level does not use what it meant.
+    top = {node for node in body if isinstance(node, FUNCTIONS)}
+    rebound = {name for node in _walk(body) if node not in top for name in _binds(node)}
+    genuine = [] if entry_point in rebound else [helper for helper in helpers if helper not in rebound]
+    flows = [_Flow(function, genuine) for function in reached]
     uses = [any(helper in flow.used for flow in flows) for helper in helpers]
     called = [any(helper in flow.called for flow in flows) for helper in helpers]
     return {
         "uses": uses,
         "ignored": [c and not u for c, u in zip(called, uses)],
-        "wrapper": any(uses) and _hands_on(flows[0], helpers),
+        "wrapper": any(uses) and _hands_on(flows[0], _passing(flows[1:], helpers)),
     }
 
 
@@ -209,9 +216,8 @@ class _Flow:
 
     def __init__(self, function, helpers):
         self.function, self.used, self.called = function, set(), set()
-        stored = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        stored |= {a.arg for a in ast.walk(function) if isinstance(a, ast.arg)}
-        self.helpers = set(helpers) - stored  # a variable of that name is no helper
+        # A variable of that name is no helper.
+        self.helpers = set(helpers) - {name for node in ast.walk(function) for name in _binds(node)}
         self.names = {name for node in ast.walk(function) for name in _written_outside(node)}
         self.matters = set()  # statements, by identity
         before = None
@@ -267,37 +273,78 @@ class _Flow:
         return {n for e in _expressions(statement) for n in _loaded(e)} & self.helpers
 
 
-def _hands_on(flow, helpers):
-    """Whether all that matters in a function is a helper's value, returned as it came, or converted."""
-    handed = set()  # names that hold such a value
-    kept = [s for s in _statements(flow.function.body) if s in flow.matters and not isinstance(s, ast.Try)]
+def _passing(flows, helpers):
+    """Names of the helpers, and of the functions of the text that only hand on what one of these returns."""
+    passing, before = set(helpers), None
+    while passing != before:
+        before = set(passing)
+        passing |= {flow.function.name for flow in flows if _hands_on(flow, passing)}
+    return passing
 
-    def plain(node):
-        if isinstance(node, (ast.Tuple, ast.List)):
-            return all(map(plain, node.elts))
-        return isinstance(node, (ast.Name, ast.Constant)) or (isinstance(node, ast.Starred) and plain(node.value))
 
-    def is_handed(node):
-        if isinstance(node, ast.Name):
-            return node.id in handed
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-            return False
-        if node.func.id in CONVERSIONS and len(node.args) == 1 and not node.keywords:
-            return is_handed(node.args[0])
-        return node.func.id in helpers and all(plain(a) for a in [*node.args, *(k.value for k in node.keywords)])
+def _hands_on(flow, passing):
+    """Whether nothing that matters in a function does any work, but for one call of a passing function.
 
-    returned = []
-    for statement in kept:
+    Names, assignments, conversions, nested functions, lambdas, partial() and the like only carry values around.
+    """
+    kept = [s for s in _statements(flow.function.body) if s in flow.matters]
+    expressions = [e for s in kept if not isinstance(s, (ast.Assert, ast.Delete)) for e in _expressions(s)]
+    nodes = [n for e in expressions for n in ast.walk(e)]
+    own = {name for n in ast.walk(flow.function) for name in _binds(n)}  # bound to nothing but what is carried
+    carriers = passing | CONVERSIONS | own
+    # Names that start as 0, "" or []: adding to them is assigning to them.
+    empty = {name for s in kept if isinstance(s, ast.Assign) and _is_empty(s.value) for name in _bound(s)}
+
+    def carries(node):
+        if isinstance(node, ast.Call):
+            function = node.func
+            if isinstance(function, ast.Attribute):
+                return function.attr in ("__call__", "partial")
+            if isinstance(function, ast.Name) and function.id == "map":
+                return all(isinstance(values, (ast.List, ast.Tuple)) for values in node.args[1:])
+            return not isinstance(function, ast.Name) or function.id in carriers | {"partial"}
+        if isinstance(node, ast.Attribute):
+            return node.attr in ("__call__", "partial")
+        if isinstance(node, ast.Subscript):  # [aux(x), 0][0]
+            return isinstance(node.value, (ast.List, ast.Tuple)) and isinstance(node.slice, ast.Constant)
+        if isinstance(node, ast.IfExp):
+            return isinstance(node.test, ast.Constant) or ast.dump(node.body) == ast.dump(node.orelse)
+        if isinstance(node, ast.BoolOp):
+            return len(set(map(ast.dump, node.values))) == 1
+        if isinstance(node, ast.BinOp):
+            neutral = _is_empty if isinstance(node.op, (ast.Add, ast.Sub)) else _is_one
+            return neutral(node.right) or (neutral(node.left) and isinstance(node.op, (ast.Add, ast.Mult)))
+        inert = (ast.Name, ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Starred, ast.NamedExpr, ast.Lambda)
+        return isinstance(node, inert) or not isinstance(node, ast.expr)
+
+    def passes(statement):
         if isinstance(statement, ast.Return):
-            returned.append(statement.value is not None and is_handed(statement.value))
-        elif isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
-            if is_handed(statement.value):
-                handed |= _bound(statement)
-            elif not plain(statement.value):
-                return False
-        else:
-            return False
-    return any(returned)
+            return not isinstance(statement.value, (ast.List, ast.Tuple, ast.Dict))
+        if isinstance(statement, ast.AugAssign):  # in a nested function it may add more than once
+            once = statement in flow.function.body and isinstance(statement.op, ast.Add)
+            return once and _bound(statement) <= empty
+        if isinstance(statement, ast.If):
+            return list(map(ast.dump, statement.body)) == list(map(ast.dump, statement.orelse))
+        if isinstance(statement, ast.For):
+            return isinstance(statement.iter, (ast.List, ast.Tuple))
+        if isinstance(statement, ast.Match):
+            return ast.unparse(statement.cases[0].pattern).isidentifier() and statement.cases[0].guard is None
+        simple = (ast.Assign, ast.AnnAssign, ast.Expr, ast.Try, ast.Delete, ast.Assert, ast.While, *FUNCTIONS)
+        return isinstance(statement, simple)
+
+    calls = {ast.dump(n): _loaded(n.func) for n in nodes if isinstance(n, ast.Call) and type(n.func) is not ast.Lambda}
+    several = sum(bool(names & passing) for names in calls.values()) > 1
+    several |= any(sum(name in names for names in calls.values()) > 1 for name in own - {"partial"})
+    return not several and all(map(carries, nodes)) and all(map(passes, kept))
+
+
+def _is_empty(node):
+    literal = isinstance(node, ast.Constant) and not node.value
+    return literal or (isinstance(node, (ast.List, ast.Tuple)) and not node.elts)
+
+
+def _is_one(node):
+    return isinstance(node, ast.Constant) and node.value == 1
 
 
 def _block(statements):
@@ -367,6 +414,18 @@ def _bound(statement):
         parts = [n for n in ast.walk(target) if not isinstance(getattr(n, "ctx", ast.Load()), ast.Load)]
         names |= {_root(part) for part in parts}
     return names - {None}
+
+
+def _binds(node):
+    """Names to which this node itself gives a meaning; also that of an object whose parts it changes."""
+    if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
+        return set() if isinstance(node.ctx, ast.Load) else {_root(node)} - {None}
+    if isinstance(node, ast.alias):  # of an import
+        return {node.asname or node.name.partition(".")[0]}
+    if isinstance(node, ast.arg):
+        return {node.arg}
+    # A function, a class, `except ... as name`, `case [name, *name]`, `case {**rest}`.
+    return {getattr(node, field, None) for field in ("name", "rest")} - {None}
 
 
 def _written_outside(node):

@@ -21,6 +21,7 @@ rewards/sandbox_jobs.py holds the processes, rewards/sandbox_kernel.py the layer
 and says which layer stops each.
 """
 
+import ast
 import atexit
 import functools
 import marshal
@@ -38,15 +39,20 @@ from rewards.sandbox_jobs import receive, send
 
 MAX_SOURCE = 1_000_000  # characters of model text in one job
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# What a template runs. The folder that holds this package is in its path for the one import, and at its end.
+# How an interpreter of ours begins. The folder that holds this package is in its path for the one import only.
 BOOT = """
 import sys
 sys.path[0:1] = []
 sys.path.append(sys.argv[1])
-from rewards.sandbox_jobs import template
+from rewards.{module} import {function}
 sys.path.pop()
-template()
 """
+TEMPLATE = BOOT.format(module="sandbox_jobs", function="template") + "template()"
+PROBE = BOOT.format(module="sandbox_kernel", function="probe") + "print(probe())"
+UNPROTECTED = (
+    "--allow-unsafe-code: this system offers neither namespaces nor Landlock with seccomp to contain model-written "
+    "code; use Linux 5.13 or later, or set it and let the code do all that you can."
+)
 
 
 class Job(NamedTuple):
@@ -105,6 +111,12 @@ def run_tests(jobs, timeout=10.0, allow_unsafe_code=False):
         return list(threads.map(lambda job: _run_one(job, timeout, allow_unsafe_code), jobs))
 
 
+def require_protection(allow_unsafe_code=False):
+    """Raises at once what run_tests would raise on this system, see there; the layers are probed once a process."""
+    if not (allow_unsafe_code or _safe(_probed())):
+        raise ValueError(UNPROTECTED)
+
+
 def close():
     """Ends the templates. They end by themselves with the trainer, and the next run_tests starts new ones."""
     while _workers:
@@ -136,6 +148,30 @@ def _run_one(job, timeout, allow_unsafe_code):
     return Result(*verdict, time.monotonic() - start)
 
 
+def _start(code, **options):
+    """A fresh interpreter without site-packages, our environment, folder or descriptors."""
+    environment = {"PYTHONHASHSEED": "0"}  # a fixed seed: sets keep their order, and the same code its reward
+    if "LD_LIBRARY_PATH" in os.environ:  # some interpreters do not start without
+        environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
+    # -I would also ignore PYTHONHASHSEED.
+    command = [sys.executable, "-S", "-s", "-B", "-c", code, ROOT]
+    return subprocess.Popen(command, env=environment, cwd="/", start_new_session=True, **options)
+
+
+@functools.cache
+def _probed():
+    """Which layers hold, asked of an interpreter of its own: clones of a process that holds torch take longer."""
+    with _start(PROBE, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        said = process.stdout.read()
+    if process.returncode:
+        raise RuntimeError(f"the sandbox's interpreter {sys.executable} did not start")
+    return ast.literal_eval(said.decode())
+
+
+def _safe(layers):
+    return layers["namespaces"] or (layers["Landlock"] and layers["seccomp"])
+
+
 @functools.cache
 def _compiled(source):
     """Trusted source as the text of its bytecode, since compiling it takes longer than most jobs."""
@@ -150,16 +186,7 @@ class _Worker:
         self.templates = []
         for _ in "CG":
             ours, theirs = socket.socketpair()
-            # A fresh interpreter without site-packages, our environment, folder or descriptors. -I would also
-            # ignore PYTHONHASHSEED: with a fixed seed sets keep their order, and the same code its reward.
-            command = [sys.executable, "-S", "-s", "-B", "-c", BOOT, ROOT]
-            environment = {"PYTHONHASHSEED": "0"}
-            if "LD_LIBRARY_PATH" in os.environ:  # some interpreters do not start without
-                environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
-            process = subprocess.Popen(
-                command, stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                env=environment, cwd="/", start_new_session=True,
-            )  # fmt: skip
+            process = _start(TEMPLATE, stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             theirs.close()
             self.templates.append((process, ours))
         try:
@@ -167,18 +194,15 @@ class _Worker:
         except (OSError, EOFError) as error:
             self.close()
             raise RuntimeError(f"the sandbox's interpreter {sys.executable} did not start") from error
-        safe = layers["namespaces"] or (layers["Landlock"] and layers["seccomp"])
-        if not safe and not allow_unsafe_code:
+        if not (allow_unsafe_code or _safe(layers)):
             self.close()
-            raise ValueError(
-                "--allow-unsafe-code: this system offers neither namespaces nor Landlock with seccomp to contain "
-                "model-written code; use Linux 5.13 or later, or set it and let the code do all that you can."
-            )
+            raise ValueError(UNPROTECTED)
         global _layers_said
         if not _layers_said:
             _layers_said = True
             held = ", ".join(f"{name} {'yes' if held else 'NO'}" for name, held in layers.items())
-            print(f"sandbox: {held}{'' if safe else ': model-written code runs UNPROTECTED'}", file=sys.stderr)
+            warning = "" if _safe(layers) else ": model-written code runs UNPROTECTED"
+            print(f"sandbox: {held}{warning}", file=sys.stderr)
 
     def run(self, job, deadline):
         candidate_end, grader_end = socket.socketpair()

@@ -539,7 +539,7 @@ def _grader(channel, trainer):
     try:
         ready, facts = remote.receive([texts, prepare, options, objects])
         if not ready:
-            raise CandidateError(facts.get("error", "no program"))
+            raise CandidateError(facts.get("error") or "no program")
         remote.result(remote.receive())
         exec(setup, scope)
         scope.update({name: (Object(remote, name) if objects else remote.function(name)) for name in names})

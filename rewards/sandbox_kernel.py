@@ -9,7 +9,6 @@ None needs root. Each may be missing: Docker and Ubuntu forbid namespaces, old k
 import ctypes
 import errno
 import os
-import platform
 import resource
 import signal
 import struct
@@ -45,7 +44,7 @@ init_module 175 105  finit_module 313 273  delete_module 176 106  kexec_load 246
 settimeofday 164 170  clock_settime 227 112  adjtimex 159 171  clock_adjtime 305 266  io_setup 206 0
 """
 MACHINES = ["x86_64", "aarch64"]
-MACHINE = platform.machine()
+MACHINE = os.uname().machine
 COLUMN = MACHINES.index(MACHINE) if MACHINE in MACHINES else 0
 AUDIT_ARCH = [0xC000003E, 0xC00000B7][COLUMN]  # how seccomp names the machine
 CLONE, PIVOT_ROOT, CAPSET, PRLIMIT64 = [(56, 220), (155, 41), (126, 91), (302, 261)]

@@ -44,6 +44,8 @@ def test_levels():
         (["", ""], 0.0),
         ([AUX, "def f(numbers):\n    sum(numbers)\n"], 0.4),  # nothing returned
         (["def aux(x):\n    print(x)\n", ALONE], 0.6 + 0.5 + 1),
+        (["def aux(x):\n    return None\n", ALONE], 0.6 + 0.5 + 1),
+        (["aux = lambda x: 2 * x\n", MAIN], 0.6 + 0.5 + 1),  # not defined as a function: no bonus
         ([AUX, "def f(numbers):\n    return aux(len(numbers)) * 0 + 7"], 1.5),  # no test passed: no bonus
         ([AUX, ALONE], 2.5),
         ([AUX, "def f(numbers):\n    return aux(numbers[0]) if len(numbers) == 1 else 0"], 1.5 + 0.75 + 1.5),
@@ -109,6 +111,29 @@ WRAPPERS = {
     "try": "try:\n        return aux(numbers)\n    except Exception:\n        return None",
     "overwritten": "r = None\n    r = aux(numbers)\n    return r",
     "code behind the return": "return aux(numbers)\n    return sum(numbers)",
+    "renamed helper": "g = aux\n    return g(numbers)",
+    "nested function": "def g(n):\n        return aux(n)\n    return g(numbers)",
+    "further function": "return g(numbers)\ndef g(n):\n    return h(n)\ndef h(n):\n    return aux(n)",
+    "lambda": "return (lambda *a: aux(*a))(numbers)",
+    "named lambda": "g = lambda n: aux(n)\n    return g(numbers)",
+    "map": "return next(map(aux, [numbers]))",
+    "partial": "from functools import partial\n    return partial(aux, numbers)()",
+    "method of the function": "return aux.__call__(numbers)",
+    "list and index": "return [aux(numbers), 0][0]",
+    "unpacked": "r, _ = aux(numbers), 0\n    return r",
+    "walrus": "return (r := aux(numbers))",
+    "if expression": "return aux(numbers) if True else 0",
+    "the same in both branches": "if numbers:\n        return aux(numbers)\n    else:\n        return aux(numbers)",
+    "or": "return aux(numbers) or aux(numbers)",
+    "match": "match numbers:\n        case n:\n            return aux(n)",
+    "while True": "while True:\n        return aux(numbers)",
+    "a loop of one": "for n in [numbers]:\n        return aux(n)",
+    "plus nothing": "return 0 + aux(numbers) * 1",
+    "total": "total = 0\n    total += aux(numbers)\n    return total",
+    "assert and del": "n = 0\n    assert n == 0\n    del n\n    return aux(numbers)",
+    "copied argument": "return aux(list(numbers))",
+    "dict and stars": "return aux(**{'numbers': numbers})",
+    "full-width letters": "return \uff41\uff55\uff58(numbers)",
 }
 
 
@@ -117,6 +142,57 @@ def test_thin_wrappers(name):
     score = scores([SUM, f"def f(numbers):\n    {WRAPPERS[name]}\n"])[0]
     assert score.reward == pytest.approx(3.0), score
     assert score.findings["wrapper"]
+
+
+NO_WRAPPERS = {  # they leave something to the helper and do something themselves
+    "a case of its own": "if not numbers:\n        return 0\n    return aux(numbers)",
+    "choice of arguments": "return aux(numbers) if numbers else aux([0])",
+    "two calls": "a = aux(numbers[:1])\n    return a + aux(numbers[1:])",
+    "twice in a row": "g = aux\n    return g([g(numbers), 0]) // 2",
+    "other argument": "return aux(sorted(numbers))",
+    "arithmetic": "return aux(numbers) + 1 - 1",
+    "check": "if numbers is None:\n        raise ValueError\n    return aux(numbers)",
+    "loop": "t = 0\n    for x in numbers:\n        t += aux([x])\n    return t",
+    "each item": "return sum(list(map(aux, [[x] for x in numbers])))",
+    "added to": "t = 7\n    t += aux(numbers)\n    return t - 7",
+}
+
+
+@pytest.mark.parametrize("name", NO_WRAPPERS)
+def test_what_is_more_than_a_wrapper(name):
+    score = scores([SUM, f"def f(numbers):\n    {NO_WRAPPERS[name]}\n"])[0]
+    assert score.reward == pytest.approx(4.0), score
+
+
+REBOUND = {  # the asked function does without the helper, or is not what was written under its name
+    "assigned": "aux = lambda x: 2 * x\n" + MAIN,
+    "assigned later": MAIN + "aux = lambda x: 2 * x\n",
+    "defined in a branch": "if True:\n    def aux(x):\n        return 2 * x\n" + MAIN,
+    "class": "class aux:\n    def __new__(cls, x):\n        return 2 * x\n" + MAIN,
+    "imported": "from math import trunc as aux\ndef f(numbers):\n    return 2 * sum(aux(x) for x in numbers)",
+    "code replaced": "aux.__code__ = (lambda x: 2 * x).__code__\n" + MAIN,
+    "loop": "for aux in [lambda x: 2 * x]:\n    pass\n" + MAIN,
+    "walrus": "(aux := lambda x: 2 * x)\n" + MAIN,
+    "full-width letters": "\uff41\uff55\uff58 = lambda x: 2 * x\n" + MAIN,
+    "inside": MAIN.replace("return", "def aux(x): return 2 * x\n    return"),
+    "class inside": MAIN.replace("return", "class aux(int):\n        def __new__(c, x): return 2 * x\n    return"),
+    "import inside": MAIN.replace("return", "from math import trunc as aux\n    return 2 *"),
+    "match": "def f(numbers):\n    match lambda x: 2 * x:\n        case aux: return sum(map(aux, numbers))\n",
+    "global": MAIN.replace("return", "global aux\n    aux = lambda x: 2 * x\n    return"),
+    "argument": MAIN.replace("(numbers)", "(numbers, aux=lambda x: 2 * x)"),
+    "asked function assigned": MAIN + "f = lambda numbers: 2 * sum(numbers)\n",
+    "asked function in a branch": MAIN + "if True:\n    def f(numbers):\n        return 2 * sum(numbers)\n",
+    "asked function's code replaced": MAIN + "f.__code__ = (lambda numbers: 2 * sum(numbers)).__code__\n",
+    "by name": "def f(numbers):\n    return sum(map(globals()['aux'], numbers))\n",
+    "by eval": "def f(numbers):\n    return sum(eval('aux')(x) for x in numbers)\n",
+}
+
+
+@pytest.mark.parametrize("name", REBOUND)
+def test_another_meaning_of_the_name_is_no_use(name):
+    score = scores([AUX, REBOUND[name]])[0]
+    assert score.parts["all_passed"] == 1
+    assert score.reward == pytest.approx(2.5), score
 
 
 IGNORES = {

@@ -219,6 +219,156 @@ HACKS = {
         def f(x):
             os.write(3, struct.pack('>I', len(text)) + text)
     """,
+    "frames: the sandbox's own functions replaced": """
+        import sys
+        frame = sys._getframe()
+        while 'OPERATIONS' not in frame.f_globals: frame = frame.f_back
+        frame.f_globals['_pack'] = lambda value, handle: ['type', 'int']
+        frame.f_globals['OPERATIONS']['call'] = lambda *a, **k: True
+        frame.f_globals['send'].__code__ = (lambda sock, value: sock.sendall(b'\\0\\0\\0\\x0e["value",9,[]]')).__code__
+        def f(x): return 9
+    """,
+    "frames: the channel closed": """
+        import sys
+        def f(x):
+            frame = sys._getframe()
+            while frame:
+                for value in frame.f_locals.values():
+                    if type(value).__name__ == 'socket': value.close()
+                frame = frame.f_back
+            return x + 1
+    """,
+    "the channel does not block": "import os\nos.set_blocking(3, False)\ndef f(x): return x + 1",
+    "the reader's and writer's builtins replaced": """
+        import builtins
+        class Any(int):
+            def __eq__(self, other): return True
+        for name in 'len isinstance issubclass all any sum type id zip map sorted AssertionError Exception'.split():
+            setattr(builtins, name, lambda *a, **k: Any(1))
+        def f(x): return Any(1)
+    """,
+    "small numbers overwritten in memory": """
+        import ctypes
+        for number in range(-5, 257): ctypes.c_int.from_address(id(number) + 24).value = 2
+        def f(x): return 9
+    """,
+    "subclasses of all plain types": """
+        import itertools
+        def subclass(base):
+            def yes(self, *a): return True
+            body = dict.fromkeys(['__eq__', '__lt__', '__le__', '__gt__', '__ge__', '__bool__', '__contains__'], yes)
+            body |= dict.fromkeys(['__sub__', '__rsub__', '__abs__', '__hash__', '__len__'], lambda self, *a: 0)
+            return type('Any', (base,), {**body, '__float__': lambda self: 3.5, '__ne__': lambda self, other: False})
+        bases = str, float, list, tuple, dict, set, frozenset, bytes, complex
+        values = itertools.cycle(subclass(base)() for base in bases)
+        def f(x): return next(values)
+    """,
+    "mock.ANY": "from unittest.mock import ANY\ndef f(x): return ANY",
+    "coroutine": "async def f(x): return x + 1",
+    "generator": "def f(x): yield x + 1",
+    "threads that answer for ever": """
+        import os, struct, threading
+        text = b'["value", 9, []]'
+        def spam():
+            while True: os.write(3, struct.pack('>I', len(text)) + text)
+        for _ in range(8): threading.Thread(target=spam, daemon=True).start()
+        def f(x): return 9
+    """,
+    "a thread that outlives the main thread": """
+        import ctypes, threading, time
+        def f(x):
+            threading.Thread(target=time.sleep, args=(1e6,)).start()
+            ctypes.CDLL(None).pthread_exit(0)
+    """,
+    "trace and profile functions": """
+        import sys
+        def trace(frame, event, arg):
+            for name in 'value', 'packed', 'reply', 'changed': frame.f_locals[name] = 9
+            return trace
+        sys.settrace(trace), sys.setprofile(trace)
+        def f(x): return 9
+    """,
+    "import hooks": """
+        import builtins, sys
+        class Finder:
+            def find_spec(self, *a): sys.exit(0)
+        sys.meta_path.insert(0, Finder())
+        builtins.__import__ = lambda *a, **k: Finder()
+        def f(x):
+            import json
+            return json
+    """,
+    "codecs and the JSON encoder": """
+        import codecs, json
+        codecs.register(lambda name: (lambda *a: (b'["value", 9, []]', 1),) * 4)
+        json.encoder.c_make_encoder = None
+        json.encoder.JSONEncoder.iterencode = lambda self, value, **k: ['["value", 9, []]']
+        def f(x): return None
+    """,
+    "time stands still": """
+        import time
+        time.monotonic = time.time = time.perf_counter = lambda: 0.0
+        def f(x):
+            while True: pass
+    """,
+    "every exception of endless recursion caught": """
+        import sys
+        sys.setrecursionlimit(10 ** 9)
+        def f(x):
+            while True:
+                try: f(x)
+                except BaseException: pass
+    """,
+    "a finalizer that never ends": """
+        class Last:
+            def __del__(self):
+                while True: pass
+        def f(x):
+            Last()
+            return x + 1
+    """,
+    "exceptions that are of every class": """
+        class Meta(type):
+            __instancecheck__ = __subclasscheck__ = lambda self, other: True
+        class E(BaseException, metaclass=Meta): pass
+        def f(x): raise E
+    """,
+    "exception group": "def f(x): raise BaseExceptionGroup('g', [SystemExit(0), KeyboardInterrupt()])",
+    "errors that are none": """
+        import os, struct
+        def f(x):
+            for text in (b'["error", "type", "x"]', b'["error", "__import__", "os"]', b'["error", [], {}]'):
+                os.write(3, struct.pack('>I', len(text)) + text)
+    """,
+    "shared lists with 2 ** 40 leaves": "def f(x):\n    r = 3\n    for _ in range(40): r = [r, r]\n    return r",
+    "a number of 14 million digits": """
+        import os, struct
+        def f(x):
+            text = b'["value", ' + b'9' * 14_000_000 + b', []]'
+            os.write(3, struct.pack('>I', len(text)) + text)
+    """,
+    "facts once more": """
+        import os
+        os.write(3, b'\\0\\0\\0\\x0d[true, {"a":1}]')
+        def f(x): return 9
+    """,
+    "a module that lies": """
+        import sys, types
+        class Module(types.ModuleType):
+            def __getattribute__(self, name): return {'f': lambda x: True}
+        class Name(str):
+            def __eq__(self, other): return True
+            __hash__ = str.__hash__
+        sys.modules['candidate'].__class__ = Module
+        sys.modules['candidate'] = sys.modules['rewards.sandbox_jobs'] = None
+        globals()[Name('f')] = lambda x: 9
+    """,
+    "limits lowered to nothing": """
+        import resource
+        for limit in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE, resource.RLIMIT_STACK, resource.RLIMIT_DATA):
+            resource.setrlimit(limit, (0, 0))
+        def f(x): return [3] * 1000
+    """,
     # parsing
     "NUL": "def f(x):\n    return x + 1\0",
     "lone surrogate": "def f(x):\n    return x + 1 # \ud800",
@@ -485,6 +635,49 @@ def test_unprotected_only_when_allowed():
         assert [r.passed for r in results] == [6, 0, 0]
     """)
     assert said == "sandbox: namespaces NO, Landlock NO, seccomp NO: model-written code runs UNPROTECTED\n"
+
+
+@pytest.mark.parametrize("name", ["mbpp", "classeval"])
+def test_an_environment_refuses_at_once_where_nothing_protects(name):
+    said = in_a_process(
+        """
+        import envs
+        without('unshare', 'landlock', 'seccomp')
+        with pytest.raises(ValueError, match="--allow-unsafe-code") as at_once:
+            envs.make(sys.argv[2])
+        env = envs.make(sys.argv[2], allow_unsafe_code=True)
+        env.allow_unsafe_code = False
+        with pytest.raises(ValueError) as later:
+            env.step([(env.tasks('test')[0], [], ['', ''])])
+        assert str(at_once.value) == str(later.value)
+        envs.make('tldr')  # runs no code
+    """,
+        name,
+    )
+    assert said == ""  # nothing ran unprotected
+
+
+def test_environments_probe_the_system_once_and_leave_no_process():
+    in_a_process("""
+        import envs
+        started = []
+        sys.addaudithook(lambda event, args: started.append(event) if event == 'subprocess.Popen' else None)
+        envs.make('humaneval'), envs.make('classeval'), envs.make('mbpp')
+        assert len(started) == 1 and descendants() == set()
+    """)
+
+
+def test_an_interpreter_that_does_not_start_is_no_missing_layer(monkeypatch):
+    sandbox.close()
+    sandbox._probed.cache_clear()
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    for ask in sandbox.require_protection, lambda: run_tests([job(GOOD)]):
+        with pytest.raises(RuntimeError, match="/bin/false did not start"):
+            ask()
+
+
+def test_an_environment_is_content_with_landlock_and_seccomp():
+    in_a_process("import envs\nwithout('unshare')\nenvs.make('humaneval')")
 
 
 def test_namespaces_alone_kill_what_was_forked(tmp_path):
@@ -1044,6 +1237,28 @@ def test_hostile_files_are_not_written(changes, tmp_path, monkeypatch):
     assert (tmp_path / "x").read_text() == "outside" and not os.path.exists("/tmp/tutti_x")
 
 
+def test_modules_that_the_candidate_leaves_in_the_folder_are_not_imported():
+    # The tests run where the candidate's files arrive, and may import what is not loaded yet, or not there at all.
+    code = """
+        import os
+        class Planter:
+            def __init__(self):
+                for name in 'wave', 'tutti_absent', 'usercustomize':
+                    with open(name + '.py', 'w') as file: file.write('import os; os._exit(0)')
+    """
+    tests = """
+import os
+Planter()
+assert sorted(os.listdir('.')) == ['tutti_absent.py', 'usercustomize.py', 'wave.py']
+import wave
+assert wave.open
+try: import tutti_absent
+except ModuleNotFoundError as error: missing = error.name
+assert missing == 'tutti_absent'
+"""
+    assert run_tests([class_job(code, tests, ["Planter"])])[0].outcomes == [True] * 3
+
+
 def test_a_file_is_not_written_through_a_link(tmp_path, monkeypatch):
     (tmp_path / "inside").mkdir()
     monkeypatch.chdir(tmp_path / "inside")
@@ -1116,7 +1331,7 @@ def test_prepare_runs_beside_the_text_and_its_crash_is_a_failure():
 import ast
 def prepare(texts, names):
     tree = ast.parse(texts[0])
-    return (texts[0] if names else None), {"functions": [n.name for n in tree.body]}
+    return (texts[0] if names else None), {"functions": [n.name for n in tree.body], "error": ""}
 """
     ran, none, crash = run_tests(
         [
@@ -1125,8 +1340,8 @@ def prepare(texts, names):
             Job(["f(" * 90_000], TESTS, ["f"], prepare, {"names": ["f"]}),
         ]
     )
-    assert (ran.reason, ran.facts) == ("", {"functions": ["f"]})
-    assert (none.passed, none.reason, none.facts) == (0, "no program", {"functions": ["f"]})
+    assert (ran.reason, ran.facts["functions"]) == ("", ["f"])
+    assert (none.passed, none.reason, none.facts["functions"]) == (0, "no program", ["f"])
     assert crash.passed == 0
     assert crash.facts == {}
 
