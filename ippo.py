@@ -32,6 +32,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -73,22 +74,24 @@ class Args:
     feedback: str | None = None  # what the environment tells of the turn before, such as plain or level for code
     allow_unsafe_code: bool = False  # run model-written code even where the system has no sandbox for it
     model: list[str] = field(default_factory=lambda: ["tiny"])  # tiny, a folder or a hub id; one for all or one each
+    lora_rank: int = 0  # above 0: agents of one model share its weights, frozen, and each trains a LoRA of this rank
+    devices: list[str] | None = None  # such as cuda:0 cuda:1: one for all, or one each; by default the GPU, if any
     gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, more time
 
     # sampling
     num_generations: int = 8  # G, completions of each agent in a group
     temperature: float = 1.0  # of sampling and of the trained log-probabilities
-    max_new_tokens: int | None = None  # C; by default 96 for tiny, 256 for other models
+    max_new_tokens: int | None = None  # C; by default 96 for tiny (arxiv: 256), 256 for other models
     max_batch_tokens: int | None = None  # tokens in memory at once; by default 16384 for tiny, 8192 for other models
 
     # optimization
     num_tasks: int = 4  # B, tasks per iteration, over all processes
-    learning_rate: float | None = None  # of AdamW; by default 4e-4 for tiny, 5e-6 for other models
+    learning_rate: float | None = None  # of AdamW; by default 4e-4 for tiny, 5e-6 for others, with a LoRA 10 times so
     anneal_lr: bool = True  # take it linearly towards 0 over the iterations
     gamma: float = 1.0  # discount per turn
     max_grad_norm: float = 1.0  # of each agent's gradient, clipped
     use_separate_critic: bool = False  # a critic with weights of its own, instead of a head on the actor
-    critic_learning_rate: float | None = None  # of the value function; by default 3e-3 for a head, else as the actor
+    critic_learning_rate: float | None = None  # by default as the actor's, but 10 times it for a head without LoRA
     gae_lambda: float = 1.0  # per token; 1: the return minus the value
     norm_adv: bool = False  # advantages of an iteration to mean 0 and deviation 1, for each agent
     update_epochs: int = 2  # passes over a rollout
@@ -118,6 +121,12 @@ def gather(value):
     if len(values) > 1:
         dist.all_gather_object(values, value)
     return values
+
+
+def select(agent):
+    """Puts the agent's own adapter into the weights that it shares with others, if it has one."""
+    if agent.adapter:
+        agent.model.set_adapter(agent.adapter)
 
 
 def encode(agent, prompts, max_new_tokens):
@@ -384,6 +393,7 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
             if len(node.groups) != len(agents):
                 fail(f"--env {args.env}: observe() gave {len(node.groups)} prompts for {len(agents)} agents.")
         for i, agent in enumerate(agents):
+            select(agent)
             groups = [node.groups[i] for node in nodes]
             prompt_ids = encode(agent, [group.prompt for group in groups], args.max_new_tokens)
             with autocast(agent.model):  # around all of it, so that weights are cast once
@@ -510,18 +520,21 @@ if __name__ == "__main__":
         if about["args"].keys() != asdict(args).keys():
             fail(f"--resume {args.resume}: that run's arguments are those of another version of {script}.py; use it.")
         args = tyro.cli(Args, description=__doc__, default=Args(**about["args"]))
-        free = {"resume", "num_iterations", "save_every", "eval_every", "log_groups", "track"}
+        free = {"resume", "num_iterations", "save_every", "eval_every", "log_groups", "track", "devices"}
         for name in about["args"].keys() - free:
             if getattr(args, name) != about["args"][name]:
                 fail(f"--resume {args.resume}: --{name.replace('_', '-')} was {about['args'][name]}; leave it out.")
     N, T, B, G = args.num_agents, args.num_turns, args.num_tasks, args.num_generations
     tiny = set(args.model) == {"tiny"}
-    args.learning_rate = args.learning_rate if args.learning_rate is not None else (4e-4 if tiny else 5e-6)
+    if args.learning_rate is None:
+        args.learning_rate = (4e-4 if tiny else 5e-6) * (10 if args.lora_rank else 1)
+    if args.max_new_tokens is None:
+        args.max_new_tokens = 96 if tiny and args.env != "arxiv" else 256
+    if args.max_batch_tokens is None:
+        args.max_batch_tokens = 16384 if tiny else 8192
     if args.critic_learning_rate is None:
-        args.critic_learning_rate = args.learning_rate if args.use_separate_critic else 10 * args.learning_rate
-    args.max_new_tokens = args.max_new_tokens if args.max_new_tokens is not None else (96 if tiny else 256)
-    args.max_batch_tokens = args.max_batch_tokens if args.max_batch_tokens is not None else (16384 if tiny else 8192)
-    may_be_zero = ("seed", "num_iterations", "log_groups", "eval_tasks", "eval_temperature", "gamma")
+        args.critic_learning_rate = args.learning_rate * (1 if args.use_separate_critic or args.lora_rank else 10)
+    may_be_zero = ("seed", "num_iterations", "log_groups", "eval_tasks", "eval_temperature", "gamma", "lora_rank")
     may_be_zero += ("gae_lambda", "vf_coef", "ent_coef")
     for name, value in vars(args).items():
         if type(value) in (int, float) and (value < 0 or (value == 0 and name not in may_be_zero)):
@@ -531,6 +544,13 @@ if __name__ == "__main__":
         fail(f"--num-minibatches {args.num_minibatches}: there are only {B // world_size * G} trajectories to divide.")
     if len(args.model) not in (1, N):
         fail(f"--model names {len(args.model)} models for {N} agents: give one for all, or one each.")
+    if args.devices and (len(args.devices) not in (1, N) or world_size > 1):
+        fail(f"--devices names {len(args.devices)} devices for {N} agents: one for all or one each, and one process.")
+    for name in args.devices or ():
+        try:
+            torch.empty(0, device=name)
+        except (RuntimeError, AssertionError) as error:
+            fail(f"--devices {name}: {str(error).splitlines()[0]}; name devices of this machine, such as cuda:0.")
     if B % world_size:
         fail(f"--num-tasks {B}: {world_size} processes cannot share them equally; use a multiple of {world_size}.")
     if args.track != "none":
@@ -538,6 +558,13 @@ if __name__ == "__main__":
             tracker = importlib.import_module("torch.utils.tensorboard" if args.track == "tensorboard" else args.track)
         except ImportError:
             fail(f"--track {args.track}: not installed; pip install {args.track}.")
+    if args.lora_rank:
+        try:
+            peft = importlib.import_module("peft")
+        except ImportError:
+            fail(f"--lora-rank {args.lora_rank}: peft is not installed; pip install peft.")
+        if args.use_separate_critic:
+            fail("--use-separate-critic trains whole models, --lora-rank adapters: leave one of them out.")
 
     # environment
     setup = {"num_agents": N, "num_turns": T, "dataset": args.dataset, "seed": args.seed}
@@ -570,6 +597,8 @@ if __name__ == "__main__":
         torch.set_num_threads(1)  # so small a model gains nothing from more, and loses much where a core is busy
     if world_size > 1:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        if len(set(gather(zlib.crc32(repr(first_prompts).encode())))) > 1:
+            fail(f"--env {args.env}: each process has other tasks; let them follow from --dataset and --seed alone.")
     say = print if rank == 0 else lambda *_: None
     name = f"{args.env.replace(':', '.')}__{script}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}"
     run_dir = gather(args.resume or os.path.join(args.output_dir, name))[0]
@@ -589,33 +618,50 @@ if __name__ == "__main__":
 
     # agents
     transformers.utils.logging.disable_progress_bar()
-    agents = []
+    torch.manual_seed(args.seed)  # of new adapters: the same in all processes
+    agents, shared = [], {}  # shared: (name, device) -> the model of several agents, and the form of their adapters
     for i in range(N):
         name = args.model[i % len(args.model)]
         path = os.path.join(here, "models", "tiny") if name == "tiny" else name
+        place = torch.device(args.devices[i % len(args.devices)]) if args.devices else device
         try:
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+            if (name, place) in shared:
+                model, lora = shared[name, place]
+            else:
+                model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
             tokenizer = AutoTokenizer.from_pretrained(path)
         except (OSError, ValueError) as error:
             fail(f"--model {name}: agent {i} cannot load it: {str(error).splitlines()[0]}")
         stops = [tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id)]
-        stop_ids = torch.tensor([int(stop) for stop in stops if stop is not None], device=device)
+        stop_ids = torch.tensor([int(stop) for stop in stops if stop is not None], device=place)
         # The cache of recurrent layers cannot be shared, and gradient checkpointing knows no cache.
         layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
         share = layers <= {DynamicLayer, DynamicSlidingWindowLayer} and not args.gradient_checkpointing
-        agent = SimpleNamespace(model=model.eval(), tokenizer=tokenizer, stop_ids=stop_ids, share=share)  # no dropout
+        adapter = f"agent_{i}" if args.lora_rank else None
+        if adapter:
+            if (name, place) not in shared:
+                form = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+                lora = peft.LoraConfig(r=args.lora_rank, lora_alpha=2 * args.lora_rank, **form)
+                shared[name, place] = model, lora
+            model.add_adapter(copy.deepcopy(lora), adapter)
+        agent = SimpleNamespace(tokenizer=tokenizer, stop_ids=stop_ids, share=share, adapter=adapter)
+        agent.model = model.eval()  # no dropout
         longest = max((prompts[i] for prompts in first_prompts), key=len)
         ids = (encode(agent, [longest], args.max_new_tokens)[0] * 2)[:64]
-        # A model may do more with its logits than this file knows. Better to stop than to train it wrongly.
-        with torch.no_grad():
-            theirs = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
-            ours = token_logprobs(agent, [(ids[:1], [ids[1:], ids[1:]])], temperature=1.0)
-        if not torch.allclose(ours[1 - len(ids) :], theirs[range(len(ids) - 1), ids[1:]], atol=1e-3):
-            fail(f"--model {name}: its logits are not its head's (soft-capping?), as this script needs; use another.")
+        if model.device.type == "cpu":  # where all is float32; a shared model has been looked at, and may have moved
+            # A model may do more with its logits than this file knows. Better to stop than to train it wrongly.
+            with torch.no_grad():
+                theirs = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+                ours = token_logprobs(agent, [(ids[:1], [ids[1:], ids[1:]])], temperature=1.0)
+            if not torch.allclose(ours[1 - len(ids) :], theirs[range(len(ids) - 1), ids[1:]], atol=1e-3):
+                fail(f"--model {name}: its logits are not its head's (soft-capping?); use a model that has no more.")
         if args.gradient_checkpointing:  # which needs training mode
             if any(value for key, value in model.config.to_dict().items() if "drop" in key):
                 fail(f"--gradient-checkpointing would turn on the dropout of {name}; set it to 0 in its config.json.")
             model.gradient_checkpointing_enable()
+        trained = [p for p in model.to(place).parameters() if p.requires_grad]
+        if not trained and args.num_iterations:
+            fail(f"--model {name}: an adapter, whose weights are frozen; merge it into its model to train it further.")
         agent.value_head = torch.nn.Linear(model.config.get_text_config().hidden_size, 1)
         torch.nn.init.zeros_(agent.value_head.weight)  # all values start at 0
         torch.nn.init.zeros_(agent.value_head.bias)
@@ -623,14 +669,15 @@ if __name__ == "__main__":
         if args.use_separate_critic:  # which starts from the actor's weights
             agent.critic = SimpleNamespace(model=copy.deepcopy(model.base_model), share=share)
             valuing.append(agent.critic.model)
-        agent.learner = torch.nn.ModuleList([model, *valuing]).to(device)
+        agent.learner = torch.nn.ModuleList([model, *valuing]).to(place)
         critic = {"params": torch.nn.ModuleList(valuing).parameters(), "lr": args.critic_learning_rate}
         agent.optimizer = torch.optim.AdamW(
-            [{"params": model.parameters()}, critic], lr=args.learning_rate, weight_decay=0.0
+            [{"params": trained or model.parameters()}, critic], lr=args.learning_rate, weight_decay=0.0
         )
         agents.append(agent)
         how = "computed once for its group" if share else "computed again for each completion in training"
-        say(f"agent {i}: {name}, {model.num_parameters() / 1e6:.1f}M parameters on {device}, a prompt is {how}")
+        size = f"{sum(p.numel() for p in trained) / 1e6:.2f}M parameters to train on {place}"
+        say(f"agent {i}: {name}, {size}, a prompt is {how}")
     say(
         f"{len(train_tasks)} tasks to train on, {len(held_out)} to evaluate; {torch.get_num_threads()} thread(s), "
         f"learning rate {args.learning_rate}, {args.max_new_tokens} new tokens, {args.max_batch_tokens} tokens a batch"
@@ -645,7 +692,7 @@ if __name__ == "__main__":
         done = saved = state["iteration"]
         evaluations = state["evaluations"]
         for agent, weights, moments in zip(agents, state["models"], state["optimizers"]):
-            agent.learner.load_state_dict(weights)
+            agent.learner.load_state_dict(weights, strict=not args.lora_rank)
             agent.optimizer.load_state_dict(moments)
         torch_state, cuda_states, python_state, numpy_state = state["rng"][rank]
         torch.set_rng_state(torch_state)
@@ -710,6 +757,7 @@ if __name__ == "__main__":
                     node, k = node.children[k], 0
                 trajectories.append(trajectory)
         for i, agent in enumerate(agents):
+            select(agent)
             groups = [node.groups[i] for nodes in turns for node in nodes]
             for group in groups:
                 group.values, group.advantages = [None] * len(group.completion_ids), [None] * len(group.completion_ids)
@@ -744,7 +792,8 @@ if __name__ == "__main__":
 
         # 3 UPDATE: passes over the rollout, an optimizer step for each minibatch of trajectories
         for i, agent in enumerate(agents):
-            sums, steps, approx_kl = Counter(), 0, 0.0
+            select(agent)
+            device, sums, steps = agent.model.device, Counter(), 0
             agent.learner.train(args.gradient_checkpointing)
             for minibatch in itertools.chain.from_iterable(
                 torch.randperm(len(trajectories)).tensor_split(args.num_minibatches) for _ in range(args.update_epochs)
@@ -838,7 +887,14 @@ if __name__ == "__main__":
         if last or stopping or iteration % args.save_every == 0:
             rng = (torch.get_rng_state(), torch.cuda.get_rng_state_all(), random.getstate(), np.random.get_state())
             state = {"iteration": iteration, "evaluations": evaluations, "rng": gather(rng)}
-            state["models"] = [agent.learner.state_dict() for agent in agents]
+            state["models"] = [
+                {
+                    k: v
+                    for k, v in agent.learner.state_dict().items()
+                    if not (agent.adapter and k.startswith("0.")) or f".{agent.adapter}." in k
+                }
+                for agent in agents
+            ]
             state["optimizers"] = [agent.optimizer.state_dict() for agent in agents]
             if rank == 0:
                 torch.save(state, state_file + ".tmp")
@@ -851,6 +907,7 @@ if __name__ == "__main__":
     # what is left behind
     if rank == 0 and saved:
         for i, agent in enumerate(agents):
+            select(agent)
             agent.model.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
             agent.tokenizer.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
     if rank == 0:

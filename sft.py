@@ -58,6 +58,7 @@ class Args:
     num_agents: list[int] = field(default_factory=lambda: [2])  # agents in them; several numbers share equally as well
     num_turns: list[int] = field(default_factory=lambda: [1])  # turns in them: one number for all, or one for each
     dataset: str = "sample"  # sample (offline), hub, a hub id, or a .jsonl, .json or .parquet file
+    allow_unsafe_code: bool = False  # make second turns of code also where the system has no sandbox to run first ones
     draws: int = 1  # times an environment is made, each with a seed of its own: more different sample demonstrations
     data: str | None = None  # .jsonl of prompt and completion, or a rollouts.jsonl, instead of the environments
     min_reward: float | None = None  # with a rollouts.jsonl: keep what joint actions of at least this reward wrote
@@ -139,12 +140,13 @@ def demonstrations(args):
     import envs  # here, so that a copy of this file with --data needs no other file of this repository
 
     sources = []
+    unsafe = {"allow_unsafe_code": True} if args.allow_unsafe_code else {}
     for name, num_turns in zip(args.env, itertools.cycle(args.num_turns)):
         for num_agents in args.num_agents:
             sources.append([])
             for draw in range(args.draws):
                 try:
-                    env = envs.make(name, num_agents, num_turns, args.dataset, args.seed + 1000 * draw)
+                    env = envs.make(name, num_agents, num_turns, args.dataset, args.seed + 1000 * draw, **unsafe)
                 except ValueError as error:
                     fail(error)
                 if not hasattr(env, "demonstrations"):  # the interface's one optional member

@@ -88,7 +88,7 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, **options):
     return env_class(**arguments)
 
 
-def read_rows(dataset, columns, hub, hub_splits, hub_config=None):
+def read_rows(dataset, columns, hub, hub_splits, hub_config=None, say=print):
     """The rows of each split of a dataset that is not "sample".
 
     dataset: "hub" for the environment's own set, another hub id (all of its train and test), or a local file. A file
@@ -97,12 +97,13 @@ def read_rows(dataset, columns, hub, hub_splits, hub_config=None):
     columns: the columns every row must have
     hub, hub_config: id and configuration of the environment's own set
     hub_splits: dict, the slice of the own set for each split, e.g. {"train": "train[:1000]", "test": "test[:1000]"}
+    say: gets a line about how a file was split
 
     Returns dict(split -> list of dicts). Raises ValueError, one sentence, for a file that is missing or malformed, a
     hub that does not answer, a missing column and an empty split.
     """
     if dataset.endswith((".jsonl", ".json", ".parquet")):
-        splits = _split_rows(dataset, _file_rows(dataset))
+        splits = _split_rows(dataset, _file_rows(dataset), say)
     else:
         names = hub_splits if dataset == "hub" else {"train": "train", "test": "test"}
         path, config = (hub, hub_config) if dataset == "hub" else (dataset, None)
@@ -134,14 +135,14 @@ def _file_rows(path):
     return rows
 
 
-def _split_rows(dataset, rows):
+def _split_rows(dataset, rows, say):
     if rows and all("split" in row for row in rows):
-        print(f"--dataset {dataset}: train and test as the column split says")
+        say(f"--dataset {dataset}: train and test as the column split says")
         return {split: [row for row in rows if row["split"] == split] for split in ("train", "test")}
     if len(rows) < 2:
         raise ValueError(f"--dataset {dataset}: {len(rows)} rows cannot be split into train and test; use at least 2.")
     cut = len(rows) - max(1, len(rows) // 10)
-    print(f"--dataset {dataset}: rows 1 to {cut} are train, rows {cut + 1} to {len(rows)} are test")
+    say(f"--dataset {dataset}: rows 1 to {cut} are train, rows {cut + 1} to {len(rows)} are test")
     return {"train": rows[:cut], "test": rows[cut:]}
 
 

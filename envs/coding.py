@@ -211,13 +211,16 @@ def _remarks(agent, names, findings):
 
 def benchmark_rows(dataset, hub, hub_config, hub_splits, columns, number, splits):
     """The rows of each split. Where all tasks are numbered as the benchmark's, its split replaces any other."""
-    found = read_rows(dataset, columns, hub, hub_splits, hub_config)
+    said = []
+    found = read_rows(dataset, columns, hub, hub_splits, hub_config, said.append)
     numbered = {split: [] for split in splits}
     for row in (row for rows in found.values() for row in rows):
         match = re.fullmatch(number, str(row["task_id"]))
         if not match:
             if dataset == "hub":
                 raise ValueError(f"--dataset hub: {hub} has changed (task_id {row['task_id']}); use a local file.")
+            for line in said:
+                print(line)
             return found
         for split, numbers in splits.items():
             if int(match[1]) in numbers:

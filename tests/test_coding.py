@@ -493,7 +493,7 @@ def write_rows(path, rows):
     return str(path)
 
 
-def test_files_keep_the_benchmarks_split(tmp_path):
+def test_files_keep_the_benchmarks_split(tmp_path, capsys):
     rows = [{**row, "task_id": f"HumanEval/{i}"} for i, row in enumerate(samples.coding_tasks("train", 164, 1))]
     env = make("humaneval", dataset=write_rows(tmp_path / "all.jsonl", rows[::-1]))
     ids = {split: sorted(int(t["task_id"].split("/")[1]) for t in env.tasks(split)) for split in env.splits}
@@ -502,7 +502,10 @@ def test_files_keep_the_benchmarks_split(tmp_path):
     assert [t["task_id"] for t in env.tasks("test")] == ["HumanEval/135", "HumanEval/142", "HumanEval/149"]
     # Tasks of other numbering are split as any other file.
     own = [{**row, "task_id": f"mine {i}"} for i, row in enumerate(rows[:20])]
+    said = capsys.readouterr().out
+    assert "split by task number" in said and "rows 1 to" not in said
     env = make("humaneval", dataset=write_rows(tmp_path / "own.jsonl", own))
+    assert "rows 1 to 18 are train, rows 19 to 20 are test" in capsys.readouterr().out
     assert (len(env.tasks("train")), len(env.tasks("test"))) == (18, 2)
     with pytest.raises(ValueError, match="--dataset"):
         make("humaneval", dataset=write_rows(tmp_path / "few.jsonl", rows[:20]))

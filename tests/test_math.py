@@ -34,6 +34,7 @@ def agent_of(path, **changes):
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     stop_ids = torch.tensor(model.generation_config.eos_token_id)
     agent = SimpleNamespace(model=model, tokenizer=AutoTokenizer.from_pretrained(path), stop_ids=stop_ids, share=True)
+    agent.adapter = None
     vars(agent).update(changes)
     return agent
 
@@ -54,7 +55,8 @@ def fake_rollout(module, monkeypatch, env, rewards, generations, joint_mode, gam
     monkeypatch.setattr(module, "encode", lambda agent, prompts, _: [[0] for _ in prompts])
     decoder = SimpleNamespace(batch_decode=lambda ids, skip_special_tokens: [str(g) for (g,) in ids])
     model = SimpleNamespace(device=torch.device("cpu"))
-    agents = [SimpleNamespace(model=model, tokenizer=decoder, stop_ids=torch.tensor([9]))] * env.num_agents
+    agents = [SimpleNamespace(model=model, tokenizer=decoder, stop_ids=torch.tensor([9]), adapter=None)]
+    agents *= env.num_agents
     args = SimpleNamespace(gamma=gamma, max_new_tokens=1, max_batch_tokens=1, env="toy")
 
     def step(branches):

@@ -141,6 +141,18 @@ def test_same_seed_same_numbers_and_evaluation_does_not_disturb(script, run, mod
 
 
 @every_script
+def test_devices_for_all_and_for_each(script, run, model_dir, monkeypatch):
+    """On "cpu" the numbers stay, and "cpu:0", which torch takes for another name, is the second agent's."""
+    went, to = [], torch.nn.Module.to
+    monkeypatch.setattr(torch.nn.Module, "to", lambda model, place: went.append(str(place)) or to(model, place))
+    flags = (*TOY, "--model", model_dir, "--num-iterations", 2)
+    runs = [run(script, *flags, *more) for more in [(), ("--devices", "cpu"), ("--devices", "cpu", "cpu:0")]]
+    metrics = [metrics_of(names["run_dir"]) for names in runs]
+    assert metrics[0] == metrics[1] == metrics[2]
+    assert list(dict.fromkeys(went)) == ["cpu", "cpu:0"] and went.count("cpu:0") == went.count("cpu") / 5
+
+
+@every_script
 def test_resume_gives_the_same_numbers_bit_for_bit(script, run, model_dir, tmp_path, monkeypatch, capsys):
     from toy import Letters
 
@@ -357,6 +369,14 @@ def test_two_processes_make_the_update_of_one(script, model_dir, tmp_path):
     assert metrics_of(run_dir)[1]["train/reward_turn1"] == pytest.approx(mean)
 
 
+def test_processes_with_different_tasks_are_told(model_dir, tmp_path):
+    code = "import os, toy\ntasks = lambda self, split: [{'letter': 'ab'[int(os.environ['RANK'])]}] * 4\n"
+    flags = (*TOY, "--model", model_dir, "--num-iterations", 1, "--output-dir", tmp_path / "runs")
+    process = subprocess_run(SCRIPTS[0], *flags, cwd=tmp_path, processes=2, code=code + "toy.Letters.tasks = tasks")
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode != 0 and "--env toy:Letters: each process has other tasks" in printed
+
+
 @pytest.mark.parametrize("script", [SCRIPTS[0], SCRIPTS[-1]], ids=lambda path: path.stem)  # with a critic and without
 def test_two_processes_resume(script, model_dir, tmp_path):
     code = """
@@ -442,6 +462,8 @@ BAD = {
     "agents": (("--num-agents", 0), "--num-agents"),
     "negative": (("--eval-every", -1), "--eval-every"),
     "learning rate": (("--learning-rate", 0), "--learning-rate"),
+    "device": (("--devices", "nowhere"), "--devices nowhere"),
+    "devices": (("--devices", "cpu", "cpu", "cpu"), "--devices names 3 devices for 2 agents"),
     "output": (("--output-dir", "columns.jsonl/runs"), "--output-dir"),
     "track": (("--track", "trackio"), "--track"),
     "resume": (("--resume", "nosuch"), "--resume"),

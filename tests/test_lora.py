@@ -1,0 +1,127 @@
+"""--lora-rank: agents that share one model's frozen weights, each with an adapter of its own."""
+
+import glob
+import os
+import sys
+
+import pytest
+import torch
+from conftest import CRITIC_FREE, SCRIPTS, save_model
+from safetensors.torch import load_file
+from test_gradient import TOY, slow_gradient, updates  # noqa: F401, a fixture
+from transformers import AutoModelForCausalLM
+
+peft = pytest.importorskip("peft", reason="optional, for --lora-rank; .ci/run installs it")
+every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+
+
+def flags(model_dir, *more):
+    return (*TOY, "--model", model_dir, "--learning-rate", 0.01, "--lora-rank", 3, *more)
+
+
+def own(model, i):
+    return {name: p for name, p in model.state_dict().items() if f".agent_{i}." in name}
+
+
+@every_script
+def test_agents_share_frozen_weights_and_train_their_own(script, run, model_dir, capsys):
+    names = run(script, *flags(model_dir, "--num-iterations", 2))
+    first, second = (agent.model for agent in names["agents"])
+    assert first is second
+    assert "0.00M parameters to train" in capsys.readouterr().out  # 1,344 of them
+    base = AutoModelForCausalLM.from_pretrained(model_dir).state_dict()
+    state = first.state_dict()
+    for name, weight in base.items():
+        name = (
+            name
+            if name in state
+            else name.replace(".weight", ".base_layer.weight").replace(".bias", ".base_layer.bias")
+        )
+        assert torch.equal(state[name], weight)
+    factors = [torch.cat([p.flatten() for name, p in own(first, i).items() if "lora_B" in name]) for i in range(2)]
+    assert all(factor.abs().max() > 1e-3 for factor in factors) and not torch.equal(*factors)  # B starts at 0
+
+
+@every_script
+def test_saved_adapters_load_with_peft_and_a_checkpoint_holds_nothing_else(script, run, model_dir):
+    names = run(script, *flags(model_dir, "--num-iterations", 2))
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    for i, agent in enumerate(names["agents"]):
+        folder = os.path.join(names["run_dir"], f"agent_{i}")
+        assert not glob.glob(os.path.join(folder, "model*.safetensors"))
+        assert all("lora_" in name for name in load_file(os.path.join(folder, "adapter_model.safetensors")))
+        loaded = peft.AutoPeftModelForCausalLM.from_pretrained(folder)
+        agent.model.set_adapter(f"agent_{i}")
+        torch.testing.assert_close(loaded(ids).logits, agent.model(ids).logits)
+        with loaded.disable_adapter():
+            assert (loaded(ids).logits - agent.model(ids).logits).abs().max() > 1e-4
+    state = torch.load(os.path.join(names["run_dir"], "checkpoint", "state.pt"), weights_only=False)
+    for i, weights in enumerate(state["models"]):
+        of_model = {name for name in weights if not name.startswith(("1.", "2."))}  # those are ippo's value functions
+        assert of_model and all(f".agent_{i}." in name for name in of_model)
+
+
+@every_script
+def test_resume_gives_the_same_numbers(script, run, model_dir):
+    more = ("--save-every", 1, "--no-anneal-lr")
+    whole = run(script, *flags(model_dir, "--num-iterations", 3, *more))
+    part = run(script, *flags(model_dir, "--num-iterations", 2, *more))
+    rest = run(script, "--resume", part["run_dir"], "--num-iterations", 3)
+    for i in range(2):
+        ours, theirs = own(rest["agents"][i].model, i), own(whole["agents"][i].model, i)
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_gradient_of_an_adapter_follows_from_that_of_the_weights(run, updates, model_dir):  # noqa: F811
+    """W + 2 B A with B = 0: dL/dB = 2 dL/dW A^T, and dL/dA = 0."""
+    script = CRITIC_FREE[0]
+    names = run(script, *TOY, "--model", model_dir, "--lora-rank", 3, "--num-turns", 2)
+    assert len(updates) == 2
+    for i, turns, gradients in updates:
+        model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64)
+        of_weights = dict(
+            zip([name for name, _ in model.named_parameters()], slow_gradient(script, model, i, turns, 1.0, 1.0, 24))
+        )
+        adapters = {name: p for name, p in names["agents"][i].model.named_parameters() if f".agent_{i}." in name}
+        assert len(adapters) == len(gradients) == 2 * 7 * 2  # A and B of seven matrices in two layers
+        for name, gradient in zip(adapters, gradients):
+            if "lora_A" in name:
+                assert gradient.abs().max() == 0
+                continue
+            A = adapters[name.replace("lora_B", "lora_A")].double()
+            expected = 2 * of_weights[name.replace(f".lora_B.agent_{i}", "")] @ A.T
+            assert expected.abs().max() > 1e-6
+            torch.testing.assert_close(gradient.double(), expected, rtol=1e-3, atol=1e-7)
+
+
+def test_different_models_have_adapters_of_their_own(run, model_dir, tmp_path):
+    other = save_model(tmp_path / "other", seed=1, num_hidden_layers=1)
+    names = run(CRITIC_FREE[0], *TOY, "--model", model_dir, other, "--lora-rank", 3)
+    models = [agent.model for agent in names["agents"]]
+    assert models[0] is not models[1] and [set(m.peft_config) for m in models] == [{"agent_0"}, {"agent_1"}]
+
+
+def test_an_adapter_can_be_evaluated_but_not_trained_on(run, model_dir, capsys):
+    trained = run(CRITIC_FREE[0], *flags(model_dir, "--num-iterations", 2))
+    folders = [os.path.join(trained["run_dir"], f"agent_{i}") for i in range(2)]
+    names = run(CRITIC_FREE[0], *TOY, "--model", *folders, "--num-iterations", 0)
+    last = trained["evaluations"][-1]
+    assert names["evaluations"] == pytest.approx([last]) and last != trained["evaluations"][0]
+    with pytest.raises(SystemExit):
+        run(CRITIC_FREE[0], *TOY, "--model", *folders)
+    assert "an adapter, whose weights are frozen; merge it" in capsys.readouterr().err
+
+
+@every_script
+def test_without_peft_one_sentence(script, run, model_dir, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(SystemExit):
+        run(script, *flags(model_dir))
+    assert capsys.readouterr().err.endswith("error: --lora-rank 3: peft is not installed; pip install peft.\n")
+
+
+def test_a_critic_of_its_own_does_not_go_with_adapters(run, model_dir, capsys):
+    (ippo,) = set(SCRIPTS) - set(CRITIC_FREE)
+    with pytest.raises(SystemExit):
+        run(ippo, *flags(model_dir, "--use-separate-critic"))
+    assert "--use-separate-critic trains whole models, --lora-rank adapters" in capsys.readouterr().err
