@@ -4,6 +4,10 @@ The plain way samples with `generate(num_return_sequences=G)`, and trains on a p
 completion: its prompt is computed G times, and every position goes through lm_head. Both run in this process, in
 turns; what counts is the ratio of the medians, not the seconds of one machine.
 
+The floor is the time of the script's own matrix products, attention among them, as bare calls: all products that one
+iteration makes are recorded with their shapes, and each is then called by itself on tensors of that shape. What is
+above it is everything else: norms, activations, copies, masks, random numbers, the optimizer, Python.
+
     python benchmarks/throughput.py              fixed lengths: P = 400, C = 100, G = 8, B = 4
     python benchmarks/throughput.py --natural    sample posts, and completions that end where the model ends them
     python benchmarks/throughput.py --scaling    how time and memory grow with tasks, agents and generations
@@ -19,12 +23,15 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import torch
 import transformers
 import tyro
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -133,6 +140,43 @@ def timed(function, *args):
     return result, time.perf_counter() - began
 
 
+class Products(TorchDispatchMode):
+    """Counts the matrix products that run inside, by operator and shapes."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name in ("mm", "addmm", "bmm", "baddbmm") or "scaled_dot_product" in name:
+            shape = lambda x: ("tensor", tuple(x.shape), x.stride(), x.dtype, x.device)
+            shapes = tree_map_only(torch.Tensor, shape, (tuple(args), tuple((kwargs or {}).items())))
+            self.calls[func, shapes] += 1
+        return func(*args, **(kwargs or {}))
+
+    def seconds(self):
+        """What all of them take as bare calls: the best of three means of each, times its number."""
+
+        def build(x):
+            if isinstance(x, tuple) and x and x[0] == "tensor":
+                _, shape, stride, dtype, device = x
+                tensor = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+                return tensor.normal_() if dtype.is_floating_point else tensor.fill_(1)
+            return type(x)(map(build, x)) if isinstance(x, (tuple, list)) else x
+
+        total = 0.0
+        for (func, (args, kwargs)), count in self.calls.items():
+            args, kwargs, times = build(args), dict(build(kwargs)), []
+            for _ in range(3):
+                began = time.perf_counter()
+                for _ in range(min(count, 20)):
+                    func(*args, **kwargs)
+                times.append((time.perf_counter() - began) / min(count, 20))
+            total += min(times) * count
+        return total
+
+
 def compare(args):
     script, agent, prompts = prepare(args)
     optimizer = torch.optim.AdamW(agent.model.parameters(), lr=0.0)
@@ -164,6 +208,17 @@ def compare(args):
         plain_median, ours_median = (statistics.median(column) for column in zip(*pairs))
         ratios = " ".join(f"{plain / ours:.1f}" for plain, ours in pairs)
         print(f"| {name} | {plain_median:.3f} | {ours_median:.3f} | **{plain_median / ours_median:.2f}** | {ratios} |")
+    with Products() as of_sampling:
+        drawn = ours_sample(args, script, agent, prompts)
+    with Products() as of_training:
+        ours_train(args, script, agent, prompts, drawn)
+    optimizer.zero_grad()
+    floors = {"sampling": of_sampling.seconds(), "training": of_training.seconds()}
+    floors["whole iteration"] = sum(floors.values())
+    print("\n| part | products alone, s | ours over that |\n|---|---|---|")
+    for name, floor in floors.items():
+        ours_median = statistics.median(ours for _, ours in seconds[name])
+        print(f"| {name} | {floor:.3f} | **{ours_median / floor:.2f}** |")
     print("\ntokens/s of sampling:", ", ".join(f"{name} {statistics.median(r[1:]):.0f}" for name, r in rates.items()))
     worst = max((ours[key] - plain_row).abs().max().item() for key, plain_row in plain.items())
     scale = max(g.abs().max() for g in plain_gradient)
