@@ -1,6 +1,7 @@
 """Learning curves and a table from results/*.csv of benchmarks/compare.py. Needs matplotlib.
 
     python benchmarks/plot.py --results results/tldr.csv --output docs/tldr
+    python benchmarks/plot.py --scaling                        results/scaling.csv of benchmarks/scaling.py
 
 A curve is the interquartile mean over seeds (Agarwal et al., 2021: the mean of the middle half), interpolated at equal
 numbers of sampled tokens; the band is its 95% bootstrap interval over seeds. The table compares the runs where the one
@@ -30,6 +31,7 @@ class Args:
     output: str = "docs/tldr"  # .png and .md are added
     metric: str = "return"
     samples: int = 2000  # of the bootstrap
+    scaling: bool = False  # draw results/scaling.csv to docs/scaling.png instead
 
 
 def interquartile_mean(values):  # (..., seeds) -> (...)
@@ -47,8 +49,34 @@ def interval(values, samples, rng):  # (points, seeds) -> (2, points)
     return np.percentile(draws, [2.5, 97.5], axis=-1)
 
 
+def draw_scaling():
+    """A panel for each quantity: time over computed tokens, beside a line through the first point that is linear."""
+    with open("results/scaling.csv") as file:
+        file.readline()
+        rows = [row for row in csv.DictReader(file) if row["part"] == "curves"]
+    names = list(dict.fromkeys(row["what"] for row in rows))
+    figure, panels = plt.subplots(2, 3, figsize=(9, 5), dpi=150)
+    for name, axes in zip(names, panels.flat):
+        tokens, seconds = np.array([(row["tokens"], row["seconds"]) for row in rows if row["what"] == name], float).T
+        values = [row["value"] for row in rows if row["what"] == name]
+        axes.loglog(tokens, seconds, "o-", color=COLORS[0], linewidth=2)
+        axes.loglog(tokens, seconds[0] * tokens / tokens[0], "--", color="gray", linewidth=1)
+        for value, *point in zip(values, tokens, seconds):
+            axes.annotate(value, point, textcoords="offset points", xytext=(4, -10), fontsize=7)
+        axes.set_title(name.replace("_", " "), fontsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+    figure.supxlabel("tokens computed (of prompts once, of completions)", fontsize=9)
+    figure.supylabel("seconds to sample and train; dashed: linear", fontsize=9)
+    figure.tight_layout()
+    figure.savefig("docs/scaling.png")
+
+
 if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
+    if args.scaling:
+        draw_scaling()
+        sys.exit()
     with open(args.results) as file:
         stamp = file.readline().removeprefix("# ").strip()
         rows = list(csv.DictReader(file))

@@ -10,21 +10,18 @@ above it is everything else: norms, activations, copies, masks, random numbers, 
 
     python benchmarks/throughput.py              fixed lengths: P = 400, C = 100, G = 8, B = 4
     python benchmarks/throughput.py --natural    sample posts, and completions that end where the model ends them
-    python benchmarks/throughput.py --scaling    how time and memory grow with tasks, agents and generations
 """
 
 import importlib
 import math
-import multiprocessing
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import torch
@@ -46,12 +43,10 @@ class Args:
     completion_tokens: int = 100  # C
     num_generations: int = 8  # G
     num_tasks: int = 4  # B
-    num_agents: int = 1  # N, for --scaling
     max_batch_tokens: int = 16384  # as in the script
     rounds: int = 5  # of both, in turns
     threads: int = 1  # of torch
     natural: bool = False  # sample posts and the model's own stop token, instead of fixed lengths
-    scaling: bool = False  # growth with B, N, G instead of the comparison
 
 
 def prepare(args):
@@ -226,39 +221,6 @@ def compare(args):
     print(f"largest difference of a log-probability: {worst:.1e}; of a gradient, over the largest entry: {gap:.1e}")
 
 
-def measure(args):
-    """Medians of one point in a fresh process: (sampling s, training s, peak resident MiB)."""
-    script, first, prompts = prepare(args)
-    agents = [first] + [prepare(args)[1] for _ in range(args.num_agents - 1)]
-    sampling, training = [], []
-    for _ in range(args.rounds + 1):
-        pairs = [timed(ours_sample, args, script, agent, prompts) for agent in agents]
-        sampling.append(sum(spent for _, spent in pairs))
-        training.append(sum(timed(ours_train, args, script, a, prompts, d)[1] for a, (d, _) in zip(agents, pairs)))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return statistics.median(sampling[1:]), statistics.median(training[1:]), peak
-
-
-def scaling(args):
-    args = replace(args, rounds=min(args.rounds, 3))
-    context = multiprocessing.get_context("spawn")
-    print(
-        "| what | value | sampling, s | training, s | ms a completion | peak memory, MiB |\n|---|---|---|---|---|---|"
-    )
-    for name, values in {
-        "num_tasks": (2, 4, 8, 16, 32),
-        "num_agents": (1, 2, 4),
-        "num_generations": (2, 8, 32, 64),
-    }.items():
-        for value in values:
-            point = replace(args, **{name: value})
-            with context.Pool(1) as pool:
-                sampling, training, peak = pool.apply(measure, (point,))
-            count = point.num_tasks * point.num_agents * point.num_generations
-            each = 1000 * (sampling + training) / count
-            print(f"| {name} | {value} | {sampling:.3f} | {training:.3f} | {each:.1f} | {peak:.0f} |", flush=True)
-
-
 if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
     git = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
@@ -266,4 +228,4 @@ if __name__ == "__main__":
         f"torch {torch.__version__}, transformers {transformers.__version__}, Python {platform.python_version()}"
     )
     print(f"commit {git.stdout.strip()}, {versions}, {platform.machine()}, {args.threads} thread(s)\n{args}\n")
-    scaling(args) if args.scaling else compare(args)
+    compare(args)

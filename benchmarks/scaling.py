@@ -1,0 +1,191 @@
+"""How time and memory grow: with agents, generations, tasks, turns, prompts, processes, data, and with LoRA.
+
+    python benchmarks/scaling.py                          all parts
+    python benchmarks/scaling.py --parts curves lora      some of them
+
+curves: `sample` and the gradient of a script for models/tiny, in a process for each point, as throughput.py has them.
+    A turn answers the turn before: its prompts are prompt and completion, one for each of the G joint actions.
+processes: tokens/s of one process and of two under torchrun, a thread each, in turns.
+start: seconds from the command to the end of an evaluation of one task, with data files of different length.
+lora: two agents with whole weights and with adapters on one shared model, of random weights.
+
+Writes results/scaling.csv; plot.py --scaling draws the curves.
+"""
+
+import csv
+import glob
+import json
+import multiprocessing
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field, replace
+from datetime import date
+from importlib.metadata import version
+
+import tyro
+from throughput import ROOT, ours_sample, ours_train, prepare, timed
+from throughput import Args as Point
+
+CURVES = {
+    "num_agents": (1, 2, 4, 8),
+    "num_tasks": (2, 4, 8, 16, 32),
+    "num_generations": (2, 4, 8, 16, 32, 64),
+    "num_turns": (1, 2, 3),
+    "prompt_tokens": (250, 500, 1000, 2000, 4000),
+    "completion_tokens": (50, 100, 200, 400),
+}
+SMALLER = {  # so that the largest point of the curve takes seconds
+    "num_turns": {"num_generations": 4, "num_tasks": 2, "prompt_tokens": 100, "completion_tokens": 50},
+    "prompt_tokens": {"num_tasks": 2, "completion_tokens": 50},
+    "completion_tokens": {"num_tasks": 2},
+}
+
+
+@dataclass
+class Args:
+    parts: list[str] = field(default_factory=lambda: ["curves", "processes", "start", "lora"])
+    script: str = "magrpo"  # whose functions and whose runs are measured
+    rounds: int = 3  # medians are over these
+    lora_hidden: int = 512  # hidden size of the model in lora, of 8 layers
+
+
+def measure(point, num_agents, num_turns, rounds):
+    """Medians of one point: (sampling s, training s, tokens computed, peak resident MiB)."""
+    script, first, prompts = prepare(point)
+    agents = [first] + [prepare(point)[1] for _ in range(num_agents - 1)]
+    sampling, training = [], []
+    for _ in range(rounds + 1):  # the first warms up
+        spent, tokens = [0.0, 0.0], 0
+        for agent in agents:
+            asked = prompts
+            for _ in range(num_turns):
+                drawn, seconds = timed(ours_sample, point, script, agent, asked)
+                spent[0] += seconds
+                spent[1] += timed(ours_train, point, script, agent, asked, drawn)[1]
+                tokens += sum(map(len, asked)) + sum(len(ids) for group in drawn for ids, _ in group)
+                asked = [prompt + ids for prompt, group in zip(asked, drawn) for ids, _ in group]
+            agent.model.zero_grad()
+        sampling.append(spent[0])
+        training.append(spent[1])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return statistics.median(sampling[1:]), statistics.median(training[1:]), tokens, peak
+
+
+def curves(args):
+    print("\n| what | value | sampling, s | training, s | tokens | us a token | peak memory, MiB |")
+    print("|---|---|---|---|---|---|---|")
+    for name, values in CURVES.items():
+        for value in values:
+            sizes = SMALLER.get(name, {}) | {name: value}
+            agents, turns = sizes.pop("num_agents", 1), sizes.pop("num_turns", 1)
+            point = replace(Point(script=args.script), **sizes)
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                sampling, training, tokens, peak = pool.apply(measure, (point, agents, turns, args.rounds))
+            each = 1e6 * (sampling + training) / tokens
+            print(
+                f"| {name} | {value} | {sampling:.2f} | {training:.2f} | {tokens} | {each:.0f} | {peak:.0f} |",
+                flush=True,
+            )
+            yield {"part": "curves", "what": name, "value": value, "seconds": sampling + training} | {
+                "sampling": sampling, "training": training, "tokens": tokens, "peak_mib": peak
+            }  # fmt: skip
+
+
+def run(args, flags, processes=1):
+    """A run of the script: (metrics of its iterations, seconds, peak resident MiB of its largest process)."""
+    with tempfile.TemporaryDirectory() as folder:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        command = [sys.executable, *(torchrun if processes > 1 else []), os.path.join(ROOT, f"{args.script}.py")]
+        command += ["--output-dir", folder, "--eval-every", "1000", "--save-every", "1000", *map(str, flags)]
+        began = time.perf_counter()
+        with open(os.path.join(folder, "log"), "w+") as log:
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=log, stderr=log
+            )
+            _, status, usage = os.wait4(process.pid, 0)
+            if status:
+                log.seek(0)
+                sys.exit(f"{' '.join(command)} failed:\n{log.read()[-2000:]}")
+        (path,) = glob.glob(os.path.join(folder, "*", "metrics.jsonl"))
+        with open(path) as file:
+            lines = [json.loads(line) for line in file]
+        return [line for line in lines if line["iteration"]], time.perf_counter() - began, usage.ru_maxrss / 1024
+
+
+def processes(args):
+    flags = ("--env", "tldr", "--num-tasks", 8, "--num-iterations", 8, "--eval-tasks", 2)
+    ratios = []
+    print("\n| round | tokens/s, one process | two processes | ratio |\n|---|---|---|---|")
+    for round in range(args.rounds):
+        one, two = (
+            statistics.median(line["tokens_per_second"] for line in run(args, flags, count)[0][2:]) for count in (1, 2)
+        )
+        ratios.append(two / one)
+        print(f"| {round + 1} | {one:.0f} | {two:.0f} | **{two / one:.2f}** |", flush=True)
+        yield {"part": "processes", "what": "ratio", "value": round + 1, "ratio": two / one}
+    print(f"\nmedian ratio {statistics.median(ratios):.2f}, {os.cpu_count()} cores")
+
+
+def start(args):
+    print("\n| tasks in the file | seconds to the end of an evaluation of one |\n|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        for count in (100, 10_000):
+            path = os.path.join(folder, f"{count}.jsonl")
+            with open(path, "w") as file:
+                for i in range(count):
+                    text = f"SUBREDDIT: r/a\n\nTITLE: Post {i}\n\nPOST: {'My neighbor is loud. ' * 40}\n\nTL;DR:"
+                    file.write(json.dumps({"prompt": text, "completion": f"My neighbor {i} is loud."}) + "\n")
+            flags = ("--env", "tldr", "--dataset", path, "--num-iterations", 0, "--eval-tasks", 1)
+            seconds = statistics.median(run(args, flags)[1] for _ in range(args.rounds))
+            print(f"| {count} | {seconds:.1f} |", flush=True)
+            yield {"part": "start", "what": "tasks", "value": count, "seconds": seconds}
+
+
+def lora(args):
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    print("\n| two agents train | s an iteration | peak memory, MiB |\n|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        config = AutoConfig.from_pretrained(os.path.join(ROOT, "models", "tiny"))
+        config.update({"hidden_size": args.lora_hidden, "intermediate_size": 3 * args.lora_hidden})
+        config.update({"num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4})
+        config.layer_types = ["full_attention"] * 8
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(os.path.join(ROOT, "models", "tiny")).save_pretrained(folder)
+        flags = ("--env", "tldr", "--model", folder, "--num-iterations", 3, "--num-tasks", 2, "--eval-tasks", 1)
+        flags += ("--max-new-tokens", 32)
+        for what, more in (("all weights", ()), ("a LoRA of rank 8", ("--lora-rank", 8))):
+            lines, _, peak = run(args, (*flags, *more))
+            seconds = statistics.median(sum(v for k, v in x.items() if k.startswith("time/")) for x in lines[1:])
+            print(f"| {what} | {seconds:.2f} | {peak:.0f} |", flush=True)
+            yield {"part": "lora", "what": what, "seconds": seconds, "peak_mib": peak}
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args, description=__doc__)
+    git = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--exclude", "*"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    versions = ", ".join(f"{package} {version(package)}" for package in ("torch", "transformers"))
+    stamp = f"commit {commit}; {versions}, Python {platform.python_version()}, {platform.machine()}, "
+    stamp += f"{os.cpu_count()} cores, 1 thread a process; {date.today()}; {args}"
+    print(stamp)
+    parts = {"curves": curves, "processes": processes, "start": start, "lora": lora}
+    if unknown := set(args.parts) - set(parts):
+        sys.exit(f"scaling.py: error: --parts {' '.join(unknown)}: the parts are {', '.join(parts)}.")
+    rows = [row for name in args.parts for row in parts[name](args)]
+    os.makedirs(os.path.join(ROOT, "results"), exist_ok=True)
+    path = os.path.join(ROOT, "results", "scaling.csv")
+    with open(path, "w", newline="") as file:
+        file.write(f"# {stamp}\n")
+        writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row))
+        writer.writeheader()
+        writer.writerows(rows)
+    print(path)
