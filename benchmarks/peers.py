@@ -1,0 +1,324 @@
+"""Our scripts against comlrl and trl: same model, prompts, lengths, generations, agents and updates, in turns.
+
+    python benchmarks/peers.py
+    python benchmarks/peers.py --device cuda --workloads qwen2.5-0.5b qwen3-1.7b
+
+The first run makes a virtual environment for the peers in benchmarks/.peers-venv. Every contestant is a process of its
+own, in every round; ours is `python magrpo.py ...` as a user gives it. What counts is the ratio theirs/ours of one
+round: the two ran one right after the other, and who goes first alternates. Seconds are an update's, from sampling to
+the optimizer step, without loading, evaluation and saving; the first update of a process warms up.
+
+Models have random weights: speed does not depend on what a model has learnt, but for where its completions end. That
+is set: in the workloads a and b, and on a GPU, they run to their full length; in c they stop with the same chance at
+every token. Prompts are random words.
+"""
+
+import csv
+import glob
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from importlib.metadata import version
+from typing import Literal
+
+import tyro
+
+# This process stays small, without torch: Linux counts what it holds at most among its children's peak memory.
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+CHILD = os.path.join(ROOT, "benchmarks", "peers_child.py")
+VENV = os.path.join(ROOT, "benchmarks", ".peers-venv")
+# torch and transformers as in requirements.txt: both sides compute with the same kernels. One environment holds both
+# peers, which take these versions.
+PACKAGES = ("torch==2.13.0", "transformers==5.23.0", "comlrl==1.4.3", "trl==1.16.0")
+LEARNING_RATE = 1e-6  # so small that the chance to stop stays what it is
+
+
+@dataclass
+class Args:
+    workloads: list[str] = field(default_factory=lambda: ["a", "b", "c"])  # keys of WORKLOADS
+    comparisons: list[str] = field(default_factory=lambda: list(COMPARISONS))  # keys of COMPARISONS
+    rounds: int = 5  # of all contestants
+    updates: int = 3  # measured in each process, after one that warms up; the median counts
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: int = 1  # of each process
+    seed: int = 1  # of model and prompts; the round is added for sampling
+    trl_rows: int = 0  # completions in a training batch of trl, where memory forbids the whole rollout; 0: all of it
+    shrink: bool = False  # tiny sizes, to see whether everything runs; measures nothing
+    pip_args: str = ""  # of the peers' installation, as one string, such as an index with CPU builds of torch
+    output: str | None = None  # table of the rows; by default results/peers.csv, or in the run's folder with --shrink
+
+
+@dataclass
+class Workload:
+    config: dict  # of the model
+    prompt_tokens: int = 400  # P, with the chat template
+    completion_tokens: int = 100  # C
+    num_generations: int = 8  # G
+    num_tasks: int = 4  # B, of an update
+    stop: float = 0.0  # chance of the stop token at every step
+
+
+TINY = {
+    "model_type": "qwen2", "vocab_size": 1075, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096, "tie_word_embeddings": True,
+}  # fmt: skip
+ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rms_norm_eps": 1e-6}
+LONG = {"prompt_tokens": 512, "completion_tokens": 256}
+WORKLOADS = {
+    # models/tiny with random weights
+    "a": Workload(TINY),
+    # a real vocabulary on a small model, so that the head is most of the work
+    "b": Workload(
+        TINY | {"vocab_size": 151_936, "hidden_size": 256, "intermediate_size": 768},
+        completion_tokens=64,
+        num_generations=4,
+        num_tasks=2,
+    ),
+    # 30 tokens on average, between 1 and 100
+    "c": Workload(TINY, num_tasks=8, stop=1 / 31),
+    # the shapes of these models, as in their config.json
+    "qwen2.5-0.5b": Workload(
+        {
+            "model_type": "qwen2", "vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864,
+            "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
+            "max_position_embeddings": 32_768, "tie_word_embeddings": True, **ROPE,
+        },
+        **LONG,
+    ),
+    "qwen3-1.7b": Workload(
+        {
+            "model_type": "qwen3", "vocab_size": 151_936, "hidden_size": 2048, "intermediate_size": 6144,
+            "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+            "max_position_embeddings": 40_960, "tie_word_embeddings": True, **ROPE,
+        },
+        **LONG,
+    ),
+}  # fmt: skip
+
+# name: (our script, its further arguments, the peer, number of agents)
+COMPARISONS = {
+    "magrpo-comlrl": ("magrpo", (), "comlrl MAGRPOTrainer", 2),
+    # one step per rollout, as the peer does; ours makes four by default
+    "ippo-comlrl": ("ippo", ("--update-epochs", "1", "--num-minibatches", "1"), "comlrl IACTrainer", 2),
+    "magrpo-trl": ("magrpo", (), "trl GRPOTrainer", 1),
+    "marloo-trl": ("marloo", (), "trl RLOOTrainer", 1),
+}
+
+
+def shrunk(workload):
+    small = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    small |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    if "head_dim" in workload.config:
+        small["head_dim"] = 8
+    config = workload.config | small
+    return replace(workload, config=config, prompt_tokens=40, completion_tokens=8, num_generations=4, num_tasks=2)
+
+
+def install(args):
+    """The peers' interpreter, in an environment that is made when it is not there as PACKAGES says."""
+    python, marker = os.path.join(VENV, "bin", "python"), os.path.join(VENV, "packages.txt")
+    wanted = "\n".join(PACKAGES)
+    if os.path.exists(marker):
+        with open(marker) as file:
+            if file.read() == wanted:
+                return python
+    print(f"installing {', '.join(PACKAGES)} and what they need in {VENV} (gigabytes; git ignores it)", flush=True)
+    shutil.rmtree(VENV, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", VENV], check=True)
+    with open(os.path.join(VENV, ".gitignore"), "w") as file:
+        file.write("*\n")
+    subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES, *args.pip_args.split()], check=True)
+    with open(marker, "w") as file:
+        file.write(wanted)
+    return python
+
+
+def run(args, command, log, **variables):
+    """Runs a contestant. Returns None, or why it failed: the last line that it wrote, and where all of it is."""
+    env = os.environ | {"OMP_NUM_THREADS": str(args.threads), "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
+    if args.device == "cpu":
+        env["CUDA_VISIBLE_DEVICES"] = ""  # our scripts take a GPU where they see one
+    with open(log, "w") as file:
+        done = subprocess.run(command, cwd=ROOT, env=env | variables, stdout=file, stderr=subprocess.STDOUT)
+    if done.returncode == 0:
+        return None
+    with open(log, errors="replace") as file:
+        lines = [line.strip() for line in file if line.strip()]
+    return f"{lines[-1] if lines else 'nothing written'} (exit code {done.returncode}; {os.path.relpath(log, ROOT)})"
+
+
+def run_child(args, python, job, folder):
+    path = os.path.join(folder, "job.json")
+    with open(path, "w") as file:
+        json.dump(job, file)
+    return run(args, [python, CHILD, path], os.path.join(folder, "log.txt"))
+
+
+def job_of(args, name, workload, folder):
+    """What all contestants of a workload share."""
+    job = {"model": os.path.join(folder, "model"), "prompts": os.path.join(folder, "prompts.jsonl")}
+    job |= {"workload": name, "seed": args.seed, "device": args.device, "bf16": args.device == "cuda"}
+    job |= {"updates": args.updates, "learning_rate": LEARNING_RATE, "trl_rows": args.trl_rows}
+    # as many prompts as tasks, each used once, and one for our evaluation, which is always made
+    return job | asdict(workload) | {"num_prompts": workload.num_tasks * (args.updates + 1) + 1}
+
+
+def prepare(args, name, workload, folder):
+    """Makes model and prompts of a workload; returns the job that all contestants share."""
+    os.makedirs(folder)
+    job = job_of(args, name, workload, folder)
+    if error := run_child(args, sys.executable, job | {"task": "prepare"}, folder):
+        sys.exit(f"workload {name} could not be made: {error}")
+    return job
+
+
+def run_ours(args, job, script, more, num_agents, folder):
+    """Seconds and tokens of each measured update, and peak memory; or an error."""
+    command = [sys.executable, f"{script}.py", "--env", "benchmarks.peers_child:Prompts", "--dataset", job["prompts"]]
+    command += ["--model", job["model"], "--num-agents", num_agents, "--num-iterations", job["updates"] + 1]
+    command += ["--num-tasks", job["num_tasks"], "--num-generations", job["num_generations"]]
+    command += ["--max-new-tokens", job["completion_tokens"], "--learning-rate", job["learning_rate"]]
+    # the whole rollout in one batch, as the peers have it
+    rows = job["num_tasks"] * job["num_generations"]
+    command += ["--max-batch-tokens", rows * (job["prompt_tokens"] + job["completion_tokens"])]
+    # evaluation cannot be switched off: one task, before the first update and after the last, outside of the times
+    command += ["--eval-tasks", 1, "--eval-every", 10**6, "--save-every", 10**6]
+    command += ["--seed", job["seed"], "--output-dir", folder, *more]
+    peak = os.path.join(folder, "peak.json")
+    if error := run(args, list(map(str, command)), os.path.join(folder, "log.txt"), PEERS_PEAK=peak):
+        return {"error": error}
+    (metrics,) = glob.glob(os.path.join(folder, "*", "metrics.jsonl"))
+    with open(metrics) as file:
+        lines = [json.loads(line) for line in file]
+    lines = [line for line in lines if line["iteration"] > 1]  # 0 is the evaluation before training, 1 warms up
+    seconds = [sum(value for key, value in line.items() if key.startswith("time/")) for line in lines]
+    tokens = [rows * sum(line[f"agent_{i}/completion_length"] for i in range(num_agents)) for line in lines]
+    with open(peak) as file:
+        return {"seconds": seconds, "tokens": tokens, **json.load(file)}
+
+
+def run_theirs(args, python, job, peer, num_agents, folder):
+    result = os.path.join(folder, "result.json")
+    if error := run_child(args, python, job | {"task": peer, "num_agents": num_agents, "result": result}, folder):
+        return {"error": error}
+    with open(result) as file:
+        return json.load(file)
+
+
+def row_of(job, round, comparison, side, contestant, num_agents, result):
+    """A line of the table of rows. An error leaves the numbers empty."""
+    row = {"workload": job["workload"], "round": round, "comparison": comparison, "side": side}
+    row |= {"contestant": contestant, "agents": num_agents, "seed": job["seed"]}
+    numbers = dict.fromkeys(("seconds", "tokens_per_second", "completion_length", "peak_mib"), "")
+    if "error" not in result:
+        completions = len(result["seconds"]) * job["num_tasks"] * job["num_generations"] * num_agents
+        numbers["seconds"] = statistics.median(result["seconds"])
+        numbers["tokens_per_second"] = sum(result["tokens"]) / sum(result["seconds"])
+        numbers["completion_length"] = sum(result["tokens"]) / completions
+        numbers["peak_mib"] = result["peak_mib"]
+    return row | numbers | {"error": result.get("error", "")}
+
+
+def table(rows):
+    """Markdown: medians over the rounds, and the ratio theirs/ours of each round."""
+    lines = ["| workload | agents | ours | theirs | ours, s | theirs, s | theirs/ours, median (lowest to highest) |"]
+    lines[0] += " ours, tokens/s | theirs, tokens/s | ours, MiB | theirs, MiB |"
+    lines.append("|---" * 11 + "|")
+    for workload, comparison in dict.fromkeys((row["workload"], row["comparison"]) for row in rows):
+        both = [row for row in rows if (row["workload"], row["comparison"]) == (workload, comparison)]
+        sides = {side: [row for row in both if row["side"] == side] for side in ("ours", "theirs")}
+
+        def cell(side, key, form, sides=sides):
+            good = [row[key] for row in sides[side] if not row["error"]]
+            bad = len(sides[side]) - len(good)
+            parts = [format(statistics.median(good), form)] if good else []
+            parts += [f"failed{f' {bad} times' if good else ''}"] if bad else []
+            return ", ".join(parts)
+
+        seconds = {side: {row["round"]: row["seconds"] for row in sides[side] if not row["error"]} for side in sides}
+        ratios = [seconds["theirs"][r] / ours for r, ours in seconds["ours"].items() if r in seconds["theirs"]]
+        ratio = "failed"
+        if ratios:
+            ratio = f"**{statistics.median(ratios):.2f}** ({min(ratios):.2f} to {max(ratios):.2f})"
+        names = [sides[side][0]["contestant"] if sides[side] else "" for side in sides]
+        cells = [workload, str(both[0]["agents"]), *names, cell("ours", "seconds", ".3f")]
+        cells += [cell("theirs", "seconds", ".3f"), ratio]
+        cells += [cell(side, key, ".0f") for key in ("tokens_per_second", "peak_mib") for side in sides]
+        lines.append("| " + " | ".join(cells) + " |")
+    failures = [f"{row['contestant']}, workload {row['workload']}, round {row['round']}" for row in rows]
+    lines += [f"\nfailed: {what}: {row['error']}" for what, row in zip(failures, rows) if row["error"]]
+    return "\n".join(lines)
+
+
+def cpu_model():
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo") as file:
+            return next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "")
+    return platform.processor()
+
+
+def about(args, commit, theirs):
+    """Commit, versions and machine; the first line of the table of rows."""
+    ours = {package: version(package) for package in ("torch", "transformers")}
+    say = lambda versions: ", ".join(f"{package} {number}" for package, number in versions.items())
+    device = cpu_model()
+    if args.device == "cuda":
+        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        device += ", " + subprocess.run(query, capture_output=True, text=True).stdout.splitlines()[0]
+    return (
+        f"commit {commit}; ours: {say(ours)}; theirs: {say(theirs) or 'unknown'}; Python {platform.python_version()}, "
+        f"{platform.machine()}, {device}, {args.threads} thread(s); {datetime.now():%Y-%m-%d}; {args}"
+    )
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args, description=__doc__)
+    for what, known in (("workloads", WORKLOADS), ("comparisons", COMPARISONS)):
+        if unknown := [name for name in getattr(args, what) if name not in known]:
+            sys.exit(f"peers.py: error: --{what} {' '.join(unknown)}: use some of {', '.join(known)}.")
+    python = install(args)
+    git = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--exclude", "*"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()  # now: a run takes long
+    work = os.path.join(ROOT, "runs", f"peers-{datetime.now():%Y%m%d-%H%M%S}")
+    output = args.output or os.path.join(work if args.shrink else os.path.join(ROOT, "results"), "peers.csv")
+    workloads = {name: shrunk(WORKLOADS[name]) if args.shrink else WORKLOADS[name] for name in args.workloads}
+    jobs = {name: prepare(args, name, workload, os.path.join(work, name)) for name, workload in workloads.items()}
+    rows, versions = [], {}
+    for round in range(args.rounds):
+        for name, job in jobs.items():
+            for comparison in args.comparisons:
+                script, more, peer, num_agents = COMPARISONS[comparison]
+                sampling = job | {"seed": args.seed + round}
+                for side in ("ours", "theirs") if round % 2 == 0 else ("theirs", "ours"):
+                    folder = os.path.join(work, name, f"{comparison}-{side}-{round}")
+                    os.makedirs(folder)
+                    if side == "ours":
+                        result = run_ours(args, sampling, script, more, num_agents, folder)
+                        # a finished run leaves a checkpoint and models of no use; what failed stays to be read
+                        for path in [] if "error" in result else glob.glob(os.path.join(folder, "*", "")):
+                            shutil.rmtree(path)
+                    else:
+                        result = run_theirs(args, python, sampling, peer, num_agents, folder)
+                        versions |= result.get("versions", {})
+                    contestant = f"{script}.py" if side == "ours" else peer
+                    rows.append(row_of(sampling, round, comparison, side, contestant, num_agents, result))
+                    what = rows[-1]["error"] or f"{rows[-1]['seconds']:.3f} s, {rows[-1]['peak_mib']:.0f} MiB"
+                    print(f"round {round}, {name}, {contestant}, {num_agents} agent(s): {what}", flush=True)
+        os.makedirs(os.path.dirname(os.path.abspath(output)), exist_ok=True)
+        with open(output, "w", newline="") as file:  # after every round, so that an interruption loses only one
+            file.write(f"# {about(args, commit, versions)}\n")
+            writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+    for job in jobs.values():
+        shutil.rmtree(job["model"])
+    print(f"\n{about(args, commit, versions)}\n\n{table(rows)}\n\nrows in {output}, logs in {work}")
+    if not args.shrink and versions.get("torch", version("torch")) != version("torch"):
+        print(f"torch differs: ours {version('torch')}, theirs {versions['torch']}; --pip-args can choose its build")

@@ -1,0 +1,354 @@
+"""What benchmarks/peers.py runs in processes of their own: a model is made, our environment, the peers' trainers.
+
+    python benchmarks/peers_child.py job.json
+
+job.json holds the task ("prepare", or a key of TRAINERS), the workload's sizes, folders and flags; see peers.py. What
+a process measured goes to the job's "result" file. Heavy imports are inside the functions: our scripts import this
+module for its environment, and the peers have an interpreter of their own.
+"""
+
+import atexit
+import itertools
+import json
+import math
+import os
+import resource
+import sys
+import time
+import zlib
+from importlib.metadata import version
+from typing import NamedTuple
+
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+PAD, START, STOP = range(3)  # ids of <|endoftext|>, <|im_start|> and <|im_end|>
+
+
+def reward(texts):
+    """A number in [0, 1) that differs from text to text and costs nothing: the same one for every contestant."""
+    return zlib.crc32("\n".join(texts).encode()) / 2**32
+
+
+def peak_mib():
+    """What the tensors of a CUDA device held at most, or else this process in main memory."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**20
+    unit = 2**20 if sys.platform == "darwin" else 2**10  # of ru_maxrss: bytes there, KiB elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+def write(path, result):
+    with open(path, "w") as file:
+        json.dump(result, file)
+
+
+# Ours: an environment as a user would write it, given by --env benchmarks.peers_child:Prompts
+
+
+class Step(NamedTuple):
+    actions: list
+    reward: float
+    parts: dict
+    done: bool
+    feedback: object = None
+
+
+class Prompts:
+    """The prompts of a file, the same for all agents, and the reward above. The last one is for evaluation."""
+
+    def __init__(self, num_agents, num_turns, dataset, seed):
+        self.num_agents = num_agents
+        with open(dataset) as file:
+            self.prompts = [json.loads(line) for line in file]
+        if "PEERS_PEAK" in os.environ:  # only the process itself knows what it held on a GPU
+            atexit.register(lambda: write(os.environ["PEERS_PEAK"], {"peak_mib": peak_mib()}))
+
+    def tasks(self, split):
+        return self.prompts[:-1] if split == "train" else self.prompts[-1:]
+
+    def observe(self, task, history):
+        return [task["user"]] * self.num_agents
+
+    def step(self, branches):
+        return [Step(actions, reward(actions), {}, done=True) for _, _, actions in branches]
+
+
+# Model and prompts, made by our interpreter, read by all contestants
+
+
+def make_tokenizer(size):
+    """Byte-level BPE, as Qwen's, whose merges are a tree of words: a space and letters, each word one token.
+
+    So prompts of any number of tokens are easy to write, for a vocabulary of any size, without a download. Returns it
+    with its words.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    space, letters = "Ġ", "abcdefghijklmnopqrstuvwxyz"  # as the byte level writes a space
+    merges = []
+    for stem in itertools.chain([space], words := []):  # words grows while it is read: shorter ones come first
+        room = size - len(tokens) - len(words)
+        words += [stem + letter for letter in letters[:room]]
+        merges += [(stem, letter) for letter in letters[:room]]
+        if room <= len(letters):
+            break
+    raw = Tokenizer(models.BPE(vocab={token: k for k, token in enumerate(tokens + words)}, merges=merges))
+    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    raw.add_special_tokens(tokens[:3])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token=tokens[STOP], pad_token=tokens[PAD])
+    tokenizer.chat_template = CHAT
+    return tokenizer, [word.replace(space, " ") for word in words]
+
+
+def make_model(config, stop):
+    """A random model that stops with the chance `stop` at every token, whatever it has read.
+
+    Coordinate 0 of every embedding is 8, far above the rest of it, which is about 0.02. So it is what every hidden
+    state mostly consists of, and because the head is the embedding (tied, as in the models that this stands for), all
+    logits share the same large number. In the stop token's row the number is another one, which makes its logit what
+    gives it the chance `stop`; the pad token, which some trainers take for the end of a completion, has none at all.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    # top_k, top_p and temperature are written out: some versions of generate() fill them in otherwise
+    sampling = {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32).eval()
+    model.generation_config.update(eos_token_id=STOP, pad_token_id=PAD, **sampling)
+    weight = model.get_input_embeddings().weight
+    with torch.no_grad():
+        weight[:, 0] = 8.0
+        weight[PAD, 0] = 0.0
+        shared = model.base_model(torch.arange(3, 23)[None]).last_hidden_state[0, -1, 0]
+        # its logit less that of the other tokens, which are all but itself and the pad
+        above = math.log(stop / (1 - stop) * (len(weight) - 2)) if stop else -100.0
+        weight[STOP, 0] = 8.0 + above / shared
+    return model
+
+
+def prepare(job):
+    import torch
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    torch.manual_seed(job["seed"])
+    tokenizer, words = make_tokenizer(job["config"]["vocab_size"])
+    make_model(job["config"], job["stop"]).save_pretrained(job["model"])
+    tokenizer.save_pretrained(job["model"])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(job["model"])  # what all contestants will get
+
+    def with_template(user):
+        messages = [{"role": "user", "content": user}]
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return text, len(tokenizer(text).input_ids)
+
+    size = job["prompt_tokens"] - with_template("")[1]
+    with open(job["prompts"], "w") as file:
+        for choice in torch.randint(len(words), (job["num_prompts"], size)).tolist():
+            user = "".join(words[k] for k in choice)
+            text, length = with_template(user)
+            if length != job["prompt_tokens"]:
+                raise ValueError(f"a prompt has {length} tokens, not {job['prompt_tokens']}")
+            # our scripts take what the user says; the peers get the text of the template, which they use as it is
+            file.write(json.dumps({"user": user, "text": text}) + "\n")
+
+
+# Theirs: a function for each trainer, which calls clock.tick() at the end of every update
+
+
+class Clock:
+    """When each update ended, and how many tokens the completions until then had."""
+
+    def __init__(self, job):
+        self.job, self.ends, self.tokens, self.drawn = job, [], [], 0
+
+    def count(self, prompt_tokens, lengths):
+        if prompt_tokens != self.job["prompt_tokens"]:
+            raise ValueError(f"a prompt has {prompt_tokens} tokens, not {self.job['prompt_tokens']}")
+        self.drawn += sum(lengths)
+
+    def tick(self, *_):
+        import torch
+
+        if self.job["device"] == "cuda":
+            torch.cuda.synchronize()  # what was only queued is not done
+        self.ends.append(time.perf_counter())
+        self.tokens.append(self.drawn)
+        self.drawn = 0
+
+
+def dataset(job):
+    from datasets import Dataset
+
+    with open(job["prompts"]) as file:
+        texts = [json.loads(line)["text"] for line in file][:-1]
+    return Dataset.from_list([{"prompt": text} for text in texts])
+
+
+def joint_reward(*completions):
+    """comlrl hands over one list of texts for each agent, aligned, and wants a number for each joint action."""
+    return [reward(texts) for texts in zip(*completions)]
+
+
+def comlrl_common(job):
+    from transformers import AutoTokenizer
+
+    config = {
+        "num_train_epochs": 1,  # the file holds the prompts of all updates, each used once
+        "agent_learning_rate": job["learning_rate"],
+        "num_agents": job["num_agents"],
+        "num_generations": job["num_generations"],
+        "max_new_tokens": job["completion_tokens"],
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,  # 0 switches it off in generate(); None would leave it to the model
+        "num_turns": 1,
+        "early_termination_threshold": None,
+        "eval_interval": 0,
+        "advantage_normalization": False,  # as ours
+        "reference_kl_enabled": False,
+        "agent_devices": job["device"],  # both agents on one device, as ours; "mp" is for one device each
+    }
+    trainer = {
+        "agent_model": job["model"],
+        # it has no mixed precision: on CUDA the weights themselves are bfloat16, which is as fast as it goes
+        "model_config": {"torch_dtype": "bfloat16" if job["bf16"] else "float32", "attn_implementation": "sdpa"},
+        "tokenizer": AutoTokenizer.from_pretrained(job["model"]),
+        "reward_func": joint_reward,
+        "train_dataset": dataset(job),
+    }  # no wandb_config: nothing is logged
+    return config, trainer
+
+
+def comlrl_magrpo(job, clock):
+    from comlrl.trainers.reinforce import MAGRPOConfig, MAGRPOTrainer
+
+    class Counted(MAGRPOTrainer):
+        def _generate_completions(self, *args, **kwargs):
+            data = super()._generate_completions(*args, **kwargs)
+            clock.count(data["prompt_input_ids"].shape[1], data["response_lens"])
+            return data
+
+    config, arguments = comlrl_common(job)
+    # a buffer of B prompts (with their G completions) for each agent, trained in one piece: one optimizer step
+    config |= {"rollout_buffer_size": job["num_tasks"], "train_batch_size": job["num_tasks"]}
+    trainer = Counted(num_agents=job["num_agents"], args=MAGRPOConfig(**config, joint_mode="aligned"), **arguments)
+    trainer.verbose = False  # no progress bar
+    trainer.optimizers[-1].register_step_post_hook(clock.tick)  # the last agent's step ends an update
+    trainer.train()
+
+
+def comlrl_iac(job, clock):
+    from comlrl.trainers.actor_critic import IACConfig, IACTrainer
+
+    class Counted(IACTrainer):
+        def _generate_rollout(self, *args, **kwargs):
+            data = super()._generate_rollout(*args, **kwargs)
+            clock.count(data["prompt_len"], data["response_lens"])
+            return data
+
+    config, arguments = comlrl_common(job)
+    rows = job["num_tasks"] * job["num_generations"]  # its buffer counts completions
+    config |= {"rollout_buffer_size": rows, "train_batch_size": rows, "logging_steps": 10**6}
+    # a value head on the actor, as is our default; its own default, a critic with weights of its own, is slower
+    config |= {"use_separate_critic": False}
+    trainer = Counted(args=IACConfig(**config), **arguments)
+    trainer.verbose = False
+    trainer.agent_optimizers[-1].register_step_post_hook(clock.tick)
+    trainer.train()
+
+
+def trl(job, clock, name, **more):
+    import transformers
+    import trl
+    from transformers import AutoTokenizer
+
+    class Ticker(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            seen = state.num_input_tokens_seen - self.seen - clock.drawn  # prompts and completions, less completions
+            clock.count(seen / (job["num_tasks"] * job["num_generations"]), [])
+            self.seen = state.num_input_tokens_seen
+            clock.tick()
+
+        seen = 0
+
+    def text_reward(prompts, completions, completion_ids, **_):
+        clock.drawn += sum(map(len, completion_ids))
+        return [reward([text]) for text in completions]
+
+    rows = job["num_tasks"] * job["num_generations"]
+    batch = job["trl_rows"] or rows  # the whole rollout at once, unless the command line says that memory forbids it
+    cuda = job["device"] == "cuda"
+    config = getattr(trl, f"{name}Config")(
+        output_dir=os.path.dirname(job["result"]),
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=rows // batch,  # one optimizer step a rollout; all of it is sampled in one batch
+        num_generations=job["num_generations"],
+        max_completion_length=job["completion_tokens"],
+        max_steps=job["updates"] + 1,
+        num_iterations=1,
+        learning_rate=job["learning_rate"],
+        max_grad_norm=1.0,  # as ours
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        beta=0.0,  # no reference model; RLOO's default would have one
+        gradient_checkpointing=False,  # on by default, and slower
+        bf16=job["bf16"],  # autocast over float32 weights, as ours; on by default, on a CPU too
+        tf32=True if cuda else None,  # as ours
+        use_cpu=not cuda,
+        model_init_kwargs={"dtype": "float32", "attn_implementation": "sdpa"},
+        shuffle_dataset=False,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        seed=job["seed"],
+        **more,
+    )
+    trainer = getattr(trl, f"{name}Trainer")(
+        model=job["model"],
+        reward_funcs=text_reward,
+        args=config,
+        train_dataset=dataset(job),
+        processing_class=AutoTokenizer.from_pretrained(job["model"]),
+        callbacks=[Ticker()],
+    )
+    trainer.train()
+
+
+TRAINERS = {
+    "comlrl MAGRPOTrainer": comlrl_magrpo,
+    "comlrl IACTrainer": comlrl_iac,
+    # the loss of our scripts, which costs what its other losses cost
+    "trl GRPOTrainer": lambda job, clock: trl(job, clock, "GRPO", loss_type="dr_grpo", scale_rewards="none"),
+    "trl RLOOTrainer": lambda job, clock: trl(job, clock, "RLOO", normalize_advantages=False),
+}
+
+if __name__ == "__main__":
+    with open(sys.argv[1]) as file:
+        job = json.load(file)
+    if job["task"] == "prepare":
+        prepare(job)
+    else:
+        import torch
+        import transformers
+
+        transformers.set_seed(job["seed"])
+        clock = Clock(job)
+        TRAINERS[job["task"]](job, clock)
+        if len(clock.ends) != job["updates"] + 1:
+            sys.exit(f"{len(clock.ends)} updates were made, not {job['updates'] + 1}")
+        seconds = [end - start for start, end in zip(clock.ends, clock.ends[1:])]  # the first update warms up
+        versions = {package: version(package) for package in ("torch", "transformers", "comlrl", "trl")}
+        versions["torch"] = torch.__version__  # with its build, such as +cpu
+        write(
+            job["result"],
+            {"seconds": seconds, "tokens": clock.tokens[1:], "peak_mib": peak_mib(), "versions": versions},
+        )

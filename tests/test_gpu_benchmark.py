@@ -1,0 +1,189 @@
+"""benchmarks/gpu.py, shrunk and on the CPU: its formulas against what runs, its tables, and what it refuses."""
+
+import importlib
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import ROOT
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import gpu
+import peers
+
+magrpo = importlib.import_module("magrpo")  # found by gpu.py, as it finds its script
+
+MODELS = ("qwen2.5-0.5b", "qwen3-1.7b")
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
+def prepare(name):
+    """Workload, agent, prompts and completions of the model, shrunk."""
+    workload = gpu.shrunk(peers.WORKLOADS[name], 16)
+    # as few tokens as make the tests quick, and as many layers as tell a layer from the model
+    workload = replace(workload, config=workload.config | {"vocab_size": 500, "num_hidden_layers": 3})
+    torch.manual_seed(0)
+    agent = gpu.make_agent(workload.config, "cpu")
+    prompts = torch.randint(500, (workload.num_tasks, workload.prompt_tokens)).tolist()
+    size = (workload.num_tasks, workload.num_generations, workload.completion_tokens)
+    groups = [(p, ids, [1.0] * len(ids)) for p, ids in zip(prompts, torch.randint(500, size).tolist())]
+    return workload, agent, prompts, groups
+
+
+@pytest.mark.parametrize("name, parameters", [(MODELS[0], 494_032_768), (MODELS[1], 1_720_574_976)])
+def test_the_configs_are_those_of_the_models(name, parameters):
+    assert gpu.make_agent(peers.WORKLOADS[name].config, "meta").model.num_parameters() == parameters
+
+
+@every_model
+@pytest.mark.parametrize("checkpointing", (False, True))
+@pytest.mark.parametrize("in_pieces", (False, True))
+def test_flops_are_those_that_run(name, checkpointing, in_pieces, monkeypatch):
+    _, agent, _, groups = prepare(name)
+    if in_pieces:  # of 100 tokens, as though the vocabulary were so large
+        agent.model.config.vocab_size = 2**26 // 100
+    agent.share = not checkpointing
+    if checkpointing:
+        agent.model.gradient_checkpointing_enable()
+        agent.model.train()
+    attend, calls = torch.nn.functional.scaled_dot_product_attention, []
+
+    def spy(query, key, value, attn_mask=None, is_causal=False, **kwargs):
+        rows, heads, queries, size = query.shape
+        shape = (rows, heads, queries, key.shape[2])
+        seen = torch.ones(shape, dtype=torch.bool) if attn_mask is None else attn_mask.expand(shape)
+        calls.append((4 * size * (seen.tril() if is_causal else seen).sum().item(), 4 * size * math.prod(shape)))
+        return attend(query, key, value, attn_mask=attn_mask, is_causal=is_causal, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    most = 512
+    # the backend that consists of plain products, which the counter knows
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        gpu.training(magrpo, agent, groups, most)
+    ran = {str(op): count for op, count in counter.get_flop_counts()["Global"].items()}
+    batches = list(magrpo.micro_batches(agent, groups, most))
+    flops = gpu.training_flops(agent.model, batches, checkpointing)
+    assert len(batches) > 1 and (flops["trunk_again"] > 0) == checkpointing
+    assert (flops["head_again"] > 0) == in_pieces
+    # forward is a third of what is counted as needed; recomputed layers come to attention a second time
+    forward = sum(seen for seen, _ in calls) / (2 if checkpointing else 1)
+    assert flops["attention"] == 3 * forward
+    # a product of the backend has hidden pairs too, and two in backward for each in forward
+    rectangles = sum(full for _, full in calls) * (2 if checkpointing else 3)
+    assert ran["aten.bmm"] == pytest.approx(rectangles, rel=0.02)  # rotary angles are a small product too
+    again = forward if checkpointing else 0
+    linear = sum(flops.values()) - flops["attention"] - again
+    assert linear == ran["aten.mm"] + ran.get("aten.addmm", 0)
+
+
+class Weights(TorchDispatchMode):
+    """Adds up the bytes of weights that products read."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
+            self.bytes += args[-1].nbytes + (args[0].nbytes if len(args) == 3 else 0)  # the matrix and its bias
+        return func(*args, **(kwargs or {}))
+
+
+@every_model
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_bytes_are_those_that_are_read(name, dtype, monkeypatch):
+    workload, agent, prompts, _ = prepare(name)
+    if dtype is torch.bfloat16:  # as on CUDA
+        monkeypatch.setattr(magrpo, "autocast", lambda model: torch.autocast("cpu", torch.bfloat16))
+    update, held, normed = magrpo.RoomyLayer.update, [], []
+
+    def spy(self, *args, **kwargs):
+        first = self.get_seq_length() == 0
+        keys, values = update(self, *args, **kwargs)
+        if not first:
+            # whatever dtype holds it: attention takes it in that of the trunk
+            held.append((keys.numel() + values.numel()) * dtype.itemsize)
+        return keys, values
+
+    monkeypatch.setattr(magrpo.RoomyLayer, "update", spy)
+    for module in agent.model.base_model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.register_forward_hook(lambda module, *_: normed.append(module.weight.nbytes))
+    most = 512  # three of the four rows in a batch
+    with Weights() as read:
+        gpu.sampling(magrpo, agent, prompts, workload, most)
+    weights, cache = gpu.decode_bytes(agent.model, workload, most, dtype.itemsize)
+    assert cache == sum(held) > 0
+    assert weights == read.bytes + sum(normed)
+    one_batch, same = gpu.decode_bytes(agent.model, workload, 2 * most, dtype.itemsize)
+    assert (one_batch * 2, same) == (weights, cache)
+
+
+def test_the_cache_held_is_that_of_float32():
+    _, agent, prompts, _ = prepare(MODELS[1])
+    assert gpu.cache_held(magrpo, agent, prompts[0]) == gpu.cache_bytes_per_token(agent.model, 4)
+
+
+def test_disagreement_is_that_of_sampling_and_training(monkeypatch):
+    workload, agent, _, _ = prepare(MODELS[1])
+    assert gpu.disagreement(magrpo, agent, workload, 512) < 1e-5
+    exact = magrpo.token_logprobs
+    monkeypatch.setattr(magrpo, "token_logprobs", lambda *args: exact(*args) + 0.25)
+    assert gpu.disagreement(magrpo, agent, workload, 512) == pytest.approx(0.25, abs=1e-5)
+
+
+def test_the_tables_are_there(tmp_path):
+    output = tmp_path / "results" / "gpu.md"
+    command = [sys.executable, ROOT / "benchmarks" / "gpu.py", "--device", "cpu", "--shrink", 16, "--rounds", 1]
+    command += ["--no-peers", "--max-batch-tokens", 8192, "--output", output]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    text = output.read_text()
+    assert text.strip() in done.stdout
+    for part in ("commit ", f"torch {torch.__version__}", "seed 1", "divided by 16", "Not measured (--no-peers)."):
+        assert part in text
+    tables = {}
+    for section in text.split("\n## ")[1:]:
+        lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")]
+        tables[section.splitlines()[0]] = [dict(zip(lines[0], line)) for line in lines[2:]] if lines else []
+        assert all(len(line) == len(lines[0]) for line in lines)
+    assert {title: len(rows) for title, rows in tables.items()} == {
+        "Machine": 3, "Sampling": 2, "Training": 4, "Optimizer step": 2, "Peers": 0,
+    }  # fmt: skip
+    zero = {"lm_head again, TFLOP", "else again, TFLOP"}  # nothing is computed again where all fits
+    for row in (row for rows in tables.values() for row in rows):
+        for column, cell in row.items():
+            if column not in ("what", "model", "checkpointing"):
+                value = float(cell.strip("*").split()[0])
+                assert math.isfinite(value) and (value > 0 or (value == 0 and column in zero)), (column, cell)
+    for title in ("Sampling", "Training"):
+        for row in tables[title]:
+            # tokens/s, seconds and ratio are of the same measurement: 4 * 8 completions of 16 tokens
+            seconds = float(row["s (lowest to highest)"].split()[0])
+            assert float(row["tokens/s"]) * seconds == pytest.approx(512, rel=0.02)
+            assert float(row["s/floor"].strip("*")) == pytest.approx(seconds / float(row["floor, s"]), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "changes, sentence",
+    [
+        ({}, "no CUDA device, so nothing was measured"),
+        ({"device": "cpu"}, "--shrink 16"),
+        ({"device": "cpu", "shrink": 3}, "divided by its heads"),
+        ({"device": "cpu", "shrink": 16, "models": ["gpt"]}, "use some of"),
+        ({"device": "cpu", "shrink": 16, "rounds": 0}, "1 or more"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(changes, sentence, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # on a machine with a GPU too
+    with pytest.raises(SystemExit) as refusal:
+        gpu.main(gpu.Args(**changes, output=str(tmp_path / "gpu.md")))
+    said = capsys.readouterr()
+    assert refusal.value.code == 2 and sentence in said.err and said.err.count("\n") == 1
+    assert said.out == "" and not list(tmp_path.iterdir())

@@ -1,0 +1,119 @@
+"""benchmarks/peers.py on its smallest sizes: what it says of lengths and ratios is so. It needs no peers."""
+
+import csv
+import io
+import json
+import sys
+
+import pytest
+import torch
+from conftest import ROOT
+from transformers import AutoTokenizer
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import peers
+import peers_child
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """The smallest workload, and the job that all contestants get."""
+    args = peers.Args(updates=2, shrink=True)
+    workload = peers.shrunk(peers.WORKLOADS["a"])
+    folder = tmp_path_factory.mktemp("peers")
+    job = peers.job_of(args, "a", workload, str(folder))
+    peers_child.prepare(job)  # in this process, since a new one takes seconds to start
+    return args, workload, job, folder
+
+
+def test_prompts_have_exactly_the_asked_number_of_tokens(prepared):
+    args, workload, job, _ = prepared
+    tokenizer = AutoTokenizer.from_pretrained(job["model"])
+    with open(job["prompts"]) as file:
+        prompts = [json.loads(line) for line in file]
+    assert len(prompts) == len({prompt["user"] for prompt in prompts}) == workload.num_tasks * (args.updates + 1) + 1
+    for prompt in prompts:
+        messages = [{"role": "user", "content": prompt["user"]}]
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+        # ours and theirs read the same tokens
+        assert len(ids) == workload.prompt_tokens and ids == tokenizer(prompt["text"]).input_ids
+
+
+def test_the_tokenizer_has_the_models_vocabulary():
+    tokenizer, words = peers_child.make_tokenizer(1075)
+    assert len(tokenizer) == 1075 == 3 + 256 + len(words)
+    assert [tokenizer(word).input_ids for word in words] == [[k] for k in range(259, 1075)]
+
+
+def test_our_row_says_what_was_asked_for(prepared):
+    args, workload, job, folder = prepared
+    work = folder / "ours"
+    work.mkdir()
+    result = peers.run_ours(args, job, "magrpo", (), 2, str(work))
+    assert "error" not in result, result
+    expected = 2 * workload.num_tasks * workload.num_generations * workload.completion_tokens  # none stops by itself
+    assert result["tokens"] == [expected] * args.updates and len(result["seconds"]) == args.updates
+    assert all(0 < seconds < 60 for seconds in result["seconds"])
+    row = peers.row_of(job, 0, "magrpo-comlrl", "ours", "magrpo.py", 2, result)
+    assert row["completion_length"] == workload.completion_tokens
+    assert row["tokens_per_second"] == pytest.approx(args.updates * expected / sum(result["seconds"]))
+    assert row["seconds"] == pytest.approx(sum(result["seconds"]) / 2)  # the median of two
+    assert 100 < row["peak_mib"] < 10_000
+
+
+def test_a_contestant_that_fails_is_reported_with_its_last_line(tmp_path):
+    code = "import sys; print('it begins', flush=True); sys.exit('there is no such file')"
+    error = peers.run(peers.Args(), [sys.executable, "-c", code], str(tmp_path / "log.txt"))
+    assert error.startswith("there is no such file (exit code 1; ") and "log.txt" in error
+    assert peers.run(peers.Args(), [sys.executable, "-c", ""], str(tmp_path / "log.txt")) is None
+
+
+@pytest.mark.parametrize("stop, mean, rows", [(1 / 31, (1 - (30 / 31) ** 100) * 31, 200), (0.0, 100, 20)])
+def test_completions_have_the_expected_lengths(stop, mean, rows):
+    """By generate(), which is not how our scripts sample."""
+    workload = peers.WORKLOADS["c"]
+    torch.manual_seed(0)
+    model = peers_child.make_model(workload.config, stop)
+    drawn = model.generate(torch.randint(259, 1075, (rows, 6)), max_new_tokens=workload.completion_tokens)[:, 6:]
+    ended = (drawn == peers_child.STOP).any(1)
+    lengths = torch.where(ended, (drawn == peers_child.STOP).int().argmax(1) + 1, drawn.shape[1]).double()
+    # a length's standard deviation is 26, so the mean's of 200 is 1.9: four of them
+    assert abs(lengths.mean().item() - mean) <= (7.4 if stop else 0)
+    inside = torch.arange(drawn.shape[1]) < lengths[:, None]
+    assert not (drawn[inside] == peers_child.PAD).any()  # comlrl ends a completion at a pad
+
+
+def test_the_chance_to_stop_is_the_same_after_every_prompt():
+    workload = peers.WORKLOADS["c"]
+    torch.manual_seed(0)
+    model = peers_child.make_model(workload.config, workload.stop)
+    with torch.no_grad():
+        logits = model(torch.randint(259, 1075, (4, 200))).logits
+    chances = logits.softmax(-1)[..., peers_child.STOP]
+    assert workload.stop == 1 / 31 and chances.min() * 31 > 0.95 and chances.max() * 31 < 1.05
+
+
+def test_the_table_has_the_ratio_of_each_round():
+    seconds = {"ours": [1.0, 2.0, 4.0], "theirs": [3.0, 4.0, 20.0]}  # 3, 2, 5: the ratio of the medians would be 2
+    rows = [
+        {"workload": "a", "round": k, "comparison": "x", "side": side, "contestant": side, "agents": 2, "error": ""}
+        | {"seconds": value, "tokens_per_second": 100 / value, "completion_length": 5.0, "peak_mib": 7.0}
+        for side, values in seconds.items()
+        for k, value in reversed(list(enumerate(values)))
+    ]
+    line = peers.table(rows).splitlines()[2]
+    assert "| **3.00** (2.00 to 5.00) |" in line and "| 2.000 | 4.000 |" in line and "| 50 | 25 |" in line
+    rows[3] |= {"error": "it broke"}  # theirs in round 2
+    text = peers.table(rows)
+    assert "**2.50** (2.00 to 3.00)" in text and "failed 1 times" in text and "round 2: it broke" in text
+    text = peers.table([row | ({"error": "it broke"} if row["side"] == "theirs" else {}) for row in rows])
+    assert "| failed | failed |" in text.splitlines()[2]
+
+
+def test_every_workload_can_be_shrunk_and_every_peer_is_known():
+    for name, workload in peers.WORKLOADS.items():
+        small = peers_child.make_model(peers.shrunk(workload).config, workload.stop)
+        assert small.num_parameters() < 50_000, name
+    assert {peer for _, _, peer, _ in peers.COMPARISONS.values()} == set(peers_child.TRAINERS)
+    text = io.StringIO(peers.about(peers.Args(), "abc123", {"comlrl": "1.4.3"}))
+    assert len(list(csv.reader(text))) == 1  # a single line
