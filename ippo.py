@@ -86,7 +86,7 @@ class Args:
 
     # optimization
     num_tasks: int = 4  # B, tasks per iteration, over all processes
-    learning_rate: float | None = None  # of AdamW; by default 4e-4 for tiny, 5e-6 for others, with a LoRA 10 times so
+    learning_rate: float | None = None  # of AdamW; by default 4e-4 for tiny, 5e-6 for others; 10 times that for a LoRA
     anneal_lr: bool = True  # take it linearly towards 0 over the iterations
     gamma: float = 1.0  # discount per turn
     max_grad_norm: float = 1.0  # of each agent's gradient, clipped
@@ -156,6 +156,10 @@ class RoomyLayer(DynamicLayer):
     """A cache layer with room for 64 more steps: DynamicLayer copies all that it holds for each new one."""
 
     def update(self, key_states, value_states, *args, **kwargs):
+        device = key_states.device.type
+        if torch.is_autocast_enabled(device):  # or attention would cast all the keys, which come in float32, each time
+            dtype = torch.get_autocast_dtype(device)
+            key_states, value_states = key_states.to(dtype), value_states.to(dtype)
         held, new = self.get_seq_length(), key_states.shape[-2]
         if held == 0:
             self.rooms = super().update(key_states, value_states)
@@ -198,9 +202,10 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
     device, G, drawn = agent.model.device, num_generations, [[] for _ in prompts]
     cache = DynamicCache(config=agent.model.config)
     plain = all(type(layer) is DynamicLayer for layer in cache.layers)  # no sliding window, which counts columns
-    pieces = math.ceil(G / 8) if plain else G  # rows of a prompt
-    S = math.ceil(G / pieces)
     longest_first = sorted(range(len(prompts)), key=lambda b: -len(prompts[b]))  # neighbours need little padding
+    room = (max_batch_tokens - len(prompts[longest_first[0]])) // max_new_tokens
+    pieces = math.ceil(G / min(8, max(1, room))) if plain else G  # rows of a prompt
+    S = math.ceil(G / pieces)
     waiting = [b for b in longest_first for _ in range(pieces)]
     while waiting:
         R = max(1, max_batch_tokens // (len(prompts[waiting[0]]) + S * max_new_tokens))
@@ -223,6 +228,7 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
             if temperature:  # by inversion: one random number a token, where multinomial draws V
                 total = logprob.exp().cumsum(-1, dtype=torch.float64)
                 token = torch.searchsorted(total, total[:, -1:] * torch.rand_like(total[:, :1]), right=True)
+                token = token.clamp(max=total.shape[-1] - 1)  # of NaN: the update then stops the run, with its reason
             else:
                 token = logprob.argmax(-1, keepdim=True)
             tokens[alive, t], logprobs[alive, t] = token.view_as(alive), logprob.gather(-1, token).view_as(alive)
@@ -307,7 +313,8 @@ def token_logprobs(agent, groups, temperature):
         logits = head(agent.model, hidden)  # (tokens, V)
         return -cross_entropy(logits if temperature == 1 else logits / temperature, target, reduction="none")
 
-    hidden = completion_states(agent, groups)
+    with autocast(agent.model):  # around all of it, so that weights are cast once
+        hidden = completion_states(agent, groups)
     target = [token for _, completions in groups for ids in completions for token in ids]
     target = torch.tensor(target, device=hidden.device)
     # Many logits in pieces that the backward pass computes again, so that they never stand in memory together.
@@ -325,7 +332,8 @@ def evaluate_tokens(agent, groups, temperature):
         logprobs = (head(agent.model, hidden) / temperature).log_softmax(-1)  # (tokens, V)
         return logprobs.gather(-1, target[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
 
-    hidden = completion_states(agent, groups)
+    with autocast(agent.model):
+        hidden = completion_states(agent, groups)
     target = [token for _, completions in groups for ids in completions for token in ids]
     target = torch.tensor(target, device=hidden.device)
     size = max(1, 2**26 // agent.model.config.get_text_config().vocab_size)  # in pieces, as in token_logprobs
@@ -335,7 +343,8 @@ def evaluate_tokens(agent, groups, temperature):
         pieces = zip(hidden.split(size), target.split(size))
         pieces = [checkpoint(policy, h, y, use_reentrant=False) for h, y in pieces]
     logprobs, entropies = (torch.cat(parts) for parts in zip(*pieces))
-    seen = hidden if agent.critic is agent else completion_states(agent.critic, groups)
+    with autocast(agent.model):
+        seen = hidden if agent.critic is agent else completion_states(agent.critic, groups)
     return logprobs, entropies, agent.value_head(seen.float())[:, 0]
 
 
@@ -593,6 +602,7 @@ if __name__ == "__main__":
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")  # TF32, for the head
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each length, and every decoded token has one
     elif tiny and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # so small a model gains nothing from more, and loses much where a core is busy
     if world_size > 1:
@@ -671,9 +681,8 @@ if __name__ == "__main__":
             valuing.append(agent.critic.model)
         agent.learner = torch.nn.ModuleList([model, *valuing]).to(place)
         critic = {"params": torch.nn.ModuleList(valuing).parameters(), "lr": args.critic_learning_rate}
-        agent.optimizer = torch.optim.AdamW(
-            [{"params": trained or model.parameters()}, critic], lr=args.learning_rate, weight_decay=0.0
-        )
+        options = {"lr": args.learning_rate, "weight_decay": 0.0, "fused": place.type == "cuda"}
+        agent.optimizer = torch.optim.AdamW([{"params": trained or model.parameters()}, critic], **options)
         agents.append(agent)
         how = "computed once for its group" if share else "computed again for each completion in training"
         size = f"{sum(p.numel() for p in trained) / 1e6:.2f}M parameters to train on {place}"
@@ -763,7 +772,7 @@ if __name__ == "__main__":
                 group.values, group.advantages = [None] * len(group.completion_ids), [None] * len(group.completion_ids)
             places = [(g.prompt_ids, g.completion_ids, [(g, k) for k in range(len(g.completion_ids))]) for g in groups]
             for batch in micro_batches(agent.critic, places, args.max_batch_tokens):
-                with torch.no_grad():
+                with torch.no_grad(), autocast(agent.model):
                     states = completion_states(agent.critic, [part[:2] for part in batch])
                     values = iter(agent.value_head(states.float())[:, 0].tolist())
                 for group, k in (place for _, _, places in batch for place in places):

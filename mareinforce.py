@@ -84,7 +84,7 @@ class Args:
 
     # optimization
     num_tasks: int = 4  # B, tasks per iteration, over all processes
-    learning_rate: float | None = None  # of AdamW; by default 4e-4 for tiny, 5e-6 for others, with a LoRA 10 times so
+    learning_rate: float | None = None  # of AdamW; by default 4e-4 for tiny, 5e-6 for others; 10 times that for a LoRA
     anneal_lr: bool = True  # take it linearly towards 0 over the iterations
     gamma: float = 1.0  # discount per turn
     max_grad_norm: float = 1.0  # of each agent's gradient, clipped
@@ -143,6 +143,10 @@ class RoomyLayer(DynamicLayer):
     """A cache layer with room for 64 more steps: DynamicLayer copies all that it holds for each new one."""
 
     def update(self, key_states, value_states, *args, **kwargs):
+        device = key_states.device.type
+        if torch.is_autocast_enabled(device):  # or attention would cast all the keys, which come in float32, each time
+            dtype = torch.get_autocast_dtype(device)
+            key_states, value_states = key_states.to(dtype), value_states.to(dtype)
         held, new = self.get_seq_length(), key_states.shape[-2]
         if held == 0:
             self.rooms = super().update(key_states, value_states)
@@ -185,9 +189,10 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
     device, G, drawn = agent.model.device, num_generations, [[] for _ in prompts]
     cache = DynamicCache(config=agent.model.config)
     plain = all(type(layer) is DynamicLayer for layer in cache.layers)  # no sliding window, which counts columns
-    pieces = math.ceil(G / 8) if plain else G  # rows of a prompt
-    S = math.ceil(G / pieces)
     longest_first = sorted(range(len(prompts)), key=lambda b: -len(prompts[b]))  # neighbours need little padding
+    room = (max_batch_tokens - len(prompts[longest_first[0]])) // max_new_tokens
+    pieces = math.ceil(G / min(8, max(1, room))) if plain else G  # rows of a prompt
+    S = math.ceil(G / pieces)
     waiting = [b for b in longest_first for _ in range(pieces)]
     while waiting:
         R = max(1, max_batch_tokens // (len(prompts[waiting[0]]) + S * max_new_tokens))
@@ -210,6 +215,7 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
             if temperature:  # by inversion: one random number a token, where multinomial draws V
                 total = logprob.exp().cumsum(-1, dtype=torch.float64)
                 token = torch.searchsorted(total, total[:, -1:] * torch.rand_like(total[:, :1]), right=True)
+                token = token.clamp(max=total.shape[-1] - 1)  # of NaN: the update then stops the run, with its reason
             else:
                 token = logprob.argmax(-1, keepdim=True)
             tokens[alive, t], logprobs[alive, t] = token.view_as(alive), logprob.gather(-1, token).view_as(alive)
@@ -294,7 +300,8 @@ def token_logprobs(agent, groups, temperature):
         logits = head(agent.model, hidden)  # (tokens, V)
         return -cross_entropy(logits if temperature == 1 else logits / temperature, target, reduction="none")
 
-    hidden = completion_states(agent, groups)
+    with autocast(agent.model):  # around all of it, so that weights are cast once
+        hidden = completion_states(agent, groups)
     target = [token for _, completions in groups for ids in completions for token in ids]
     target = torch.tensor(target, device=hidden.device)
     # Many logits in pieces that the backward pass computes again, so that they never stand in memory together.
@@ -539,6 +546,7 @@ if __name__ == "__main__":
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")  # TF32, for the head
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each length, and every decoded token has one
     elif tiny and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # so small a model gains nothing from more, and loses much where a core is busy
     if world_size > 1:
@@ -608,7 +616,8 @@ if __name__ == "__main__":
         trained = [p for p in model.to(place).parameters() if p.requires_grad]
         if not trained and args.num_iterations:
             fail(f"--model {name}: an adapter, whose weights are frozen; merge it into its model to train it further.")
-        agent.optimizer = torch.optim.AdamW(trained or model.parameters(), lr=args.learning_rate, weight_decay=0.0)
+        options = {"lr": args.learning_rate, "weight_decay": 0.0, "fused": place.type == "cuda"}
+        agent.optimizer = torch.optim.AdamW(trained or model.parameters(), **options)
         agents.append(agent)
         how = "computed once for its group" if share else "computed again for each completion in training"
         size = f"{sum(p.numel() for p in trained) / 1e6:.2f}M parameters to train on {place}"

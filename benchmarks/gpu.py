@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
 from types import SimpleNamespace
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 import transformers
@@ -50,7 +50,7 @@ class Args:
     device: Literal["cuda", "cpu"] = "cuda"
     shrink: int = 1  # divides layers, widths, vocabulary, lengths and the machine's test sizes; above 1 nothing counts
     peers: bool = True  # run peers.py too, which installs comlrl and trl
-    peers_args: Annotated[str, tyro.conf.arg(metavar="'...'")] = ""  # more for peers.py, as one string
+    peers_args: str = ""  # further arguments of peers.py, as one string
     output: str | None = None  # by default results/gpu.md, and nothing where --shrink is above 1
 
 
@@ -314,7 +314,6 @@ def measure_model(args, script, machine, name, tables):
 
     for most in args.max_batch_tokens:
         most = max(1, most // args.shrink)
-        gap = disagreement(script, agent, workload, most)
         sampled = measure(args, partial(sampling, script, agent, prompts, workload, most))
         weights, cache = decode_bytes(model, workload, most, itemsize)
         floor = (weights + cache) / machine.bandwidth
@@ -322,6 +321,7 @@ def measure_model(args, script, machine, name, tables):
         if sampled is None:
             tables.sampling.append(row + ["out of memory"] * 7)
             continue
+        gap = disagreement(script, agent, workload, most)  # now: kernels that it chose would be missing in `first`
         held = cache_held(script, agent, prompts[0]) / cache_bytes_per_token(model, itemsize)
         row += [*times(sampled), number(completion_tokens / sampled.seconds), ratio(sampled.seconds / floor)]
         tables.sampling.append([*row, number(held), number(sampled.mib), f"{gap:.1e}"])
@@ -473,7 +473,8 @@ def main(args):
     found = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
     header = about(args, found or "unknown")  # now: the run takes long
     output = args.output or (os.path.join(ROOT, "results", "gpu.md") if args.shrink == 1 else None)
-    torch.set_float32_matmul_precision("high")  # as the script does on CUDA: TF32, for the head
+    if args.device == "cuda":
+        torch.set_float32_matmul_precision("high")  # as the script does: TF32, for the head
     script = importlib.import_module(args.script)
     machine = measure_machine(args)
     tables = SimpleNamespace(step=[], sampling=[], training=[])

@@ -373,6 +373,26 @@ def test_encode_uses_the_template_once_and_nothing_else(script, model_dir):
 
 
 @every_script
+def test_logits_that_are_no_numbers_draw_tokens_of_the_vocabulary(script, model_dir):
+    """So that the run reaches its update, which says what is wrong, instead of an index out of range on a GPU."""
+    agent = agent_of(model_dir)
+    torch.nn.init.constant_(agent.model.lm_head.weight, math.nan)
+    drawn = load(script).sample(agent, PROMPTS, 3, 1.0, 4, 1000)
+    assert all(token < 259 and math.isnan(logprob) for group in drawn for row in group for token, logprob in zip(*row))
+
+
+@every_script
+def test_cache_holds_what_attention_reads(script):
+    """Under autocast the keys arrive in float32, and attention casts them: they are kept as it wants them."""
+    layer, keys = load(script).RoomyLayer(), torch.randn(2, 1, 3, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        for width in (3, 1, 1):
+            held, values = layer.update(keys[:, :, :width], keys[:, :, :width])
+    assert held.dtype == values.dtype == layer.rooms[0].dtype == torch.bfloat16 and held.shape == (2, 1, 5, 4)
+    assert torch.equal(held[:, :, :3].float(), keys.bfloat16().float())
+
+
+@every_script
 def test_bfloat16_autocast_stays_near_float32(script, model_dir, monkeypatch):
     """What CUDA runs in, here on the CPU: every piece takes the mixed types, and logits stay float32."""
     module, agent = load(script), agent_of(model_dir)
