@@ -29,6 +29,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 import zlib
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
@@ -597,6 +598,7 @@ if __name__ == "__main__":
                 form = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
                 lora = peft.LoraConfig(r=args.lora_rank, lora_alpha=2 * args.lora_rank, **form)
                 shared[name, place] = model, lora
+            warnings.filterwarnings("ignore", "Already found a `peft_config`")  # as it should: one for each agent
             model.add_adapter(copy.deepcopy(lora), adapter)
         agent = SimpleNamespace(tokenizer=tokenizer, stop_ids=stop_ids, share=share, adapter=adapter)
         agent.model = model.eval()  # no dropout
