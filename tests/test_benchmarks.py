@@ -1,0 +1,70 @@
+"""The benchmarks run at a small size, and count what they say they count."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+
+import torch
+from conftest import ROOT
+
+
+def load(name, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_products_are_recorded_with_their_backward_passes_and_nothing_else_is(monkeypatch):
+    throughput = load("throughput", monkeypatch)
+    x, weight = torch.randn(5, 8, requires_grad=True), torch.randn(8, 3, requires_grad=True)
+    q, k = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 6, 8)
+    with throughput.Products() as products:
+        (x @ weight).relu().sum().backward()  # one product forward, two backward
+        torch.nn.functional.scaled_dot_product_attention(q, k, k)
+        torch.nn.functional.scaled_dot_product_attention(q, k, k)
+    names = {func.overloadpacket.__name__: 0 for func, _ in products.calls}
+    for (func, _), count in products.calls.items():
+        names[func.overloadpacket.__name__] += count
+    assert names.pop("mm") == 3 and sum(names.values()) == 2 and "attention" in "".join(names)
+    called = []
+    for key in [key for key in products.calls if key[0].overloadpacket.__name__ != "mm"]:
+        del products.calls[key]
+    products.calls = type(products.calls)(
+        {((lambda *a, f=func: called.append([tuple(x.shape) for x in a]) or f(*a)), shapes): count
+         for (func, shapes), count in products.calls.items()}
+    )  # fmt: skip
+    assert products.seconds() > 0
+    assert {tuple(map(tuple, shapes)) for shapes in called} == {((5, 8), (8, 3)), ((8, 5), (5, 3)), ((5, 3), (3, 8))}
+
+
+def test_throughput_compares_at_a_small_size():
+    command = [
+        sys.executable,
+        "benchmarks/throughput.py",
+        "--rounds",
+        "1",
+        "--prompt-tokens",
+        "12",
+        "--num-tasks",
+        "2",
+    ]
+    command += ["--completion-tokens", "6", "--num-generations", "3"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    tables = [line for line in done.stdout.splitlines() if line.startswith(("| sampling", "| training", "| whole"))]
+    assert len(tables) == 6 and "of a gradient" in done.stdout
+    gaps = [float(gap) for gap in re.findall(r": (\d\.\de-\d+)", done.stdout.splitlines()[-1])]
+    assert len(gaps) == 2 and max(gaps) < 1e-4
+
+
+def test_scaling_counts_the_tokens_of_every_turn(monkeypatch):
+    load("throughput", monkeypatch)
+    scaling = load("scaling", monkeypatch)
+    point = scaling.Point(prompt_tokens=7, completion_tokens=3, num_generations=2, num_tasks=2)
+    *_, tokens, _ = scaling.measure(point, num_agents=3, num_turns=2, rounds=1)
+    first, second = 2 * (7 + 2 * 3), 4 * (7 + 3 + 2 * 3)  # prompts once, two completions of each
+    assert tokens == 3 * (first + second)
