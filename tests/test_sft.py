@@ -181,8 +181,8 @@ def test_turns_belong_to_their_environments(monkeypatch):
     """The second of two environments is made with two turns, each with one and two agents."""
     made = []
 
-    def make(name, num_agents, num_turns, dataset, seed):
-        made.append((name, num_agents, num_turns))
+    def make(name, num_agents, num_turns, dataset, seed, **options):
+        made.append((name, num_agents, num_turns, *options.items()))
         return SimpleNamespace(demonstrations=lambda: [{"prompt": "p", "completion": "c"}])
 
     monkeypatch.setattr(envs, "make", make)
@@ -190,6 +190,8 @@ def test_turns_belong_to_their_environments(monkeypatch):
     assert made == [("tldr", 1, 1), ("tldr", 2, 1), ("mbpp", 1, 2), ("mbpp", 2, 2)] and len(sources) == 4
     sft.demonstrations(sft.Args(env=["mbpp", "humaneval"], num_turns=[3]))
     assert made[4:] == [("mbpp", 2, 3), ("humaneval", 2, 3)]
+    sft.demonstrations(sft.Args(env=["mbpp"], allow_unsafe_code=True))
+    assert made[6:] == [("mbpp", 2, 1, ("allow_unsafe_code", True))]
 
 
 @pytest.mark.parametrize(
