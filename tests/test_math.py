@@ -255,10 +255,10 @@ PROMPTS = [[5, 6, 7], [40] * 31, [1, 0, 2, 9, 0], [200, 3, 200, 8] * 4]
 
 
 @every_script
-@pytest.mark.parametrize("max_batch_tokens", [1, 60, 10_000])
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-@pytest.mark.parametrize("G", [3, 19])  # in one row of a prompt, or in three with two completions too many
-@pytest.mark.parametrize("kind", ["full attention", "sliding window"])
+@pytest.mark.parametrize("max_batch_tokens, temperature", [(1, 1.0), (60, 0.5), (10_000, 1.0)])
+@pytest.mark.parametrize(  # 19: three rows of a prompt, with two completions too many
+    "kind, G", [("full attention", 3), ("full attention", 19), ("sliding window", 3)]
+)
 def test_sampled_logprobs_are_the_models(script, max_batch_tokens, temperature, G, kind, model_dir, tmp_path):
     sliding = kind == "sliding window"
     path = save_model(tmp_path / "m", model_class=MistralForCausalLM, sliding_window=9) if sliding else model_dir
