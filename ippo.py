@@ -92,7 +92,7 @@ class Args:
     gamma: float = 1.0  # discount per turn
     max_grad_norm: float = 1.0  # of each agent's gradient, clipped
     use_separate_critic: bool = False  # a critic with weights of its own, instead of a head on the actor
-    critic_learning_rate: float | None = None  # by default as the actor's, but 10 times it for a head without LoRA
+    critic_learning_rate: float | None = None  # of values; by default the actor's, or 10 times it: a head, no LoRA
     gae_lambda: float = 1.0  # per token; 1: the return minus the value
     norm_adv: bool = False  # advantages of an iteration to mean 0 and deviation 1, for each agent
     update_epochs: int = 2  # passes over a rollout
@@ -554,8 +554,10 @@ if __name__ == "__main__":
         fail(f"--num-minibatches {args.num_minibatches}: there are only {B // world_size * G} trajectories to divide.")
     if len(args.model) not in (1, N):
         fail(f"--model names {len(args.model)} models for {N} agents: give one for all, or one each.")
-    if args.devices and (len(args.devices) not in (1, N) or world_size > 1):
-        fail(f"--devices names {len(args.devices)} devices for {N} agents: one for all or one each, and one process.")
+    if args.devices and world_size > 1:
+        fail("--devices is for one process: under torchrun each takes a GPU of its own; leave one of the two out.")
+    if args.devices and len(args.devices) not in (1, N):
+        fail(f"--devices names {len(args.devices)} devices for {N} agents: give one for all, or one each.")
     for name in args.devices or ():
         try:
             torch.empty(0, device=name)
@@ -617,7 +619,8 @@ if __name__ == "__main__":
     if rank == 0 and not args.resume:
         git = ["git", "-C", here, "rev-parse", "HEAD"]
         commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
-        versions = {module.__name__: module.__version__ for module in (torch, transformers, np)}
+        modules = [torch, transformers, np, *([peft] if args.lora_rank else [])]
+        versions = {module.__name__: module.__version__ for module in modules}
         about = {"script": script, "processes": world_size, "args": asdict(args)}
         about |= {"versions": versions, "commit": commit}
         try:
@@ -651,6 +654,8 @@ if __name__ == "__main__":
         adapter = f"agent_{i}" if args.lora_rank else None
         if adapter:
             if (name, place) not in shared:
+                if vars(model).get("peft_config"):
+                    fail(f"--model {name}: an adapter, which a new one would replace; merge it into its model.")
                 form = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
                 lora = peft.LoraConfig(r=args.lora_rank, lora_alpha=2 * args.lora_rank, **form)
                 shared[name, place] = model, lora
@@ -683,6 +688,7 @@ if __name__ == "__main__":
             valuing.append(agent.critic.model)
         agent.learner = torch.nn.ModuleList([model, *valuing]).to(place)
         critic = {"params": torch.nn.ModuleList(valuing).parameters(), "lr": args.critic_learning_rate}
+        # an optimizer needs parameters, also that of a frozen adapter which is only evaluated
         options = {"lr": args.learning_rate, "weight_decay": 0.0, "fused": place.type == "cuda"}
         agent.optimizer = torch.optim.AdamW([{"params": trained or model.parameters()}, critic], **options)
         agents.append(agent)
@@ -707,7 +713,7 @@ if __name__ == "__main__":
             agent.optimizer.load_state_dict(moments)
         torch_state, cuda_states, python_state, numpy_state = state["rng"][rank]
         torch.set_rng_state(torch_state)
-        torch.cuda.set_rng_state_all(cuda_states)
+        torch.cuda.set_rng_state_all(cuda_states[: torch.cuda.device_count()])
         random.setstate(python_state)
         np.random.set_state(numpy_state)
         for path in [os.path.join(run_dir, name) for name in ("metrics.jsonl", "rollouts.jsonl") if rank == 0]:
@@ -752,9 +758,9 @@ if __name__ == "__main__":
         began = time.perf_counter()
         tasks = []
         for k in range((iteration - 1) * B + rank, iteration * B, world_size):
-            epoch, place = divmod(k, len(train_tasks))
+            epoch, index = divmod(k, len(train_tasks))
             order = np.random.default_rng([args.seed, epoch]).permutation(len(train_tasks))
-            tasks.append(train_tasks[order[place]])
+            tasks.append(train_tasks[order[index]])
         turns, seconds = rollout(args, env, agents, tasks, [G] + [1] * (T - 1), "align", args.temperature)
 
         # 2 ADVANTAGES: of each token, along its trajectory

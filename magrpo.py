@@ -500,8 +500,10 @@ if __name__ == "__main__":
         fail(f"--num-generations {G}: completions are compared with each other, so there must be 2 or more.")
     if len(args.model) not in (1, N):
         fail(f"--model names {len(args.model)} models for {N} agents: give one for all, or one each.")
-    if args.devices and (len(args.devices) not in (1, N) or world_size > 1):
-        fail(f"--devices names {len(args.devices)} devices for {N} agents: one for all or one each, and one process.")
+    if args.devices and world_size > 1:
+        fail("--devices is for one process: under torchrun each takes a GPU of its own; leave one of the two out.")
+    if args.devices and len(args.devices) not in (1, N):
+        fail(f"--devices names {len(args.devices)} devices for {N} agents: give one for all, or one each.")
     for name in args.devices or ():
         try:
             torch.empty(0, device=name)
@@ -561,7 +563,8 @@ if __name__ == "__main__":
     if rank == 0 and not args.resume:
         git = ["git", "-C", here, "rev-parse", "HEAD"]
         commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
-        versions = {module.__name__: module.__version__ for module in (torch, transformers, np)}
+        modules = [torch, transformers, np, *([peft] if args.lora_rank else [])]
+        versions = {module.__name__: module.__version__ for module in modules}
         about = {"script": script, "processes": world_size, "args": asdict(args)}
         about |= {"versions": versions, "commit": commit}
         try:
@@ -595,6 +598,8 @@ if __name__ == "__main__":
         adapter = f"agent_{i}" if args.lora_rank else None
         if adapter:
             if (name, place) not in shared:
+                if vars(model).get("peft_config"):
+                    fail(f"--model {name}: an adapter, which a new one would replace; merge it into its model.")
                 form = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
                 lora = peft.LoraConfig(r=args.lora_rank, lora_alpha=2 * args.lora_rank, **form)
                 shared[name, place] = model, lora
@@ -618,6 +623,7 @@ if __name__ == "__main__":
         trained = [p for p in model.to(place).parameters() if p.requires_grad]
         if not trained and args.num_iterations:
             fail(f"--model {name}: an adapter, whose weights are frozen; merge it into its model to train it further.")
+        # an optimizer needs parameters, also that of a frozen adapter which is only evaluated
         options = {"lr": args.learning_rate, "weight_decay": 0.0, "fused": place.type == "cuda"}
         agent.optimizer = torch.optim.AdamW(trained or model.parameters(), **options)
         agents.append(agent)
@@ -642,7 +648,7 @@ if __name__ == "__main__":
             agent.optimizer.load_state_dict(moments)
         torch_state, cuda_states, python_state, numpy_state = state["rng"][rank]
         torch.set_rng_state(torch_state)
-        torch.cuda.set_rng_state_all(cuda_states)
+        torch.cuda.set_rng_state_all(cuda_states[: torch.cuda.device_count()])
         random.setstate(python_state)
         np.random.set_state(numpy_state)
         for path in [os.path.join(run_dir, name) for name in ("metrics.jsonl", "rollouts.jsonl") if rank == 0]:
@@ -687,9 +693,9 @@ if __name__ == "__main__":
         began = time.perf_counter()
         tasks = []
         for k in range((iteration - 1) * B + rank, iteration * B, world_size):
-            epoch, place = divmod(k, len(train_tasks))
+            epoch, index = divmod(k, len(train_tasks))
             order = np.random.default_rng([args.seed, epoch]).permutation(len(train_tasks))
-            tasks.append(train_tasks[order[place]])
+            tasks.append(train_tasks[order[index]])
         turns, seconds = rollout(args, env, agents, tasks, [G] * T, args.joint_mode, args.temperature)
 
         # 2 ADVANTAGES: of each agent's completions at each node

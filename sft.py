@@ -58,7 +58,7 @@ class Args:
     num_agents: list[int] = field(default_factory=lambda: [2])  # agents in them; several numbers share equally as well
     num_turns: list[int] = field(default_factory=lambda: [1])  # turns in them: one number for all, or one for each
     dataset: str = "sample"  # sample (offline), hub, a hub id, or a .jsonl, .json or .parquet file
-    allow_unsafe_code: bool = False  # make second turns of code also where the system has no sandbox to run first ones
+    allow_unsafe_code: bool = False  # make environments of code also where the system has no sandbox for it
     draws: int = 1  # times an environment is made, each with a seed of its own: more different sample demonstrations
     data: str | None = None  # .jsonl of prompt and completion, or a rollouts.jsonl, instead of the environments
     min_reward: float | None = None  # with a rollouts.jsonl: keep what joint actions of at least this reward wrote
@@ -140,8 +140,8 @@ def demonstrations(args):
     import envs  # here, so that a copy of this file with --data needs no other file of this repository
 
     sources = []
-    unsafe = {"allow_unsafe_code": True} if args.allow_unsafe_code else {}
     for name, num_turns in zip(args.env, itertools.cycle(args.num_turns)):
+        unsafe = {"allow_unsafe_code": True} if args.allow_unsafe_code and name not in ("tldr", "arxiv") else {}
         for num_agents in args.num_agents:
             sources.append([])
             for draw in range(args.draws):
@@ -276,6 +276,8 @@ if __name__ == "__main__":
             fail(f"--model {args.model}: {str(error).splitlines()[0]} Use a folder or hub id that can be loaded.")
     device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
     model.to(device).train()
+    if not any(p.requires_grad for p in model.parameters()):
+        fail(f"--model {args.model}: an adapter, whose weights are frozen; merge it into its model first.")
     if tokenizer.eos_token_id is None:
         fail(f"--model {args.model}: its tokenizer has no end-of-sequence token to stop with; set one.")
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id

@@ -169,7 +169,8 @@ def decode_bytes(model, workload, max_batch_tokens, itemsize):
     P, C, G, B = (
         getattr(workload, name) for name in ("prompt_tokens", "completion_tokens", "num_generations", "num_tasks")
     )
-    pieces = math.ceil(G / 8)  # rows of a prompt
+    room = max(1, (max_batch_tokens - P) // C)
+    pieces = math.ceil(G / min(8, room))  # rows of a prompt
     S = math.ceil(G / pieces)
     rows = B * pieces
     batches = math.ceil(rows / max(1, max_batch_tokens // (P + S * C)))
@@ -290,7 +291,8 @@ def measure_model(args, script, machine, name, tables):
     model, itemsize = agent.model, trunk_dtype(args.device).itemsize
     prompts = torch.randint(model.config.vocab_size, (workload.num_tasks, workload.prompt_tokens)).tolist()
     completion_tokens = workload.num_tasks * workload.num_generations * workload.completion_tokens
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0)  # as the script makes it
+    fused = args.device == "cuda"
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0, fused=fused)  # as the script makes it
 
     def step():
         for p in model.parameters():
@@ -475,6 +477,7 @@ def main(args):
     output = args.output or (os.path.join(ROOT, "results", "gpu.md") if args.shrink == 1 else None)
     if args.device == "cuda":
         torch.set_float32_matmul_precision("high")  # as the script does: TF32, for the head
+        torch.backends.cuda.enable_cudnn_sdp(False)  # as the script does
     script = importlib.import_module(args.script)
     machine = measure_machine(args)
     tables = SimpleNamespace(step=[], sampling=[], training=[])

@@ -72,7 +72,7 @@ TINY = {
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rms_norm_eps": 1e-6}
 LONG = {"prompt_tokens": 512, "completion_tokens": 256}
 WORKLOADS = {
-    # models/tiny with random weights
+    # the shape of models/tiny, with a vocabulary of 1,075
     "a": Workload(TINY),
     # a real vocabulary on a small model, so that the head is most of the work
     "b": Workload(

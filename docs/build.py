@@ -74,7 +74,7 @@ DETAILS = [
     ("A prompt is computed once for its G completions, when sampling ...", "distinct.index(b) for b in rows"),
     ("... and when training, where the completions go on from the prompt's cache with gradients.",
      "branch.reorder_cache(owner)"),
-    ("Completions that stopped leave their row, and empty rows the batch, when an eighth has stopped.", "if 8 * len(left) * most <="),
+    ("Completions that stopped leave their row, and empty rows the batch, where that makes it an eighth smaller.", "if 8 * len(left) * most <="),
     ("The cache writes into spare room; transformers' own copies everything for each new token.", "class RoomyLayer"),
     ("Logits are float32 whatever the model runs in, and at the sampling temperature.",
      "with torch.autocast(model.device.type, enabled=False):"),

@@ -312,8 +312,11 @@ def _hands_on(flow, passing):
         if isinstance(node, ast.BoolOp):
             return len(set(map(ast.dump, node.values))) == 1
         if isinstance(node, ast.BinOp):
-            neutral = _is_empty if isinstance(node.op, (ast.Add, ast.Sub)) else _is_one
-            return neutral(node.right) or (neutral(node.left) and isinstance(node.op, (ast.Add, ast.Mult)))
+            if isinstance(node.op, (ast.Add, ast.Sub, ast.BitOr, ast.BitXor, ast.LShift, ast.RShift)):
+                return _is_empty(node.right) or (isinstance(node.op, ast.Add) and _is_empty(node.left))
+            if isinstance(node.op, (ast.Mult, ast.Div, ast.FloorDiv, ast.Pow)):
+                return _is_one(node.right) or (isinstance(node.op, ast.Mult) and _is_one(node.left))
+            return False
         inert = (ast.Name, ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Starred, ast.NamedExpr, ast.Lambda)
         return isinstance(node, inert) or not isinstance(node, ast.expr)
 

@@ -110,6 +110,9 @@ def test_an_adapter_can_be_evaluated_but_not_trained_on(run, model_dir, capsys):
     with pytest.raises(SystemExit):
         run(CRITIC_FREE[0], *TOY, "--model", *folders)
     assert "an adapter, whose weights are frozen; merge it" in capsys.readouterr().err
+    with pytest.raises(SystemExit):  # which would no longer be active
+        run(CRITIC_FREE[0], *TOY, "--model", *folders, "--lora-rank", 2)
+    assert "an adapter, which a new one would replace; merge it" in capsys.readouterr().err
 
 
 @every_script

@@ -149,6 +149,7 @@ def test_devices_for_all_and_for_each(script, run, model_dir, monkeypatch):
     runs = [run(script, *flags, *more) for more in [(), ("--devices", "cpu"), ("--devices", "cpu", "cpu:0")]]
     metrics = [metrics_of(names["run_dir"]) for names in runs]
     assert metrics[0] == metrics[1] == metrics[2]
+    # five agents went to "cpu" in the three runs, one to "cpu:0"
     assert list(dict.fromkeys(went)) == ["cpu", "cpu:0"] and went.count("cpu:0") == went.count("cpu") / 5
 
 
