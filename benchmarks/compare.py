@@ -35,7 +35,7 @@ class Args:
     jobs: int = 2  # runs at a time
     num_iterations: int = 120
     eval_every: int = 10
-    flags: str = ""  # further arguments of every script, as one string
+    flags: str = ""  # further arguments of every script, as one string: --flags="--num-turns 2"
     name: str = ""  # of the file in results/; by default the environment's
 
 
