@@ -10,8 +10,8 @@ import doctest
 import random
 import warnings
 
-from envs import Step, samples
-from envs.coding import benchmark_rows
+from envs import samples
+from envs.coding import benchmark_rows, scored_step
 from rewards.classeval import ClassAnswer, class_rewards, run_classes
 from rewards.coding_syntax import FUNCTIONS, is_stub
 from rewards.sandbox import require_protection
@@ -98,12 +98,12 @@ class ClassEval:
         return prompts
 
     def step(self, branches):
-        """Runs the answers of all branches at once; see rewards/classeval.py for reward and parts."""
+        """Runs the answers of all branches at once; see rewards/classeval.py for reward and parts, and scored_step."""
         answers = [_answer(task, actions, self._assigned(task)) for task, _, actions in branches]
         scores = class_rewards(answers, self.timeout, self.allow_unsafe_code)
         return [
-            Step(actions, score.reward, score.parts, done=bool(score.parts["all_passed"]), feedback=score.findings)
-            for (_, _, actions), score in zip(branches, scores)
+            scored_step(actions, score, self.num_turns - len(history))
+            for (_, history, actions), score in zip(branches, scores)
         ]
 
     def demonstrations(self):

@@ -113,7 +113,7 @@ class Coding:
         return prompts
 
     def step(self, branches):
-        """Runs the answers of all branches at once; see rewards/coding.py for reward and parts."""
+        """Runs the answers of all branches at once; see rewards/coding.py for reward and parts, and scored_step."""
         answers = [
             Answer(
                 texts=actions,
@@ -129,8 +129,8 @@ class Coding:
         ]
         scores = coding_rewards(answers, self.timeout, self.allow_unsafe_code)
         return [
-            Step(actions, score.reward, score.parts, done=bool(score.parts["all_passed"]), feedback=score.findings)
-            for (_, _, actions), score in zip(branches, scores)
+            scored_step(actions, score, self.num_turns - len(history))
+            for (_, history, actions), score in zip(branches, scores)
         ]
 
     def demonstrations(self):
@@ -207,6 +207,17 @@ def _remarks(agent, names, findings):
     if findings["wrapper"]:
         remarks.append(f"{main} only hands on what the helper returns.")
     return remarks
+
+
+def scored_step(actions, score, turns_left):
+    """The Step of an answer. One that passes every test ends the task, and is paid for the turns that it saves too.
+
+    Otherwise an answer that fails a test, and earns again in the next turn, would be worth more than one that passes:
+    agents then learn to fail.
+    """
+    if not score.parts["all_passed"]:
+        return Step(actions, score.reward, score.parts, done=False, feedback=score.findings)
+    return Step(actions, score.reward * turns_left, score.parts, done=True, feedback=score.findings)
 
 
 def benchmark_rows(dataset, hub, hub_config, hub_splits, columns, number, splits):

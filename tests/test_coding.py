@@ -425,6 +425,25 @@ def test_demonstrations_of_the_second_turn_correct_what_failed(num_agents, monke
     assert demos == [demo for demo in env.demonstrations() if "Your answer:" in demo["prompt"]]
 
 
+@pytest.mark.parametrize("name, best", [("humaneval", 4.0), ("classeval", 6.0)])
+@pytest.mark.parametrize("num_turns", [1, 2, 3])
+def test_no_way_of_failing_first_is_worth_more_than_passing_at_once(name, best, num_turns):
+    """The best answer ends the task, and is worth more than one that fails and the best in every turn after it."""
+    env = make(name, 1 if name == "classeval" else 2, num_turns)
+    tasks = env.tasks("train")[:40]
+    good = [[task["solution"]] if name == "classeval" else [task["helper"], task["main"]] for task in tasks]
+    bad = [[*helpers, main.replace("return ", "return 7 or ")] for *helpers, main in good]
+    for turn in range(num_turns):
+        passing, failing = (
+            env.step([(task, [None] * turn, answer) for task, answer in zip(tasks, answers)])
+            for answers in (good, bad)
+        )
+        assert all(step.done for step in passing)
+        assert max(step.reward for step in passing) == best * (num_turns - turn)
+        failed = [step.reward for step in failing if not step.done]
+        assert len(failed) > 30 and max(failed) + best * (num_turns - turn - 1) < best * (num_turns - turn)
+
+
 def test_prompts_tell_each_agent_what_it_may_know():
     env = make("humaneval", 3)
     task = env.tasks("test")[0]
