@@ -27,7 +27,8 @@ def test_a_copied_script_trains_on_the_readmes_environment_in_an_empty_folder(sc
 
 
 def test_every_flag_in_the_readme_exists():
-    known = set(re.findall(r"^    (\w+): ", "".join(path.read_text() for path in ROOT.glob("*.py")), re.M))
+    files = [*ROOT.glob("*.py"), *ROOT.glob("benchmarks/*.py")]
+    known = set(re.findall(r"^    (\w+): ", "".join(path.read_text() for path in files), re.M))
     known |= {"nproc_per_node", "shutdown_timeout", "help"}  # torchrun's, tyro's
     flags = {flag.replace("-", "_") for flag in re.findall(r"(?<![-\w])--([a-z][a-z-]+)", README)}
     assert flags and flags <= known
