@@ -1,4 +1,4 @@
-"""Every algorithm raises the return on sample posts that it was not trained on, from more than one seed.
+"""Every algorithm raises the return on sample posts that it was not trained on; the first of them from three seeds.
 
 The runs are short; benchmarks/compare.py measures how far each gets.
 """
@@ -6,13 +6,13 @@ The runs are short; benchmarks/compare.py measures how far each gets.
 import pytest
 from conftest import SCRIPTS
 
-SEEDS = {"magrpo": (1, 2, 3), "maremax": (1,)}
+SEEDS = {"magrpo": (1, 2, 3)}  # the others: one
 ITERATIONS = {"maremax": 60}  # without a positive advantage it learns more slowly
 
 
 @pytest.mark.parametrize(
     "script, seed",
-    [(script, seed) for script in SCRIPTS for seed in SEEDS.get(script.stem, (1, 2))],
+    [(script, seed) for script in SCRIPTS for seed in SEEDS.get(script.stem, (1,))],
     ids=lambda value: getattr(value, "stem", value),
 )
 def test_the_evaluation_return_rises_on_the_sample_posts(script, seed, run):
