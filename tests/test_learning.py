@@ -1,4 +1,4 @@
-"""Every algorithm raises the return on sample posts that it was not trained on; the first of them from three seeds.
+"""Every algorithm raises the return on sample posts that it was not trained on, magrpo from three seeds.
 
 The runs are short; benchmarks/compare.py measures how far each gets.
 """
