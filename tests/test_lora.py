@@ -28,7 +28,10 @@ def test_agents_share_frozen_weights_and_train_their_own(script, run, model_dir,
     names = run(script, *flags(model_dir, "--num-iterations", 2))
     first, second = (agent.model for agent in names["agents"])
     assert first is second
-    assert "0.00M parameters to train" in capsys.readouterr().out  # 1,344 of them
+    assert capsys.readouterr().out.count("0.00M parameters to train") == 2  # the whole model has 0.03M
+    # rank 3: A and B of q, k, v, o, gate, up and down in two layers
+    size = 2 * 3 * (64 + 48 + 48 + 64 + 80 + 80 + 80)
+    assert [sum(p.numel() for p in own(first, i).values()) for i in range(2)] == [size, size]
     base = AutoModelForCausalLM.from_pretrained(model_dir).state_dict()
     state = first.state_dict()
     for name, weight in base.items():

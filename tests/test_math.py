@@ -146,13 +146,13 @@ def test_pass_at_k_is_the_mean_over_all_choices_of_k_trajectories(script, monkey
 
 @every_script
 def test_gain_is_over_the_turn_before_of_the_same_trajectories(script, monkeypatch):
-    """The first turn pays 0 or 5 (and is done); the second pays 3 after the 0, which is a gain of 3, not a loss."""
+    """The first turn pays 1 or 5 (and is done); the second pays 3 after the 1, which is a gain of 2, not a loss."""
     module = load(script)
     env = SimpleNamespace(num_agents=1, list=[{"done": "1"}])
-    rewards = lambda task, history, actions: 3 if history else 5 * int(actions[0])
+    rewards = lambda task, history, actions: 3 if history else 1 + 4 * int(actions[0])
     metrics = module.summarize("train", fake_rollout(module, monkeypatch, env, rewards, [2, 1], "align", 1.0), 2)
-    assert metrics["train/reward_turn1"] == 2.5 and metrics["train/reward_turn2"] == 3
-    assert metrics["train/gain_turn2"] == 3 and "train/gain_turn1" not in metrics
+    assert metrics["train/reward_turn1"] == 3 and metrics["train/reward_turn2"] == 3
+    assert metrics["train/gain_turn2"] == 2 and "train/gain_turn1" not in metrics
 
 
 @every_script
