@@ -23,13 +23,16 @@ and says which layer stops each.
 
 import ast
 import atexit
+import contextlib
 import functools
 import marshal
 import os
+import select
 import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -38,6 +41,8 @@ from rewards import sandbox_kernel as kernel
 from rewards.sandbox_jobs import receive, send
 
 MAX_SOURCE = 1_000_000  # characters of model text in one job
+SLOW = 0.25  # seconds, after which the next job starts beside this one
+SHARE = 3  # jobs at most for each core, so that a slow one has a third of a core at least
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # How an interpreter of ours begins. The folder that holds this package is in its path for the one import only.
 BOOT = """
@@ -95,7 +100,11 @@ class Result(NamedTuple):
 def run_tests(jobs, timeout=10.0, allow_unsafe_code=False):
     """Runs the jobs on all cores and returns their Results, in order.
 
-    timeout: seconds of wall clock for each job
+    As many jobs run as there are cores, and beside them those that have already taken longer than SLOW, together at
+    most SHARE for each core. So quick jobs do not wait for endless loops, nor endless loops for each other, and a slow
+    but correct answer keeps a third of a core however many loops there are.
+
+    timeout: seconds of wall clock for each job, from when it starts
     allow_unsafe_code: also run where the kernel offers no protection (macOS): the code may then do what you may do
     Raises ValueError when there is no protection and allow_unsafe_code is not set, RuntimeError when no interpreter
     starts. Whatever the jobs do raises nothing.
@@ -107,8 +116,9 @@ def run_tests(jobs, timeout=10.0, allow_unsafe_code=False):
     workers = min(len(jobs), max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
     if not _workers:  # the first one here, for its message or error; the others where they are needed
         _workers.append(_Worker(allow_unsafe_code))
-    with ThreadPoolExecutor(workers) as threads:
-        return list(threads.map(lambda job: _run_one(job, timeout, allow_unsafe_code), jobs))
+    turns = threading.Semaphore(workers)
+    with ThreadPoolExecutor(SHARE * workers) as threads:
+        return list(threads.map(lambda job: _run_one(job, timeout, allow_unsafe_code, turns), jobs))
 
 
 def require_protection(allow_unsafe_code=False):
@@ -130,22 +140,24 @@ if sys.platform != "win32":
     os.register_at_fork(after_in_child=_workers.clear)  # a fork of the trainer must not talk to its templates
 
 
-def _run_one(job, timeout, allow_unsafe_code):
-    start = time.monotonic()
+def _run_one(job, timeout, allow_unsafe_code, turns):
     if sum(map(len, job.texts)) > MAX_SOURCE:
         return Result(0, 1, [], f"more than {MAX_SOURCE} characters", {}, ["not run"] * len(job.examples), 0.0)
-    try:
-        worker = _workers.pop()
-    except IndexError:
-        worker = _Worker(allow_unsafe_code)
-    try:
-        verdict = worker.run(job, start + timeout)
-    except (OSError, EOFError, ValueError):  # a template was killed (out of memory?): start afresh, count it as failed
-        worker.close()
-        verdict = (0, 1, [], "the sandbox was killed", {}, ["not run"] * len(job.examples))
-    else:
-        _workers.append(worker)
-    return Result(*verdict, time.monotonic() - start)
+    with contextlib.ExitStack() as turn:
+        turn.enter_context(turns)
+        start = time.monotonic()
+        try:
+            worker = _workers.pop()
+        except IndexError:
+            worker = _Worker(allow_unsafe_code)
+        try:
+            verdict = worker.run(job, start + timeout, turn.close)
+        except (OSError, EOFError, ValueError):  # a template was killed (out of memory?): start afresh, it failed
+            worker.close()
+            verdict = (0, 1, [], "the sandbox was killed", {}, ["not run"] * len(job.examples))
+        else:
+            _workers.append(worker)
+        return Result(*verdict, time.monotonic() - start)
 
 
 def _start(code, **options):
@@ -204,7 +216,7 @@ class _Worker:
             warning = "" if _safe(layers) else ": model-written code runs UNPROTECTED"
             print(f"sandbox: {held}{warning}", file=sys.stderr)
 
-    def run(self, job, deadline):
+    def run(self, job, deadline, when_slow):
         candidate_end, grader_end = socket.socketpair()
         ours, grader_ours = socket.socketpair()
         with candidate_end, grader_end, ours, grader_ours:
@@ -215,6 +227,10 @@ class _Worker:
             candidate_end.close(), grader_end.close(), grader_ours.close()  # so that their end means ours reads EOF
             try:
                 send(ours, [deadline, *job._replace(prepare=_compiled(job.prepare))])
+                reply = select.poll()
+                reply.register(ours, select.POLLIN)
+                if not reply.poll(1000 * SLOW):
+                    when_slow()
                 verdict = receive(ours, deadline + 1)  # the grader minds the deadline; this is for when it cannot
             except (OSError, EOFError, ValueError) as error:
                 reason = "out of time" if isinstance(error, TimeoutError) else "the grader ended early"

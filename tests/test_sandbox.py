@@ -1346,6 +1346,26 @@ def prepare(texts, names):
     assert crash.facts == {}
 
 
+def test_quick_jobs_do_not_wait_for_slow_ones(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    run, begun, ended, most = sandbox._Worker.run, [], [], []
+
+    def watched(self, asked, *rest):
+        begun.append(asked)
+        most.append(len(begun) - len(ended))
+        verdict = run(self, asked, *rest)
+        ended.append(asked)
+        return verdict
+
+    monkeypatch.setattr(sandbox._Worker, "run", watched)
+    slow, quick = job("import time\ndef f(x):\n    time.sleep(60)"), job(GOOD)
+    results = run_tests([slow, slow, quick, quick, slow, slow, slow], timeout=2)
+    late = "out of time"
+    assert [r.reason for r in results] == [late, late, "", "", late, late, late]
+    assert ended[:2] == [quick, quick]
+    assert max(most) == sandbox.SHARE
+
+
 def test_nothing_is_left_behind():
     run_tests([job(GOOD)] * 8)
     processes, descriptors, folders = descendants(), len(os.listdir("/proc/self/fd")), sorted(os.listdir("/tmp"))
