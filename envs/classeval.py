@@ -11,7 +11,7 @@ import random
 import warnings
 
 from envs import samples
-from envs.coding import benchmark_rows, scored_step
+from envs.coding import benchmark_rows, scored_step, syntax_remarks
 from rewards.classeval import ClassAnswer, class_rewards, run_classes
 from rewards.coding_syntax import FUNCTIONS, is_stub
 from rewards.sandbox import require_protection
@@ -202,7 +202,7 @@ def _remarks(agent, names, findings):
     if findings["doubled"]:
         remarks.append(f"Written by more than one agent: {', '.join(findings['doubled'])}.")
     if not findings["syntax"]:
-        return [*remarks, f"The class does not compile: {findings['error']}."]
+        return remarks + syntax_remarks(agent, findings)
     remarks.append(f"{findings['passed']} of {findings['total']} tests passed.")
     if findings["examples"]:
         source, what = findings["examples"][0]

@@ -192,10 +192,10 @@ def _remarks(agent, names, findings):
     """What agent number `agent` is told. Nothing here comes from a test that is scored, but for how many passed."""
     name, (*helpers, main) = names[agent], names
     remarks = [f"{name} was found." if findings["defined"][agent] else f"No {name} that returns something was found."]
-    if not findings["defined"][-1]:
-        return remarks if name == main else [*remarks, f"{main} was not found."]
+    if not findings["defined"][-1] and name != main:
+        remarks.append(f"{main} was not found.")
     if not findings["syntax"]:
-        return [*remarks, f"The program does not compile: {findings['error']}."]
+        return remarks + syntax_remarks(agent, findings)
     remarks.append(f"{findings['passed']} of {findings['total']} tests passed.")
     if findings["examples"]:
         source, what = findings["examples"][0]
@@ -207,6 +207,15 @@ def _remarks(agent, names, findings):
     if findings["wrapper"]:
         remarks.append(f"{main} only hands on what the helper returns.")
     return remarks
+
+
+def syntax_remarks(agent, findings):
+    """Agent number `agent` reads its own syntax error, and of another's that there is one."""
+    if findings["errors"][agent]:
+        return [f"Your answer is not Python: {findings['errors'][agent]}."]
+    if any(findings["errors"]):
+        return ["The answer of another agent is not Python."]
+    return [f"The program does not compile: {findings['error']}."] if findings["error"] else []
 
 
 def scored_step(actions, score, turns_left):

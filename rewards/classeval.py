@@ -84,7 +84,8 @@ def _score(answer, result):
         "written": [[False] * len(names) for names in answer.assigned],
         "doubled": [],
         "syntax": False,
-        "error": "",
+        "errors": [""] * len(answer.texts),
+        "error": result.reason,
     }
     facts = unread | result.facts  # which are none where reading the text ended the process
     total = sum(map(len, answer.assigned))

@@ -79,7 +79,8 @@ def _job(answer, stub):
 
 def _score(answer, result, share_without):
     nothing = [False] * len(answer.helpers)
-    facts = {"defined": [*nothing, False], "syntax": False, "uses": [], "ignored": [], "wrapper": False, "error": ""}
+    facts = {"defined": [*nothing, False], "syntax": False, "uses": [], "ignored": [], "wrapper": False}
+    facts |= {"errors": [""] * len(answer.texts), "error": result.reason}
     facts.update(result.facts)  # which are none where reading the text ended the process
     *helpers_defined, main_defined = facts["defined"]
     share = result.passed / result.total  # what does not compile has passed nothing

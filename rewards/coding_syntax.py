@@ -26,21 +26,23 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False):
     uses, ignored: list[bool] by helper: a value of the helper reaches what the asked function does; the function
         calls it, but no value of it does
     wrapper: bool, whether the asked function only hands on what a helper returns
-    error: str, the first syntax error
+    errors: list[str], the first syntax error of each text; empty where it is Python
+    error: str, what keeps texts that are Python from compiling together
     """
     owned = [*helpers, entry_point]
     bodies, defined, errors = [], [], []
     for name, text in zip(owned, texts):
         body, error = _parse(code_of(text, name))
-        errors += [error] if error else []
+        errors.append(error[:200])
         # What another agent was asked for is not this one's to define.
         body = [
             node for node in body if not (isinstance(node, FUNCTIONS) and node.name in owned and node.name != name)
         ]
         bodies.append(body)
         defined.append(_returns(_function(body, name)))
-    facts = {"defined": defined, "syntax": False, "uses": [], "ignored": [], "wrapper": False, "error": ""}
-    if defined[-1] and not errors:
+    facts = {"defined": defined, "syntax": False, "uses": [], "ignored": [], "wrapper": False}
+    facts |= {"errors": errors, "error": ""}
+    if defined[-1] and not any(errors):
         if stub:
             bodies[:-1] = [ast.parse(f"def {name}(*args, **keywords): return None").body for name in helpers]
         body = ast.parse(prelude).body + [node for part in bodies for node in part]
@@ -49,10 +51,9 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False):
         try:
             compile(program, "<answer>", "exec")
         except (SyntaxError, ValueError) as error:
-            errors.append(str(error))
+            facts["error"] = str(error)[:200]
         else:
             facts.update(syntax=True, **_cooperation(bodies[-1], entry_point, helpers))
-    facts["error"] = errors[0][:200] if errors else ""
     return (program if facts["syntax"] else None), facts
 
 
@@ -71,16 +72,16 @@ def prepare_class(texts, assigned, class_name, base):
     written: list[list[bool]], for each assigned method whether its agent wrote it, with more than a stub for a body
     doubled: list[str], the methods, of all assigned, that more than one agent wrote
     syntax: bool, whether all texts are Python and the module compiles
-    error: str, the first syntax error
+    errors, error: as in `prepare`
     """
     program = ast.parse(base)
     owner = next(node for node in program.body if isinstance(node, ast.ClassDef) and node.name == class_name)
     methods = {node.name: i for i, node in enumerate(owner.body) if isinstance(node, FUNCTIONS)}
     given = {node.name for node in program.body if isinstance(node, (*FUNCTIONS, ast.ClassDef))} | methods.keys()
-    written, writers, errors, imports, further = [], {}, [], [], []
+    written, writers, errors, error, imports, further = [], {}, [], "", [], []
     for text, names in zip(texts, assigned):
-        body, error = _parse(textwrap.dedent("\n".join(blocks_of(text)))) if names else ([], "")
-        errors += [error] if error else []
+        body, unread = _parse(textwrap.dedent("\n".join(blocks_of(text)))) if names else ([], "")
+        errors.append(unread[:200])
         found = {}
         for node in body:
             if isinstance(node, ast.ClassDef) and node.name == class_name:
@@ -107,14 +108,15 @@ def prepare_class(texts, assigned, class_name, base):
         written.append([name in found for name in names])
     program.body = imports + program.body + further
     program.body.sort(key=lambda node: not (isinstance(node, ast.ImportFrom) and node.module == "__future__"))
-    if not errors:
+    if not any(errors):
         try:
             compile(program, "<answer>", "exec")
-        except (SyntaxError, ValueError) as error:
-            errors.append(str(error))
+        except (SyntaxError, ValueError) as caught:
+            error = str(caught)[:200]
     doubled = [name for names in assigned for name in names if writers.get(name, 0) > 1]
-    facts = {"written": written, "doubled": doubled, "syntax": not errors, "error": "".join(errors[:1])[:200]}
-    return (None if errors else program), facts
+    syntax = not (any(errors) or error)
+    facts = {"written": written, "doubled": doubled, "syntax": syntax, "errors": errors, "error": error}
+    return (program if syntax else None), facts
 
 
 def is_stub(function):

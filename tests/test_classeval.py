@@ -294,8 +294,9 @@ def test_feedback_reaches_the_next_prompt_and_shows_no_test(feedback):
         assert ("fails: raised KeyError: 'told'." in prompt) == (feedback == "level")
     assert "raise KeyError" not in prompts[0]
     assert env.observe(task, [step, step])[0].count("Your answer:") == 2
-    broken = env.observe(task, env.step([(task, [], [one, "def ("])]))
-    assert ("does not compile" in broken[0]) == (feedback == "level")
+    broken = env.observe(task, env.step([(task, [], [one, "def 1"])]))
+    assert ("The answer of another agent is not Python." in broken[0]) == (feedback == "level")
+    assert ("Your answer is not Python: invalid syntax (line 1)." in broken[1]) == (feedback == "level")
 
 
 def test_arguments_that_make_no_sense():

@@ -481,7 +481,15 @@ def test_feedback_levels():
     name = task["entry_point"]
     cases = {
         ("x", "y"): ("No aux that returns something was found.", f"No {name} that returns something was found."),
-        (AUX, f"def {name}(n):\n    return 1\n)"): ("aux was found.", "does not compile: unmatched ')'"),
+        (AUX, f"def {name}(n):\n    return 1\n)"): (
+            "of another agent is not Python.",
+            "not Python: unmatched ')' (line 3).",
+        ),
+        (AUX, f"def {name}(n):\n    return"): (
+            f"{name} was not found.",
+            f"No {name} that returns something was found.",
+        ),
+        (AUX, f"def {name}(n):\n    return 1\nbreak"): ("aux was found.", "does not compile: 'break' outside loop"),
         (AUX, f"def {name}(n):\n    return 77"): (f"{name} does not use aux.", "fails: returned 77."),
         (AUX, f"def {name}(n):\n    aux(1)\n    return 77"): ("calls but ignores aux", "calls but ignores aux"),
         (AUX, f"def {name}(n):\n    return aux(n)"): ("only hands on", "only hands on"),
