@@ -56,9 +56,9 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 class Args:
     # experiment
     seed: int = 1  # of sampling, of the order of the tasks and of the environment
-    num_iterations: int = 120  # optimizer steps of each agent; 0 only evaluates
+    num_iterations: int = 120  # rollouts, each followed by an update of each agent; 0 only evaluates
     output_dir: str = "runs"  # the run folder is made in here
-    resume: str | None = None  # run folder to continue, to the same numbers
+    resume: str | None = None  # run folder to continue, to the same numbers if --num-iterations stays what it was
     save_every: int = 20  # iterations between checkpoints
     log_groups: int = 2  # nodes per turn that go to rollouts.jsonl each iteration
     track: Literal["none", "tensorboard", "wandb", "trackio"] = "none"  # where else the metrics go
@@ -353,13 +353,13 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
                 fail(f"--env {args.env}: observe() gave {len(node.groups)} prompts for {len(agents)} agents.")
         for i, agent in enumerate(agents):
             select(agent)
-            groups = [node.groups[i] for node in nodes]
+            groups, stops = [node.groups[i] for node in nodes], set(agent.stop_ids.tolist())
             prompt_ids = encode(agent, [group.prompt for group in groups], args.max_new_tokens)
             with autocast(agent.model):  # around all of it, so that weights are cast once
                 drawn = sample(agent, prompt_ids, G, temperature, args.max_new_tokens, args.max_batch_tokens)
             for group, ids, pairs in zip(groups, prompt_ids, drawn):
                 group.prompt_ids, (group.completion_ids, group.logprobs) = ids, zip(*pairs)
-                group.stopped = [ids[-1] in agent.stop_ids for ids in group.completion_ids]
+                group.stopped = [ids[-1] in stops for ids in group.completion_ids]
                 group.completions = agent.tokenizer.batch_decode(group.completion_ids, skip_special_tokens=True)
         sampled = time.perf_counter()
         N = len(agents)
@@ -405,12 +405,12 @@ def summarize(split, turns, num_turns):
     chance that one of k trajectories ends with the part all_passed, estimated without bias from the n >= k that
     evaluation draws for a task (Chen et al., 2021, arXiv 2107.03374).
     """
-    sums = defaultdict(lambda: np.zeros(2))  # the sum and its weight
+    sums, parts, totals = (defaultdict(lambda: np.zeros(2)) for _ in range(3))  # each the sum and its weight
     for t, nodes in enumerate(turns, start=1):
         for node in nodes:
-            sums["return"] += (node.value, 1) if t == 1 else (0, 0)
             for i, group in enumerate(node.groups):
-                sums["zero_variance_groups"] += (group.returns.max().item() == group.returns.min().item(), 1)
+                if len(group.returns) > 1:
+                    sums["zero_variance_groups"] += (group.returns.max().item() == group.returns.min().item(), 1)
                 for ids, logprobs, stopped in zip(group.completion_ids, group.logprobs, group.stopped):
                     sums[f"agent_{i}/entropy"] += (-sum(logprobs), len(ids))  # an estimate, in nats a token
                     sums[f"agent_{i}/completion_length"] += (len(ids), 1)
@@ -422,19 +422,21 @@ def summarize(split, turns, num_turns):
                     sums[f"gain_turn{t}"] += (chance * (step.reward - node.history[-1].reward), chance)
                 for name, value in step.parts.items():
                     if child is None:  # the branch ends here
-                        sums[name] += (chance * value, chance)
+                        parts[name] += (chance * value, chance)
                     if num_turns > 1:
-                        sums[f"{name}_turn{t}"] += (chance * value, chance)
-    for node in turns[0] if split == "eval" else ():
-        ends = list(zip(node.steps, node.children))
+                        parts[f"{name}_turn{t}"] += (chance * value, chance)
+    for root in turns[0]:
+        sums["return"] += (root.value, 1)
+        ends = list(zip(root.steps, root.children)) if split == "eval" else []
         while any(child for _, child in ends):
             ends = [(child.steps[0], child.children[0]) if child else (step, None) for step, child in ends]
-        if "all_passed" in ends[0][0].parts:
+        if ends and "all_passed" in ends[0][0].parts:
             n, failed = len(ends), sum(not step.parts["all_passed"] for step, _ in ends)
             for k in (2**j for j in range(n.bit_length())):
                 sums[f"pass@{k}"] += (1 - math.comb(failed, k) / math.comb(n, k), 1)
-    totals = defaultdict(lambda: np.zeros(2))
-    for name, total in itertools.chain.from_iterable(process.items() for process in gather(dict(sums))):
+    if clash := sums.keys() & parts.keys():
+        fail(f"The environment's part {min(clash)!r} has the name of a metric; rename it.")
+    for name, total in itertools.chain.from_iterable(process.items() for process in gather({**sums, **parts})):
         totals[name] += total
     prefix = lambda name: "" if split == "train" and name.startswith("agent_") else f"{split}/"
     return {prefix(name) + name: float(total / weight) for name, (total, weight) in totals.items()}
@@ -442,19 +444,20 @@ def summarize(split, turns, num_turns):
 
 def records(iteration, split, turns, most=None):
     """Lines for rollouts.jsonl, one a node: what each agent read and wrote, and what it was worth."""
+    arrays = (torch.Tensor, np.ndarray, np.generic)
     for t, nodes in enumerate(turns, start=1):
         for node in nodes[:most]:
-            keys = ("prompt", "completions", "returns", "advantages")
+            keys = ("prompt", "completions", "stopped", "returns", "advantages")
             agents = [{key: vars(group)[key] for key in keys if key in vars(group)} for group in node.groups]
             line = {"iteration": iteration, "split": split, "turn": t, "task": node.task, "agents": agents}
             line |= {"joint": node.joint, "rewards": [step.reward for step in node.steps]}
             line |= {"parts": [step.parts for step in node.steps]}
-            yield json.dumps(line, default=lambda x: x.tolist() if isinstance(x, torch.Tensor) else str(x)) + "\n"
+            yield json.dumps(line, default=lambda x: x.tolist() if isinstance(x, arrays) else str(x)) + "\n"
 
 
 def evaluate(args, env, agents, tasks, iteration, seed):
     """Metrics and rollouts.jsonl lines of independent trajectories, drawn apart from the numbers that train."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         generations = [args.eval_generations] + [1] * (args.num_turns - 1)
         turns, _ = rollout(args, env, agents, tasks, generations, "align", args.eval_temperature)
@@ -497,7 +500,9 @@ if __name__ == "__main__":
             least = "0 or more" if name in may_be_zero else "above 0"
             fail(f"--{name.replace('_', '-')} {value}: must be {least}.")
     if G < 2:
-        fail(f"--num-generations {G}: completions are compared with each other, so there must be 2 or more.")
+        fail(f"--num-generations {G}: a group has 2 or more completions.")
+    if args.eval_temperature == 0 and args.eval_generations > 1:
+        fail("--eval-temperature 0 draws the same each time; leave --eval-generations at 1.")
     if len(args.model) not in (1, N):
         fail(f"--model names {len(args.model)} models for {N} agents: give one for all, or one each.")
     if args.devices and world_size > 1:
@@ -506,9 +511,11 @@ if __name__ == "__main__":
         fail(f"--devices names {len(args.devices)} devices for {N} agents: give one for all, or one each.")
     for name in args.devices or ():
         try:
-            torch.empty(0, device=name)
+            kind = torch.empty(0, device=name).device.type
         except (RuntimeError, AssertionError) as error:
             fail(f"--devices {name}: {str(error).splitlines()[0]}; name devices of this machine, such as cuda:0.")
+        if kind not in ("cpu", "cuda"):
+            fail(f"--devices {name}: the scripts know cpu and cuda; name one of these.")
     if B % world_size:
         fail(f"--num-tasks {B}: {world_size} processes cannot share them equally; use a multiple of {world_size}.")
     if args.track != "none":
@@ -530,15 +537,18 @@ if __name__ == "__main__":
         if os.path.exists(os.path.join(here, "envs", "writing.py")):
             env = importlib.import_module("envs").make(args.env, **setup)
         else:  # a copy of this file beside an environment of your own needs nothing else of this repository
-            module, _, name = args.env.partition(":")
+            module, colon, name = args.env.partition(":")
+            if not colon:
+                fail(f"--env {args.env}: there is no folder envs/ beside this file; use module:Class of your own.")
             env_class = vars(importlib.import_module(module)).get(name)
             env = env_class(**setup) if env_class else fail(f"--env {args.env}: no class {name!r} there; correct it.")
         train_tasks, test_tasks = env.tasks("train"), env.tasks("test")
     except (ValueError, ModuleNotFoundError) as error:
         fail(error)
     held_out = np.random.default_rng(0).permutation(len(test_tasks))[: args.eval_tasks or None]
-    eval_tasks = [test_tasks[k] for k in held_out[rank::world_size]]
-    first_prompts = [env.observe(task, []) for task in train_tasks]
+    held_out = [test_tasks[k] for k in held_out]
+    eval_tasks = held_out[rank::world_size]
+    first_prompts = [env.observe(task, []) for task in [*train_tasks, *held_out]]
     if bad := [len(prompts) for prompts in first_prompts if len(prompts) != N]:
         fail(f"--env {args.env}: observe() gave {bad[0]} prompts for {N} agents.")
     if not train_tasks or len(held_out) < world_size:
@@ -642,15 +652,25 @@ if __name__ == "__main__":
     if args.resume:
         state = torch.load(state_file, map_location="cpu", weights_only=False)
         done = saved = state["iteration"]
+        if done >= args.num_iterations:
+            fail(f"--resume {args.resume}: it is at iteration {done}; give a larger --num-iterations.")
         evaluations = state["evaluations"]
         for agent, weights, moments in zip(agents, state["models"], state["optimizers"]):
-            agent.model.load_state_dict(weights, strict=not args.lora_rank)
+            report = agent.model.load_state_dict(weights, strict=not args.lora_rank)
+            if report.unexpected_keys:
+                fail(f"--resume {args.resume}: this peft names adapters differently; use the run's (args.json).")
             agent.optimizer.load_state_dict(moments)
         torch_state, cuda_states, python_state, numpy_state = state["rng"][rank]
         torch.set_rng_state(torch_state)
         torch.cuda.set_rng_state_all(cuda_states[: torch.cuda.device_count()])
         random.setstate(python_state)
         np.random.set_state(numpy_state)
+        if rank == 0:
+            about["args"] = asdict(args) | {"resume": None}  # for the next --resume
+            path = os.path.join(run_dir, "args.json")
+            with open(path + ".tmp", "w") as file:
+                json.dump(about, file, indent=2)
+            os.replace(path + ".tmp", path)
         for path in [os.path.join(run_dir, name) for name in ("metrics.jsonl", "rollouts.jsonl") if rank == 0]:
             with open(path) as file:  # what came after the checkpoint comes again, to the same numbers
                 lines = [line for line in file if line.endswith("\n") and json.loads(line)["iteration"] <= done]
@@ -790,7 +810,8 @@ if __name__ == "__main__":
         print(f"\nevaluation: return {evaluations[0]:.3f} at first, {evaluations[-1]:.3f} at last")
         if rates:
             print(f"{np.mean(rates):.0f} tokens/s sampled and trained; agents in {run_dir}/agent_0 ...")
-        print(f"run folder {run_dir}" + (f"; to go on: python {script}.py --resume {run_dir}" if saved else ""))
+        more = f" --num-iterations {2 * saved}" if saved == args.num_iterations else ""  # it has come to its end
+        print(f"run folder {run_dir}" + (f"; to go on: python {script}.py --resume {run_dir}{more}" if saved else ""))
     if world_size > 1:
         dist.barrier()  # no process leaves while another still writes
         # An ordinary exit now and then aborts in gloo's threads, and torchrun then calls the whole run failed.

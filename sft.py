@@ -18,10 +18,12 @@ import json
 import math
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Literal
 
 import numpy as np
@@ -107,7 +109,10 @@ def encode(tokenizer, prompts):
 
 
 def pairs_of_rollouts(lines, min_reward):
-    """(prompt, completion) of every agent in the training joint actions of at least `min_reward`, each once."""
+    """(prompt, completion) of every agent in the training joint actions of at least `min_reward`, each once.
+
+    Completions that were cut off are left out: a stop token behind them would teach to stop anywhere.
+    """
     pairs = {}
     for line in lines:
         if line["split"] != "train":
@@ -115,7 +120,8 @@ def pairs_of_rollouts(lines, min_reward):
         for joint, reward in zip(line["joint"], line["rewards"]):
             if reward >= min_reward:
                 for agent, g in zip(line["agents"], joint):
-                    pairs[agent["prompt"], agent["completions"][g]] = None
+                    if agent["stopped"][g]:
+                        pairs[agent["prompt"], agent["completions"][g]] = None
     return list(pairs)
 
 
@@ -243,10 +249,14 @@ def save(model, tokenizer, folder, dtype):
 if __name__ == "__main__":
     script = os.path.basename(__file__).removesuffix(".py")
     args = tyro.cli(Args, description=__doc__)
-    args.learning_rate = args.learning_rate or {"scratch": 3e-3, "tiny": 1e-3}.get(args.model, 1e-5)
-    for name in ("num_steps", "log_every", "eval_every", "save_every", "draws", "max_length", "batch_size"):
-        if getattr(args, name) < 1:
-            fail(f"--{name.replace('_', '-')} {getattr(args, name)}: must be 1 or more.")
+    if args.learning_rate is None:
+        args.learning_rate = {"scratch": 3e-3, "tiny": 1e-3}.get(args.model, 1e-5)
+    for name, value in vars(args).items():
+        least = {"seed": "0 or more", "warmup": "0 or more", "eval_fraction": "0 or more"}.get(name, "above 0")
+        if type(value) in (int, float) and name != "min_reward" and (value < 0 or (value == 0 and least == "above 0")):
+            fail(f"--{name.replace('_', '-')} {value}: must be {least}.")
+    if args.eval_fraction > 0.5:
+        fail(f"--eval-fraction {args.eval_fraction}: at most half can be held out; give 0.5 or less.")
     if len(args.num_turns) not in (1, len(args.env)):
         fail(f"--num-turns: {len(args.num_turns)} numbers for {len(args.env)} environments; one for all, or one each.")
     if args.min_reward is not None and not args.data:
@@ -275,7 +285,7 @@ if __name__ == "__main__":
         except (OSError, ValueError) as error:
             fail(f"--model {args.model}: {str(error).splitlines()[0]} Use a folder or hub id that can be loaded.")
     device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
-    model.to(device).train()
+    model.to(device).eval()  # no dropout
     if not any(p.requires_grad for p in model.parameters()):
         fail(f"--model {args.model}: an adapter, whose weights are frozen; merge it into its model first.")
     if tokenizer.eos_token_id is None:
@@ -298,10 +308,13 @@ if __name__ == "__main__":
 
     # run folder
     name = os.path.basename(args.data).removesuffix(".jsonl") if args.data else "+".join(args.env).replace(":", "-")
-    run = os.path.join(args.output_dir, f"{name}__{script}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}")
-    os.makedirs(run)
+    run = os.path.join(args.output_dir, f"{name}__{script}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}")
+    try:
+        os.makedirs(run)
+    except OSError as error:
+        fail(f"--output-dir {args.output_dir}: cannot make {run} ({error.strerror}); name another folder.")
     git = ["git", "-C", os.path.dirname(os.path.abspath(__file__)), "rev-parse", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() or None
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
     versions = {module.__name__: module.__version__ for module in (torch, transformers, tokenizers, np)}
     with open(os.path.join(run, "args.json"), "w") as file:
         about = {"script": script, "args": asdict(args), "versions": versions | {"python": sys.version.split()[0]}}

@@ -76,15 +76,15 @@ DETAILS = [
      "branch.reorder_cache(owner)"),
     ("Completions that stopped leave their row, and empty rows the batch, where that makes it an eighth smaller.", "if 8 * len(left) * most <="),
     ("The cache writes into spare room; transformers' own copies everything for each new token.", "class RoomyLayer"),
-    ("Logits are float32 whatever the model runs in, and at the sampling temperature.",
+    ("Logits are float32 (on CUDA TF32 products) whatever the model runs in, and at the sampling temperature.",
      "with torch.autocast(model.device.type, enabled=False):"),
     ("The logits of a batch never stand whole: pieces of them are computed again in the backward pass.",
      "use_reentrant=False)"),
-    ("Returns and advantages are float64: in a group of equal rewards they are zero, with nothing left that Adam could "
-     "blow up.", "joint_returns = torch.tensor("),
+    ("Returns are float64: in a group of equal returns the distance from their mean is below 1e-15, too little for Adam "
+     "to blow up.", "joint_returns = torch.tensor("),
     ("A branch that ended early adds nothing more; nothing is renormalised over the others.", "ends = step.done or"),
     ("Evaluation has random numbers of its own: training does not depend on how often it is evaluated.",
-     "with torch.random.fork_rng():"),
+     "with torch.random.fork_rng("),
     ("Every epoch visits the tasks in an order of its own; no state is needed to find it again.",
      "order = np.random.default_rng([args.seed, epoch])"),
     ("With several processes the gradient is the mean of theirs, and each has its own seed.", "dist.all_reduce(tensor)"),
@@ -124,13 +124,16 @@ METRICS = """| metric | meaning |
 |---|---|
 | `train/return`, `eval/return` | mean return of the trees' trajectories; evaluation is on held-out tasks |
 | `*/reward_turn1` ... | mean reward of each turn, over the branches that reached it |
+| `*/gain_turn2` ... | reward of a turn less that of the turn before, over the trajectories that went on |
+| `eval/pass@1`, `eval/pass@2` ... | chance that one of k trajectories passes all tests, of `--eval-generations` k or more |
 | `*/<part>` | the environment's numbers where a branch ends; `<part>_turn1` ... at each turn of several |
-| `*/zero_variance_groups` | share of groups in which all returns are equal: they teach nothing |
+| `*/zero_variance_groups` | share of the groups of two or more in which all returns are equal |
 | `agent_0/loss` | L_i; its size says little, since the baseline changes with the policy |
 | `agent_0/grad_norm` | norm of the gradient before clipping |
-| `agent_0/entropy` | estimate of the policy's entropy, in nats a token: the mean of -log pi over the sampled tokens |
+| `agent_0/entropy` | estimate of the policy's entropy, in nats a token: the mean of -log pi over the sampled tokens; of greedy evaluation it is no entropy |
 | `agent_0/completion_length` | tokens, with the stop token |
 | `agent_0/stopped` | share of the completions that ended by themselves |
+| `eval/agent_0/...` | entropy, completion_length and stopped of evaluation |
 | `time/sample`, `time/reward`, `time/update` | seconds of the iteration |
 | `tokens_per_second` | completion tokens of all agents and processes over the whole iteration, without evaluation |"""
 

@@ -2,8 +2,6 @@
 
 An environment is any class with these members; a user's own needs nothing from this package but `Step`.
 
-    num_agents: int
-    num_turns: int
     tasks(split) -> list[dict]                "train" or "test"
     observe(task, history) -> list[str]       the prompt of each agent; history: the earlier Steps of this branch
     step(branches) -> list[Step]              branches: list of (task, history, actions), scored as one batch
@@ -112,10 +110,15 @@ def read_rows(dataset, columns, hub, hub_splits, hub_config=None, say=print):
         if not rows:
             raise ValueError(f"--dataset {dataset}: the split {split} is empty; use a dataset with rows in it.")
         for row in rows:
-            if missing := [column for column in columns if row.get(column) is None]:
+            if missing := [column for column in columns if column not in row]:
                 raise ValueError(
                     f"--dataset {dataset}: missing column {', '.join(missing)} (found {', '.join(row) or 'none'}); "
                     f"rename the columns to {', '.join(columns)}."
+                )
+            if empty := [column for column in columns if row[column] is None]:
+                raise ValueError(
+                    f"--dataset {dataset}: a row of the split {split} has nothing in {', '.join(empty)}; fill it, or "
+                    "leave the row out."
                 )
     return splits
 

@@ -222,7 +222,7 @@ def scored_step(actions, score, turns_left):
     """The Step of an answer. One that passes every test ends the task, and is paid for the turns that it saves too.
 
     Otherwise an answer that fails a test, and earns again in the next turn, would be worth more than one that passes:
-    agents then learn to fail.
+    agents then learn to fail. It is paid without a discount, so with --gamma below 1 it is paid a little too much.
     """
     if not score.parts["all_passed"]:
         return Step(actions, score.reward, score.parts, done=False, feedback=score.findings)
@@ -230,13 +230,13 @@ def scored_step(actions, score, turns_left):
 
 
 def benchmark_rows(dataset, hub, hub_config, hub_splits, columns, number, splits):
-    """The rows of each split. Where all tasks are numbered as the benchmark's, its split replaces any other."""
+    """The rows of each split. Where all tasks are numbered as the benchmark's, its split replaces a file's order."""
     said = []
     found = read_rows(dataset, columns, hub, hub_splits, hub_config, said.append)
     numbered = {split: [] for split in splits}
     for row in (row for rows in found.values() for row in rows):
         match = re.fullmatch(number, str(row["task_id"]))
-        if not match:
+        if not match or "split" in row:
             if dataset == "hub":
                 raise ValueError(f"--dataset hub: {hub} has changed (task_id {row['task_id']}); use a local file.")
             for line in said:
@@ -249,7 +249,10 @@ def benchmark_rows(dataset, hub, hub_config, hub_splits, columns, number, splits
     print(f"--dataset {dataset}: split by task number, as published: {counts}")
     for split in "train", "test":
         if not numbered[split]:
-            raise ValueError(f"--dataset {dataset}: no task has a number of the split {split}; use the whole set.")
+            raise ValueError(
+                f"--dataset {dataset}: no task has a number of the benchmark's split {split}; use the whole set, or "
+                "give your own tasks a column split, or ids of another form."
+            )
     return numbered
 
 
@@ -264,7 +267,7 @@ def _task(row, dataset):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # some of MBPP's regular expressions are no raw strings
             return _mbpp_task(row) if "test_list" in row else _humaneval_task(row)
-    except (SyntaxError, ValueError, StopIteration) as error:
+    except (SyntaxError, ValueError, StopIteration, TypeError, AttributeError, IndexError) as error:
         raise ValueError(
             f"--dataset {dataset}: task {row['task_id']} is not in the benchmark's form ({error!r}); mend it."
         ) from error
@@ -292,6 +295,8 @@ def _humaneval_task(row):
 def _mbpp_task(row):
     """MBPP's text does not name the function: its first assert is shown with it, and is not scored."""
     example, *scored = row["test_list"]
+    if not scored:
+        raise ValueError("one test is shown, and none is left to score")
     if all(isinstance(ast.parse(source).body[0].test, ast.UnaryOp) for source in scored):  # `assert not ...`, all
         *scored, example = row["test_list"]  # returning None must not pass what is left
     solution = ast.parse(row["code"]).body

@@ -4,6 +4,7 @@ Roles, data and reward follow the TLDR and arXiv experiments of MAGRPO (Liu et a
 reward and what differs from the published code are in rewards/writing.py.
 """
 
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from rewards.writing import ARXIV, TLDR, Scale, ladder_reward
 SAMPLE_COUNTS = {"train": 1000, "test": 200}
 DEMONSTRATED_POSTS = 4000
 MARKER = "---"  # between the two paragraphs of a single agent
+MARKER_LINE = re.compile(rf"^[ \t]*{MARKER}[ \t]*$", re.MULTILINE)
 
 CONCISE = "Write a concise, factual summary in one or a few sentences."
 DETAILED = "Write a detailed summary with more different words and some transition words."
@@ -137,7 +139,7 @@ class Writing:
     def step(self, branches):
         kind, steps = self.kind, []
         for task, _, actions in branches:
-            texts = actions[0].split(MARKER, 1) if self.num_agents == 1 else actions
+            texts = MARKER_LINE.split(actions[0], 1) if self.num_agents == 1 else actions
             texts = texts if len(texts) > 1 else [*texts, ""]  # without the marker there is no second paragraph
             reference = task[kind.reference] if kind.reference else None
             reward, parts = ladder_reward(texts, kind.scale, task[kind.columns[0]], reference, self.grounded)

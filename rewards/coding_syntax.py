@@ -27,7 +27,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False):
         calls it, but no value of it does
     wrapper: bool, whether the asked function only hands on what a helper returns
     errors: list[str], the first syntax error of each text; empty where it is Python
-    error: str, what keeps texts that are Python from compiling together
+    error: str, the first of these, or what keeps the texts from compiling together
     """
     owned = [*helpers, entry_point]
     bodies, defined, errors = [], [], []
@@ -41,7 +41,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False):
         bodies.append(body)
         defined.append(_returns(_function(body, name)))
     facts = {"defined": defined, "syntax": False, "uses": [], "ignored": [], "wrapper": False}
-    facts |= {"errors": errors, "error": ""}
+    facts |= {"errors": errors, "error": next(filter(None, errors), "")}
     if defined[-1] and not any(errors):
         if stub:
             bodies[:-1] = [ast.parse(f"def {name}(*args, **keywords): return None").body for name in helpers]
@@ -78,7 +78,7 @@ def prepare_class(texts, assigned, class_name, base):
     owner = next(node for node in program.body if isinstance(node, ast.ClassDef) and node.name == class_name)
     methods = {node.name: i for i, node in enumerate(owner.body) if isinstance(node, FUNCTIONS)}
     given = {node.name for node in program.body if isinstance(node, (*FUNCTIONS, ast.ClassDef))} | methods.keys()
-    written, writers, errors, error, imports, further = [], {}, [], "", [], []
+    written, writers, errors, imports, further = [], {}, [], [], []
     for text, names in zip(texts, assigned):
         body, unread = _parse(textwrap.dedent("\n".join(blocks_of(text)))) if names else ([], "")
         errors.append(unread[:200])
@@ -108,15 +108,15 @@ def prepare_class(texts, assigned, class_name, base):
         written.append([name in found for name in names])
     program.body = imports + program.body + further
     program.body.sort(key=lambda node: not (isinstance(node, ast.ImportFrom) and node.module == "__future__"))
-    if not any(errors):
+    error = next(filter(None, errors), "")
+    if not error:
         try:
             compile(program, "<answer>", "exec")
         except (SyntaxError, ValueError) as caught:
             error = str(caught)[:200]
     doubled = [name for names in assigned for name in names if writers.get(name, 0) > 1]
-    syntax = not (any(errors) or error)
-    facts = {"written": written, "doubled": doubled, "syntax": syntax, "errors": errors, "error": error}
-    return (program if syntax else None), facts
+    facts = {"written": written, "doubled": doubled, "syntax": not error, "errors": errors, "error": error}
+    return (None if error else program), facts
 
 
 def is_stub(function):

@@ -537,8 +537,12 @@ def test_files_keep_the_benchmarks_split(tmp_path, capsys):
     env = make("humaneval", dataset=write_rows(tmp_path / "own.jsonl", own))
     assert "rows 1 to 18 are train, rows 19 to 20 are test" in capsys.readouterr().out
     assert (len(env.tasks("train")), len(env.tasks("test"))) == (18, 2)
-    with pytest.raises(ValueError, match="--dataset"):
-        make("humaneval", dataset=write_rows(tmp_path / "few.jsonl", rows[:20]))
+    few = tmp_path / "few.jsonl"
+    with pytest.raises(ValueError, match=r"--dataset .*: no task has a number of the benchmark's split train"):
+        make("humaneval", dataset=write_rows(few, rows[:20]))
+    told = [{**row, "split": ("train", "test")[i % 2]} for i, row in enumerate(rows[:20])]
+    env = make("humaneval", dataset=write_rows(few, told))
+    assert [t["task_id"] for t in env.tasks("test")] == [f"HumanEval/{i}" for i in range(1, 20, 2)]
     with pytest.raises(ValueError, match="--dataset"):
         make("humaneval", dataset=write_rows(tmp_path / "bad.jsonl", [{**row, "prompt": "def ("} for row in rows]))
 
@@ -575,6 +579,13 @@ def test_reference_solutions(name, needed):
     assert sum(bool(step.feedback["examples"]) for step in steps) == 0
     steps = env.step([(task, [], ["", without_returns(code)]) for task, code in zip(tasks, codes)])
     assert [task["task_id"] for task, step in zip(tasks, steps) if step.parts["all_passed"]] == []
+
+
+@pytest.mark.parametrize("tests", [["assert f(1) == 1"], ["assert f(1) == 1", ""], ["x = 1", "assert f(x) == 1"], 5])
+def test_tasks_that_no_answer_could_pass_are_named(tests, tmp_path):
+    row = {"task_id": "mine", "prompt": "p", "code": "def f(x):\n    return x", "test_imports": [], "test_list": tests}
+    with pytest.raises(ValueError, match=r"--dataset .*: task mine is not in the benchmark's form"):
+        make("mbpp", dataset=write_rows(tmp_path / "rows.jsonl", [row] * 20))
 
 
 def test_mbpp_shows_one_assert_and_scores_the_others():

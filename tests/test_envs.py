@@ -142,7 +142,7 @@ def test_a_split_column_is_obeyed(tmp_path):
         ('{"prompt": "a", "completion": "b"}\n', ["1 rows", "at least 2"]),
         ('{"prompt": "a"}\n{"prompt": "b"}\n', ["missing column completion", "found prompt"]),
         ('{"text": "a"}\n{"text": "b"}\n', ["missing column prompt, completion", "found text"]),
-        ('{"prompt": "a", "completion": null}\n' * 2, ["missing column completion"]),
+        ('{"prompt": "a", "completion": null}\n' * 2, ["a row of the split train has nothing in completion"]),
         ('{"prompt": "a", "completion": "b", "split": "train"}\n' * 2, ["split test is empty"]),
         ("{'prompt'\n", ["not valid jsonl"]),
         ("[1]\n[2]\n", ["one JSON object per row"]),
@@ -224,6 +224,11 @@ def test_one_agent_is_scored_on_its_two_paragraphs():
     joined = f"{one}\n{writing.MARKER}\n{two}"
     assert single.step([(task, [], [joined])])[0].reward == pair.step([(task, [], [one, two])])[0].reward > 0
     assert single.step([(task, [], [one + " " + two])])[0].reward == 0  # no marker, no second paragraph
+    within = f"{one}{writing.MARKER}{two}\n{writing.MARKER}{writing.MARKER}\n{two}"
+    assert single.step([(task, [], [within])])[0].reward == 0  # no line of its own
+    dashed, spaced = f"a{writing.MARKER}b {one}", f"\n\n {writing.MARKER} \n\n"
+    steps = single.step([(task, [], [dashed + spaced + two])]) + pair.step([(task, [], [dashed, two])])
+    assert steps[0].reward == steps[1].reward > 0
 
 
 def test_three_agents_are_scored_as_neighbours():

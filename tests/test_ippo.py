@@ -245,6 +245,22 @@ def test_values_are_of_the_state_before_the_token(kind, share, model_dir, tmp_pa
     )
 
 
+def test_old_values_are_as_exact_as_the_new_ones(run, model_dir, monkeypatch):
+    """On CUDA the model runs in bfloat16. The value head must not: values would be clipped around rounded ones."""
+    from toy import Letters
+
+    autocast, step, started = torch.autocast, Letters.step, []  # from the first evaluation on as on CUDA
+
+    def as_on_cuda(device, dtype=None, enabled=True):
+        return autocast(device, dtype, enabled=enabled or (bool(started) and dtype is torch.bfloat16))
+
+    monkeypatch.setattr(torch, "autocast", as_on_cuda)
+    monkeypatch.setattr(Letters, "step", lambda self, branches: started.append(1) or step(self, branches))
+    names = run(SCRIPT, *TOY, "--model", model_dir, "--num-iterations", 2, "--learning-rate", 0.01)
+    values = torch.tensor([v for group in names["turns"][0][0].groups for row in group.values for v in row])
+    assert (values != values.bfloat16().float()).float().mean() > 0.9
+
+
 def test_advantages_are_normalised_over_all_tokens_of_an_agent(run, updates, model_dir):
     names = run(SCRIPT, *TOY, "--model", model_dir, "--norm-adv", "--num-turns", 2)
     for i in range(2):

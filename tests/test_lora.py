@@ -75,6 +75,18 @@ def test_resume_gives_the_same_numbers(script, run, model_dir):
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+@every_script
+def test_a_checkpoint_of_other_names_is_refused(script, run, model_dir, capsys):
+    run_dir = run(script, *flags(model_dir, "--num-iterations", 1))["run_dir"]
+    path = os.path.join(run_dir, "checkpoint", "state.pt")
+    state = torch.load(path, weights_only=False)
+    state["models"][1] = {name.replace("lora_A", "lora_a"): weight for name, weight in state["models"][1].items()}
+    torch.save(state, path)
+    with pytest.raises(SystemExit):
+        run(script, "--resume", run_dir, "--num-iterations", 2)
+    assert "this peft names adapters differently" in capsys.readouterr().err
+
+
 def test_gradient_of_an_adapter_follows_from_that_of_the_weights(run, updates, model_dir):  # noqa: F811
     """W + 2 B A with B = 0: dL/dB = 2 dL/dW A^T, and dL/dA = 0."""
     script = CRITIC_FREE[0]

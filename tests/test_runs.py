@@ -1,5 +1,6 @@
 """Whole runs: what they leave behind, resuming, interruption, several processes, bad arguments."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import CRITIC_FREE, ROOT, SCRIPTS, save_model
+from toy import Step
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
@@ -90,7 +92,11 @@ def test_a_run_leaves_what_the_readme_says(script, run, model_dir, capsys):
     for agent in names["agents"]:
         assert set(agent.stop_ids.tolist()) == {2, *range(10, 30)}  # the tokenizer's and the generation_config's
         assert agent.optimizer.param_groups[0]["weight_decay"] == 0
+    assert "train/zero_variance_groups" in lines[1] and "eval/zero_variance_groups" not in lines[1]  # a group of one
     lines = [json.loads(line) for line in open(run_dir / "rollouts.jsonl")]
+    for group in (group for line in lines for group in line["agents"]):
+        assert len(group["stopped"]) == len(group["completions"])
+    assert {stopped for line in lines for group in line["agents"] for stopped in group["stopped"]} == {True, False}
     assert "<|im_end|>" not in "".join(text for line in lines for a in line["agents"] for text in a["completions"])
     lines = metrics_of(run_dir, but=())
     assert not torch.equal(weights_of(run_dir, 0)["lm_head.weight"], weights_of(run_dir, 1)["lm_head.weight"])
@@ -188,6 +194,37 @@ def test_resume_gives_the_same_numbers_bit_for_bit(script, run, model_dir, tmp_p
 
 
 @every_script
+def test_a_resume_remembers_what_the_one_before_changed(script, run, model_dir, capsys):
+    run_dir = run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
+    again = re.search(r"--resume (\S+) --num-iterations 2\n", capsys.readouterr().out)
+    assert again.group(1) == run_dir
+    with pytest.raises(SystemExit) as stop:
+        run(script, "--resume", run_dir)
+    assert stop.value.code == 2 and "it is at iteration 1; give a larger --num-iterations" in capsys.readouterr().err
+    run(script, "--resume", run_dir, "--num-iterations", 2, "--eval-every", 1)
+    args = json.loads(pathlib.Path(run_dir, "args.json").read_text())["args"]
+    assert (args["num_iterations"], args["eval_every"], args["resume"]) == (2, 1, None)
+    with pytest.raises(SystemExit):
+        run(script, "--resume", run_dir)
+    assert "it is at iteration 2" in capsys.readouterr().err
+    run(script, "--resume", run_dir, "--num-iterations", 3)
+    assert [line["iteration"] for line in metrics_of(run_dir)] == [0, 1, 2, 3]
+
+
+@every_script
+def test_numbers_of_numpy_stay_numbers(script, run, model_dir, monkeypatch):
+    from toy import Letters
+
+    step = Letters.step
+    monkeypatch.setattr(
+        Letters, "step", lambda self, branches: [s._replace(reward=np.float32(s.reward)) for s in step(self, branches)]
+    )
+    run_dir = run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
+    with open(os.path.join(run_dir, "rollouts.jsonl")) as file:
+        assert {type(reward) for line in file for reward in json.loads(line)["rewards"]} == {float}
+
+
+@every_script
 def test_zero_iterations_only_evaluate(script, run, model_dir, capsys):
     names = run(script, *TOY, "--model", model_dir, "--num-iterations", 0)
     assert [line["iteration"] for line in metrics_of(names["run_dir"])] == [0]
@@ -213,10 +250,15 @@ def test_several_trajectories_per_evaluation_task(script, run, model_dir):
 
 @every_script
 def test_evaluation_is_greedy_at_temperature_zero(script, run, model_dir):
-    flags = ("--eval-temperature", 0, "--eval-generations", 3, "--num-turns", 1, "--num-iterations", 0)
-    names = run(script, *TOY, "--model", model_dir, *flags)
-    lines = [json.loads(line) for line in open(os.path.join(names["run_dir"], "rollouts.jsonl"))]
-    assert all(len(set(agent["completions"])) == 1 for line in lines for agent in line["agents"])
+    said = {}
+    for temperature, seed in itertools.product((0, 1), (1, 2, 3)):
+        flags = ("--eval-temperature", temperature, "--num-iterations", 0, "--seed", seed)
+        names = run(script, *TOY, "--model", model_dir, *flags)
+        with open(os.path.join(names["run_dir"], "rollouts.jsonl")) as file:
+            lines = [json.loads(line) for line in file]
+        texts = str([agent["completions"] for line in lines for agent in line["agents"]])
+        said.setdefault(temperature, set()).add(texts)
+    assert len(said[0]) == 1 and len(said[1]) == 3
 
 
 @every_script
@@ -264,6 +306,7 @@ def test_defaults_depend_on_the_model(script, run, model_dir):
         ("step", lambda self, branches: [], "0 Steps for"),
         ("observe", lambda self, task, history: ["?"], "1 prompts for 2 agents"),
         ("observe", None, "1 prompts for 2 agents"),  # in the second turn
+        ("step", lambda self, branches: [Step(b[2], 1.0, {"return": 9.0}, False) for b in branches], "part 'return'"),
     ],
 )
 def test_environments_that_break_their_contract_are_told(name, broken, said, run, model_dir, monkeypatch, capsys):
@@ -370,8 +413,11 @@ def test_two_processes_make_the_update_of_one(script, model_dir, tmp_path):
     assert metrics_of(run_dir)[1]["train/reward_turn1"] == pytest.approx(mean)
 
 
-def test_processes_with_different_tasks_are_told(model_dir, tmp_path):
-    code = "import os, toy\ntasks = lambda self, split: [{'letter': 'ab'[int(os.environ['RANK'])]}] * 4\n"
+@pytest.mark.parametrize("other", ["train", "test"])
+def test_processes_with_different_tasks_are_told(other, model_dir, tmp_path):
+    code = "import os, toy\n"
+    code += f"rank = lambda split: int(os.environ['RANK']) if split == {other!r} else 0\n"
+    code += "tasks = lambda self, split: [{'letter': 'ab'[rank(split)]}] * 4\n"
     flags = (*TOY, "--model", model_dir, "--num-iterations", 1, "--output-dir", tmp_path / "runs")
     process = subprocess_run(SCRIPTS[0], *flags, cwd=tmp_path, processes=2, code=code + "toy.Letters.tasks = tasks")
     printed, _ = process.communicate(timeout=120)
@@ -437,7 +483,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(script, run, tmp_path, capsys):
 
 @every_script
 def test_a_reward_that_is_not_finite_stops_the_run(script, run, model_dir, monkeypatch, capsys):
-    from toy import Letters, Step
+    from toy import Letters
 
     monkeypatch.setattr(
         Letters, "step", lambda self, branches: [Step(b[2], float("nan"), {}, False) for b in branches]
@@ -464,6 +510,8 @@ BAD = {
     "negative": (("--eval-every", -1), "--eval-every"),
     "learning rate": (("--learning-rate", 0), "--learning-rate"),
     "device": (("--devices", "nowhere"), "--devices nowhere"),
+    "device of no use": (("--devices", "meta"), "--devices meta"),
+    "greedy and several": (("--eval-temperature", 0, "--eval-generations", 2), "--eval-generations"),
     "devices": (("--devices", "cpu", "cpu", "cpu"), "--devices names 3 devices for 2 agents"),
     "output": (("--output-dir", "columns.jsonl/runs"), "--output-dir"),
     "track": (("--track", "trackio"), "--track"),

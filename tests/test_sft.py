@@ -92,8 +92,8 @@ def test_prompt_is_read_and_not_trained(model):
 
 def rollout_line(split="train"):
     agents = [
-        {"prompt": "p0", "completions": ["a", "b", "c"], "returns": [], "advantages": []},
-        {"prompt": "p1", "completions": ["x", "y", "z"], "returns": [], "advantages": []},
+        {"prompt": "p0", "completions": ["a", "b", "c"], "stopped": [True] * 3},
+        {"prompt": "p1", "completions": ["x", "y", "z"], "stopped": [True] * 3},
     ]
     line = {"iteration": 1, "split": split, "turn": 1, "task": {}, "agents": agents, "parts": [{}] * 4}
     return line | {"joint": [[0, 0], [1, 2], [0, 1], [2, 2]], "rewards": [1.0, 2.5, 2.0, 1.9]}
@@ -104,6 +104,9 @@ def test_rollouts_filter_keeps_the_parts_of_good_joint_actions_once():
     assert pairs == [("p0", "b"), ("p1", "z"), ("p0", "a"), ("p1", "y")]
     assert sft.pairs_of_rollouts([rollout_line("eval")], 0.0) == []
     assert len(sft.pairs_of_rollouts([rollout_line()], 0.0)) == 6
+    cut = rollout_line()
+    cut["agents"][1]["stopped"][2] = False
+    assert sft.pairs_of_rollouts([cut], 2.0) == [("p0", "b"), ("p0", "a"), ("p1", "y")]
 
 
 def run(folder, *arguments):
@@ -204,6 +207,13 @@ def test_turns_belong_to_their_environments(monkeypatch):
         (["--env", "tdlr"], ["--env tdlr"]),
         (["--env", "tutti_silent_env:Silent"], ["--env tutti_silent_env:Silent", "no demonstrations()", "--data"]),
         (["--num-steps", "0"], ["--num-steps 0"]),
+        (["--learning-rate", "0"], ["--learning-rate 0", "above 0"]),
+        (["--warmup", "-1"], ["--warmup -1", "0 or more"]),
+        (["--eval-fraction", "1"], ["--eval-fraction 1", "0.5 or less"]),
+        (
+            ["--data", "ROLLOUTS", "--min-reward", "0", "--output-dir", "rollouts.jsonl"],
+            ["--output-dir rollouts.jsonl"],
+        ),
         (["--num-turns", "1", "2"], ["--num-turns", "2 numbers for 1 environments"]),
         (["--num-turns", "2"], ["--num-turns 2", "tldr has one turn"]),
         (["--model", "no/such/folder", "--data", "ROLLOUTS", "--min-reward", "0"], ["--model no/such/folder"]),
