@@ -15,6 +15,7 @@ from rewards.writing import ARXIV, TLDR, Scale, ladder_reward
 SAMPLE_COUNTS = {"train": 1000, "test": 200}
 DEMONSTRATED_POSTS = 4000
 MARKER = "---"  # between the two paragraphs of a single agent
+FIELD = re.compile(r"^(SUBREDDIT|TITLE|POST|TL;DR):", re.MULTILINE)  # a post's form, which is no word of its own
 MARKER_LINE = re.compile(rf"^[ \t]*{MARKER}[ \t]*$", re.MULTILINE)
 
 CONCISE = "Write a concise, factual summary in one or a few sentences."
@@ -107,7 +108,8 @@ class Writing:
         (the post) and `completion` (a human summary, used for diagnostics and demonstrations only). arxiv:
         OpenMLRL/arXiv_abstract, train[:1000] and val[:1000] for test, column `abstract_text`
     seed: int, of the sample tasks
-    reward: "plain", or "grounded", which asks that half of the content words come from the text that is read
+    reward: "plain", or "grounded", which asks that half of the content words come from the text that is read, and that
+        the answers are neither repetitive nor mostly stop words
 
     Raises ValueError, one sentence, for other arguments and for a dataset that cannot be used.
     """
@@ -142,7 +144,8 @@ class Writing:
             texts = MARKER_LINE.split(actions[0], 1) if self.num_agents == 1 else actions
             texts = texts if len(texts) > 1 else [*texts, ""]  # without the marker there is no second paragraph
             reference = task[kind.reference] if kind.reference else None
-            reward, parts = ladder_reward(texts, kind.scale, task[kind.columns[0]], reference, self.grounded)
+            source = FIELD.sub("", task[kind.columns[0]])
+            reward, parts = ladder_reward(texts, kind.scale, source, reference, self.grounded)
             steps.append(Step(actions, reward, parts, done=True))
         return steps
 

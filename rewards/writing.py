@@ -5,7 +5,8 @@ ratio, style. A level whose ratio leaves its range ends the sum. Unlike the publ
 whole words ("has" does not contain "as"), and stop words are left out of both the unique-word count and the overlap.
 
 The reward never reads the source text: eight Greek letters against a list of transition words score the maximum. So
-`parts` also carries diagnostics (`grounded`, `rouge`, `repetition`), and `grounded=True` makes the first one count.
+`parts` also carries diagnostics (`grounded`, `content`, `repetition`, `rouge`), and `grounded=True` makes the first
+three count.
 """
 
 import re
@@ -115,22 +116,26 @@ def pair_reward(text1, text2, scale=TLDR, source="", reference=None, grounded=Fa
     scale: Scale, the constants
     source: str, what the texts are about; read by the diagnostics and by `grounded`
     reference: str, a human answer for the diagnostic `rouge`, or None
-    grounded: multiply the levels after structure by min(1, share/0.5), with share the part of the content words of
-        both texts that occur in `source`. This variant is ours.
+    grounded: multiply the levels after structure by min(1, share/0.5) min(1, content/0.3) (1 - repetition), with share
+        the part of the different content words of both texts that occur in `source`, and content the part of all
+        their words that are content words. The last two are 1 for ordinary prose: without them one word of the source
+        among stop words would do. This variant is ours.
 
     Returns (reward, parts). The reward is the sum of the levels structure (0 or 0.5), length (0 to 1), unique (0 to
     0.5) and style (0 to 0.98). `parts` holds these four, 0 from the failing level on; the raw numbers length_ratio,
     unique_ratio, transitions (categories, 0 to 12) and overlap (Jaccard), 0 where they were not reached; and the
-    diagnostics grounded (the share), repetition, and rouge if there is a reference.
+    diagnostics grounded (the share), content, repetition, and rouge if there is a reference.
     """
     content1, content2 = content_words(text1), content_words(text2)
     share = len((content1 | content2) & content_words(source)) / max(1, len(content1 | content2))
     parts = dict.fromkeys(("structure", "length", "unique", "style"), 0.0)
     parts |= dict.fromkeys(("length_ratio", "unique_ratio", "transitions", "overlap"), 0.0)
-    parts |= {"grounded": share, "repetition": (repetition(text1) + repetition(text2)) / 2}
+    both = words(text1) + words(text2)
+    content = sum(word not in STOP_WORDS for word in both) / max(1, len(both))
+    parts |= {"grounded": share, "content": content, "repetition": (repetition(text1) + repetition(text2)) / 2}
     if reference is not None:
         parts["rouge"] = (rouge1(text1, reference) + rouge1(text2, reference)) / 2
-    weight = min(1.0, share / 0.5) if grounded else 1.0
+    weight = min(1.0, share / 0.5) * min(1.0, content / 0.3) * (1 - parts["repetition"]) if grounded else 1.0
 
     def reward():
         return parts["structure"] + parts["length"] + parts["unique"] + parts["style"], parts

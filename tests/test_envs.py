@@ -245,6 +245,9 @@ def test_grounded_reads_the_post():
     plain = envs.make("tldr").step([(task, [], [own, other])])[0].reward
     grounded = envs.make("tldr", reward="grounded").step([(task, [], [own, other])])[0].reward
     assert plain > 2 and grounded == 0.5
+    form = "post title tl dr subreddit " * 2
+    step = envs.make("tldr", reward="grounded").step([(task, [], [form, form + form])])[0]
+    assert step.parts["grounded"] == 0 and "TITLE:" in task["prompt"]
 
 
 @pytest.mark.parametrize("num_agents", [1, 2, 3])

@@ -130,6 +130,35 @@ def test_grounded_weight():
     assert pair_reward(text(8), text(16), source=text(8), grounded=True)[0] == plain[0]  # half is enough
 
 
+def test_stop_words_and_repetition_are_no_way_around_grounded():
+    fill = [
+        "about",
+        "above",
+        "after",
+        "again",
+        "against",
+        "all",
+        "and",
+        "any",
+        "are",
+        "at",
+        "be",
+        "been",
+        "before",
+        "being",
+    ]
+    one, two = text(8), " ".join([text(8), *fill])  # 16 content words of 30
+    plain, parts = pair_reward(one, two, source=text(8))
+    assert (parts["content"], parts["repetition"]) == (16 / 30, 0)
+    assert pair_reward(one, two, source=text(8), grounded=True)[0] == plain
+    few = pair_reward(" ".join([text(1), *fill[:7]]), " ".join([text(2), *fill]), source=text(8), grounded=True)[1]
+    assert few["content"] == 3 / 24 and few["length"] == pytest.approx(3 / 24 / 0.3)
+    again = pair_reward(text(8), text(4) + " " + " ".join([text(3)] * 4), source=text(8), grounded=True)[1]
+    # of the second text's 14 runs of three words eight were there before
+    assert again["repetition"] == pytest.approx((0 + 8 / 14) / 2)
+    assert again["length"] == pytest.approx(1 - 8 / 28)
+
+
 def test_rouge_and_repetition():
     _, parts = pair_reward("a cat sat on the mat all day", "x " * 10, reference="a dog sat all night")
     # shared: a, sat, all: 2 * 3 / (8 + 5); the second text shares nothing
