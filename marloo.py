@@ -120,6 +120,10 @@ def select(agent):
 def encode(agent, prompts, max_new_tokens):
     """Token ids of each prompt as a user's message, or of the bare text where the tokenizer has no chat template."""
     if agent.tokenizer.chat_template:
+        for token in agent.tokenizer.added_tokens_decoder.values():
+            if token.special:  # in a prompt, such as what another agent said, it is text
+                text = f"{token.content[0]} {token.content[1:]}"
+                prompts = [prompt.replace(token.content, text) for prompt in prompts]
         # enable_thinking: templates of reasoning models read it, the others do not
         chat = {"add_generation_prompt": True, "tokenize": False, "enable_thinking": False}
         prompts = [agent.tokenizer.apply_chat_template([{"role": "user", "content": p}], **chat) for p in prompts]

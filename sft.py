@@ -102,6 +102,10 @@ def encode(tokenizer, prompts):
     """Token ids of each prompt as a user's message; of the bare text where the tokenizer has no chat template."""
     if tokenizer.chat_template is None:
         return tokenizer(prompts).input_ids
+    for token in tokenizer.added_tokens_decoder.values():
+        if token.special:  # within a prompt it is text
+            text = f"{token.content[0]} {token.content[1:]}"
+            prompts = [prompt.replace(token.content, text) for prompt in prompts]
     # enable_thinking is read by the templates of reasoning models, which would spend every token on thoughts
     chat = {"add_generation_prompt": True, "tokenize": False, "enable_thinking": False}
     texts = [tokenizer.apply_chat_template([{"role": "user", "content": prompt}], **chat) for prompt in prompts]

@@ -131,22 +131,7 @@ def test_grounded_weight():
 
 
 def test_stop_words_and_repetition_are_no_way_around_grounded():
-    fill = [
-        "about",
-        "above",
-        "after",
-        "again",
-        "against",
-        "all",
-        "and",
-        "any",
-        "are",
-        "at",
-        "be",
-        "been",
-        "before",
-        "being",
-    ]
+    fill = sorted(STOP_WORDS)[:14]
     one, two = text(8), " ".join([text(8), *fill])  # 16 content words of 30
     plain, parts = pair_reward(one, two, source=text(8))
     assert (parts["content"], parts["repetition"]) == (16 / 30, 0)
