@@ -87,7 +87,7 @@ class Args:
 
     # optimization
     num_tasks: int = 4  # B, tasks per iteration, over all processes
-    learning_rate: float | None = None  # of AdamW; by default 4e-4 for tiny, 5e-6 for others; 10 times that for a LoRA
+    learning_rate: float | None = None  # of AdamW; by default 1e-4 for tiny, 5e-6 for others; 10 times that for a LoRA
     anneal_lr: bool = True  # take it linearly towards 0 over the iterations
     gamma: float = 1.0  # discount per turn
     max_grad_norm: float = 1.0  # of each agent's gradient, clipped
@@ -544,7 +544,7 @@ if __name__ == "__main__":
     N, T, B, G = args.num_agents, args.num_turns, args.num_tasks, args.num_generations
     tiny = set(args.model) == {"tiny"}
     if args.learning_rate is None:
-        args.learning_rate = (4e-4 if tiny else 5e-6) * (10 if args.lora_rank else 1)
+        args.learning_rate = (1e-4 if tiny else 5e-6) * (10 if args.lora_rank else 1)
     if args.max_new_tokens is None:
         args.max_new_tokens = 96 if tiny and args.env != "arxiv" else 256
     if args.max_batch_tokens is None:
@@ -694,8 +694,8 @@ if __name__ == "__main__":
         if not trained and args.num_iterations:
             fail(f"--model {name}: an adapter, whose weights are frozen; merge it into its model to train it further.")
         agent.value_head = torch.nn.Linear(model.config.get_text_config().hidden_size, 1)
-        torch.nn.init.zeros_(agent.value_head.weight)  # all values start at 0
-        torch.nn.init.zeros_(agent.value_head.bias)
+        torch.nn.init.zeros_(agent.value_head.weight)
+        torch.nn.init.zeros_(agent.value_head.bias)  # until the first rollout
         agent.critic, valuing = agent, [agent.value_head]
         if args.use_separate_critic:  # which starts from the actor's weights
             agent.critic = SimpleNamespace(model=copy.deepcopy(model.base_model), share=share)
@@ -789,6 +789,9 @@ if __name__ == "__main__":
 
         # 2 ADVANTAGES: of each token, along its trajectory
         updating, metrics = time.perf_counter(), summarize("train", turns, T)
+        if iteration == 1:  # values start at the mean return: from 0, all that was drawn would be pushed up or down
+            for agent in agents:
+                torch.nn.init.constant_(agent.value_head.bias, metrics["train/return"])
         trajectories = []  # each a list of (node, which of its completions), turn after turn
         for root in turns[0]:
             for g in range(G):

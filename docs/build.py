@@ -108,8 +108,9 @@ IPPO_DETAILS = [
      "return logprobs, entropies, agent.value_head("),
     ("The old log-probabilities are those of the sampling loop: in the first step every ratio is 1, and `approx_kl` "
      "shows it.", "ratios = (logprobs - old_logprobs).exp()"),
-    ("The value head starts at zero, so that the first advantages are the returns.",
-     "torch.nn.init.zeros_(agent.value_head.weight)"),
+    ("Values start at the mean return of the first rollout. From zero, the first advantages would be the returns, which "
+     "push up all that was drawn; a model that already solves most tasks forgets them.",
+     "torch.nn.init.constant_(agent.value_head.bias"),
     ("The first turn draws G completions, each later turn one: G independent trajectories, no tree.",
      "[G] + [1] * (T - 1)"),
     ("GAE runs over the tokens of a turn and on into the next turn of the same trajectory.",

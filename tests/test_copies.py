@@ -80,7 +80,7 @@ def test_ippo_shares_what_has_the_same_name():
     ours, theirs = functions(WHOLE["magrpo"]), functions(WHOLE["ippo"])
     shared = set(ours) & set(theirs)
     different = {name for name in shared if ours[name] != theirs[name]}
-    assert different == set(), different
+    assert different == {"Args.learning_rate"}  # whose default is lower where a rollout gives several steps
     assert len(shared) >= 40  # functions, classes and arguments
     assert set(ours) - set(theirs) == {"Args.joint_mode"}  # trajectories are independent in ippo.py
 

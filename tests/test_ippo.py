@@ -1,7 +1,9 @@
 """ippo.py: its estimates and its loss against slow, obvious versions, in float64, one completion at a time."""
 
 import itertools
+import json
 import math
+import os
 import sys
 
 import numpy as np
@@ -243,6 +245,14 @@ def test_values_are_of_the_state_before_the_token(kind, share, model_dir, tmp_pa
     assert values[:3].tolist() == pytest.approx(
         agent.value_head(full.hidden_states[-1][0, 11:14])[:, 0].tolist(), abs=1e-5
     )
+
+
+def test_values_start_at_the_first_mean_return(run, model_dir):
+    names = run(SCRIPT, *TOY[:2], *TOY[4:], "--model", model_dir, "--num-iterations", 2, "--learning-rate", 1e-30)
+    with open(os.path.join(names["run_dir"], "metrics.jsonl")) as file:
+        _, first, second = (json.loads(line).get("train/return") for line in file)
+    values = {v for agent in range(2) for node in names["turns"][0] for row in node.groups[agent].values for v in row}
+    assert first != second and len(values) == 1 and values.pop() == pytest.approx(first)
 
 
 def test_old_values_are_as_exact_as_the_new_ones(run, model_dir, monkeypatch):
