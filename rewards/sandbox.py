@@ -40,9 +40,11 @@ from typing import NamedTuple
 from rewards import sandbox_kernel as kernel
 from rewards.sandbox_jobs import receive, send
 
+PATIENCE = 10  # seconds for a template to end by itself
 MAX_SOURCE = 1_000_000  # characters of model text in one job
 SLOW = 0.25  # seconds, after which the next job starts beside this one
 SHARE = 3  # jobs at most for each core, so that a slow one has a third of a core at least
+MOST_SLOW = 32  # slow jobs at most beside those of the cores: each needs two templates, and descriptors in the trainer
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # How an interpreter of ours begins. The folder that holds this package is in its path for the one import only.
 BOOT = """
@@ -100,9 +102,9 @@ class Result(NamedTuple):
 def run_tests(jobs, timeout=10.0, allow_unsafe_code=False):
     """Runs the jobs on all cores and returns their Results, in order.
 
-    As many jobs run as there are cores, and beside them those that have already taken longer than SLOW, together at
-    most SHARE for each core. So quick jobs do not wait for endless loops, nor endless loops for each other, and a slow
-    but correct answer keeps a third of a core however many loops there are.
+    As many jobs run as there are cores, and beside them at most MOST_SLOW that have already taken longer than SLOW;
+    all together at most SHARE for each core. So quick jobs do not wait for endless loops, nor endless loops for each
+    other, and a slow but correct answer keeps a third of a core however many loops there are.
 
     timeout: seconds of wall clock for each job, from when it starts
     allow_unsafe_code: also run where the kernel offers no protection (macOS): the code may then do what you may do
@@ -113,12 +115,14 @@ def run_tests(jobs, timeout=10.0, allow_unsafe_code=False):
     if not jobs:
         return []
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
-    workers = min(len(jobs), max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
-    if not _workers:  # the first one here, for its message or error; the others where they are needed
-        _workers.append(_Worker(allow_unsafe_code))
+    cores = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    workers = min(len(jobs), cores)
+    _pool.give(_pool.take(allow_unsafe_code))  # the first one here, for its message or error; others when needed
     turns = threading.Semaphore(workers)
-    with ThreadPoolExecutor(SHARE * workers) as threads:
-        return list(threads.map(lambda job: _run_one(job, timeout, allow_unsafe_code, turns), jobs))
+    with ThreadPoolExecutor(min(SHARE * workers, workers + MOST_SLOW)) as threads:
+        results = list(threads.map(lambda job: _run_one(job, timeout, allow_unsafe_code, turns), jobs))
+    _pool.close(cores)  # but for these, they were started for slow jobs
+    return results
 
 
 def require_protection(allow_unsafe_code=False):
@@ -129,15 +133,56 @@ def require_protection(allow_unsafe_code=False):
 
 def close():
     """Ends the templates. They end by themselves with the trainer, and the next run_tests starts new ones."""
-    while _workers:
-        _workers.pop().close()
+    _pool.close()
 
 
-_workers = []  # idle ones; a job takes one and puts it back
-_layers_said = False
+class _Pool:
+    """The workers: idle ones, and the number of those that a job has or that are starting."""
+
+    def __init__(self):
+        self.idle, self.busy, self.changed, self.warned = [], 0, threading.Condition(), False
+
+    def take(self, allow_unsafe_code):
+        """An idle worker or a new one; where no new one starts, the next that is given back, while there are any."""
+        while True:
+            with self.changed:
+                self.busy += 1
+                if self.idle:
+                    return self.idle.pop()
+                alone = self.busy == 1
+            try:
+                return _Worker(allow_unsafe_code)
+            except BaseException as error:
+                self.give()
+                if alone or not isinstance(error, RuntimeError):
+                    raise
+                with self.changed:
+                    if not self.warned:
+                        self.warned = True
+                        print(f"sandbox: {error}; jobs wait for the interpreters that there are", file=sys.stderr)
+                    # When all are gone, the next round is alone: it starts one, or raises.
+                    self.changed.wait_for(lambda: self.idle or not self.busy)
+
+    def give(self, *workers):
+        """One of the busy workers is no longer: it is given back here, or was closed."""
+        with self.changed:
+            self.busy -= 1
+            self.idle.extend(workers)
+            self.changed.notify_all()
+
+    def close(self, keep=0):
+        with self.changed:
+            surplus = self.idle[keep:]
+            del self.idle[keep:]
+        for worker in surplus:
+            worker.close()
+
+
+_pool = _Pool()
+_layers = None  # of the first worker
 atexit.register(close)
 if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_workers.clear)  # a fork of the trainer must not talk to its templates
+    os.register_at_fork(after_in_child=_pool.__init__)  # a fork of the trainer must not talk to its templates
 
 
 def _run_one(job, timeout, allow_unsafe_code, turns):
@@ -145,18 +190,16 @@ def _run_one(job, timeout, allow_unsafe_code, turns):
         return Result(0, 1, [], f"more than {MAX_SOURCE} characters", {}, ["not run"] * len(job.examples), 0.0)
     with contextlib.ExitStack() as turn:
         turn.enter_context(turns)
+        worker, back = _pool.take(allow_unsafe_code), []
         start = time.monotonic()
         try:
-            worker = _workers.pop()
-        except IndexError:
-            worker = _Worker(allow_unsafe_code)
-        try:
             verdict = worker.run(job, start + timeout, turn.close)
+            back = [worker]
         except (OSError, EOFError, ValueError):  # a template was killed (out of memory?): start afresh, it failed
             worker.close()
             verdict = (0, 1, [], "the sandbox was killed", {}, ["not run"] * len(job.examples))
-        else:
-            _workers.append(worker)
+        finally:
+            _pool.give(*back)
         return Result(*verdict, time.monotonic() - start)
 
 
@@ -196,22 +239,28 @@ class _Worker:
     def __init__(self, allow_unsafe_code):
         kernel.hide_memory()
         self.templates = []
-        for _ in "CG":
-            ours, theirs = socket.socketpair()
-            process = _start(TEMPLATE, stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            theirs.close()
-            self.templates.append((process, ours))
         try:
-            layers, _ = [receive(control, time.monotonic() + 60) for _, control in self.templates]
+            for _ in "CG":
+                ours, theirs = socket.socketpair()
+                with theirs, contextlib.ExitStack() as on_error:
+                    on_error.enter_context(ours)
+                    process = _start(TEMPLATE, stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                    on_error.pop_all()
+                self.templates.append((process, ours))
+            found = [receive(control, time.monotonic() + 60) for _, control in self.templates]
         except (OSError, EOFError) as error:
             self.close()
             raise RuntimeError(f"the sandbox's interpreter {sys.executable} did not start") from error
+        layers = {name: all(layers[name] for layers in found) for name in found[0]}
+        global _layers
+        if _layers and any(_layers[name] and not held for name, held in layers.items()):
+            self.close()  # a job that uses up what a probe needs must not get the next ones a weaker sandbox
+            raise RuntimeError("the sandbox lost a layer that it had")
         if not (allow_unsafe_code or _safe(layers)):
             self.close()
             raise ValueError(UNPROTECTED)
-        global _layers_said
-        if not _layers_said:
-            _layers_said = True
+        if not _layers:
+            _layers = layers
             held = ", ".join(f"{name} {'yes' if held else 'NO'}" for name, held in layers.items())
             warning = "" if _safe(layers) else ": model-written code runs UNPROTECTED"
             print(f"sandbox: {held}{warning}", file=sys.stderr)
@@ -220,7 +269,7 @@ class _Worker:
         candidate_end, grader_end = socket.socketpair()
         ours, grader_ours = socket.socketpair()
         with candidate_end, grader_end, ours, grader_ours:
-            seconds = struct.pack(">H", min(65535, int(deadline - time.monotonic()) + 2))
+            seconds = struct.pack(">H", min(65535, max(1, int(deadline - time.monotonic()) + 2)))
             (_, c), (_, g) = self.templates
             socket.send_fds(c, [b"C" + seconds], [candidate_end.fileno()])
             socket.send_fds(g, [b"G" + seconds], [grader_end.fileno(), grader_ours.fileno()])
@@ -244,6 +293,11 @@ class _Worker:
         return verdict
 
     def close(self):
-        for process, control in self.templates:
+        for _, control in self.templates:
             control.close()  # the template reads EOF, kills its job, and ends
-            process.wait()
+        for process, _ in self.templates:
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:  # it is stopped; what it cloned dies with it
+                process.kill()
+                process.wait()

@@ -204,6 +204,7 @@ class _Folder:
 def template():
     """Clones a process per job, and kills it when told to, until the trainer is gone."""
     control = socket.socket(fileno=0)
+    kernel.die_first()
     layers = kernel.probe()
     for module in PRELOADED.split():
         __import__(module)
@@ -243,7 +244,9 @@ def template():
 
 def _job(message, descriptors, layers, folder):
     role, seconds = struct.unpack(">cH", message)
-    os.dup2(1, 0)  # the control socket must not be theirs; 0, 1 and 2 are /dev/null now
+    null = os.open(os.devnull, os.O_RDWR)  # opened anew: what one clone sets on the template's, the next could read
+    for place in range(3):  # 0 was the control socket, which must not be theirs
+        os.dup2(null, place)
     for place, descriptor in enumerate(sorted(descriptors), start=3):
         os.dup2(descriptor, place)
     os.closerange(3 + len(descriptors), 256)
@@ -531,7 +534,7 @@ def _grader(channel, trainer):
             exec(compile(ast.Module(before, type_ignores=[]), "<example>", "exec"), names)
             if eval(compile(ast.Expression(last.test), "<example>", "eval"), names):
                 return ""
-            return f"returned {remote.last!r}"[:200]
+            return _plain(f"returned {remote.last!r}")
         except Exception as error:
             return _describe(remote.last if isinstance(remote.last, CandidateError) and str(remote.last) else error)
 
@@ -556,6 +559,9 @@ def _grader(channel, trainer):
 
 
 def _describe(error):
-    if isinstance(error, CandidateError):
-        return str(error)[:200]
-    return f"{type(error).__name__}: {error}"[:200]
+    return _plain(str(error) if isinstance(error, CandidateError) else f"{type(error).__name__}: {error}")
+
+
+def _plain(text):
+    """ASCII, and short: agents are shown this in prompts, and a tokenizer takes no lone surrogate."""
+    return text.encode("ascii", "backslashreplace").decode()[:200]

@@ -18,8 +18,11 @@ MEMORY = 512 << 20  # bytes of address space of a job
 DISK = 16 << 20  # bytes of one file, and of the job's whole folder where that is in memory
 JOB_FOLDER = "/job"  # under the private root
 
-# The dynamic libraries that Python's own modules load, and Python's own files.
-READABLE = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", os.path.join(sys.base_prefix, "lib"), *sys.path]
+# The dynamic libraries that Python's own modules load, and Python's own files. Not the folder that holds this package,
+# which is in the module path while it is imported: runs/ in it holds tests, and a job needs nothing of it.
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+READABLE = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", os.path.join(sys.base_prefix, "lib")]
+READABLE += [path for path in sys.path if os.path.abspath(path) != ROOT]
 
 # Names and numbers on x86_64 and aarch64 of what no job needs. Refused with "operation not permitted".
 REFUSED = """
@@ -42,7 +45,13 @@ msgget 68 186  msgsnd 69 189  msgrcv 70 188  msgctl 71 187  mq_open 240 180  mq_
 reboot 169 142  sethostname 170 161  setdomainname 171 162  iopl 172 -  ioperm 173 -  syslog 103 116
 init_module 175 105  finit_module 313 273  delete_module 176 106  kexec_load 246 104  kexec_file_load 320 294
 settimeofday 164 170  clock_settime 227 112  adjtimex 159 171  clock_adjtime 305 266  io_setup 206 0
+sync 162 81  syncfs 306 267
 """
+# Calls whose second argument is a command, and the commands that a job needs. With others a descriptor sends signals
+# to any process of the user, or is marked, or its file is, for whoever else has it.
+FCNTL = [0, 1, 2, 3, 4, 5, 6, 7, 1030]  # duplicate, flags, locks
+IOCTL = [0x5401, 0x541B, 0x5421, 0x5450, 0x5451]  # is it a terminal, bytes that wait, blocking, close on exec
+COMMANDS = {"fcntl": (72, 25, FCNTL), "ioctl": (16, 29, IOCTL)}
 MACHINES = ["x86_64", "aarch64"]
 MACHINE = os.uname().machine
 COLUMN = MACHINES.index(MACHINE) if MACHINE in MACHINES else 0
@@ -81,6 +90,13 @@ def hide_memory():
     """No other process of this user can read this one's memory or environment (HF_TOKEN) from now on."""
     if sys.platform == "linux":
         call(libc.prctl, PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def die_first():
+    """When memory is short, the kernel kills this process and its children before the trainer."""
+    if sys.platform == "linux":
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
 
 
 def probe():
@@ -133,6 +149,8 @@ def enter_namespaces():
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
     call(libc.mount, None, b"/", None, MS_REC | MS_PRIVATE, None)  # what we mount stays ours
+    with open("/proc/self/mountinfo", "rb") as file:  # a space in a path is \040 there
+        mounts = [os.fsdecode(line.split()[4].decode("unicode_escape").encode("latin-1")) for line in file]
     root = "/proc"  # an empty folder in memory is put over it, filled, and made the root; the old root goes
     call(libc.mount, b"tmpfs", root.encode(), b"tmpfs", 0, b"size=64k")
     seen = []
@@ -140,17 +158,28 @@ def enter_namespaces():
         if any(path == s or path.startswith(s + "/") for s in seen):
             continue
         seen.append(path)
-        inside = (root + path).encode()
-        os.makedirs(inside)
-        call(libc.mount, path.encode(), inside, None, MS_BIND | MS_REC, None)
-        keep = os.statvfs(path).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC)  # flags that we may not take away
-        call(libc.mount, None, inside, None, MS_REMOUNT | MS_BIND | MS_RDONLY | keep, None)
+        os.makedirs(root + path)
+        call(libc.mount, path.encode(), (root + path).encode(), None, MS_BIND | MS_REC, None)
+        real = os.path.realpath(path)
+        below = [m.removeprefix(real) for m in mounts if m.startswith(real + "/") and os.path.exists(m)]
+        for mount in ["", *below]:  # each is read-only by itself
+            make_read_only(root + path + mount)
+    os.mkdir(root + "/dev")
+    with open(root + os.devnull, "w"):
+        pass
+    call(libc.mount, os.devnull.encode(), (root + os.devnull).encode(), None, MS_BIND, None)
+    make_read_only(root + os.devnull)  # its mode; what is written still goes nowhere
     os.mkdir(root + JOB_FOLDER)
     call(libc.mount, None, root.encode(), None, MS_REMOUNT | MS_BIND | MS_RDONLY, None)
     os.chdir(root)
     call(libc.syscall, PIVOT_ROOT[COLUMN], b".", b".")
     call(libc.umount2, b".", MNT_DETACH)
     os.chdir("/")
+
+
+def make_read_only(mount):
+    keep = os.statvfs(mount).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC)  # flags that we may not take away
+    call(libc.mount, None, mount.encode(), None, MS_REMOUNT | MS_BIND | MS_RDONLY | keep, None)
 
 
 def clone(namespaces):
@@ -170,7 +199,9 @@ def confine(layers, folder, seconds):
     if layers["namespaces"]:
         mount_folder()
     os.chdir(folder)
-    limits = {"AS": MEMORY, "CPU": seconds, "FSIZE": DISK, "NOFILE": 64, "NPROC": 64, "CORE": 0}
+    # The kernel counts threads by user and user namespace: without one, the trainer's and all jobs' together.
+    threads = 64 if layers["namespaces"] else 4096
+    limits = {"AS": MEMORY, "CPU": seconds, "FSIZE": DISK, "NOFILE": 64, "NPROC": threads, "CORE": 0}
     for name, value in limits.items():
         kind = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(kind)[1]
@@ -206,7 +237,7 @@ def restrict_files(writable):
 
 def restrict_calls():
     """seccomp: from now on the system calls of REFUSED fail, and those that are newer than this list."""
-    load = lambda offset: (0x20, 0, 0, offset)  # into the accumulator: 0 number, 4 machine, 16 first argument
+    load = lambda offset: (0x20, 0, 0, offset)  # into the accumulator: 0 number, 4 machine, 16 and 24 the arguments
     equal, at_least, any_bit = 0x15, 0x35, 0x45
     unless = lambda test, value, skip: (test, 0, skip, value)  # skip so many instructions unless the test holds
     allow, kill, refuse, unknown = [
@@ -220,6 +251,11 @@ def restrict_calls():
     program += [unless(at_least, 424, 1), unknown]
     for number in (int(n) for n in REFUSED.split()[1 + COLUMN :: 3] if n != "-"):
         program += [unless(equal, number, 1), refuse]
+    for *numbers, commands in COMMANDS.values():
+        program += [unless(equal, numbers[COLUMN], 2 * len(commands) + 2), load(24)]
+        for command in commands:
+            program += [unless(equal, command, 1), allow]
+        program.append(refuse)
     program += [unless(equal, CLONE[COLUMN], 4), load(16), unless(any_bit, CLONE_THREAD, 1), allow, refuse]
     program += [unless(equal, PRLIMIT64[COLUMN], 4), load(16), unless(equal, 0, 1), allow, refuse]  # of others
     program.append(allow)

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import zlib
 
@@ -473,6 +474,26 @@ ESCAPES = {
     "read": ("def f(): return attempt(os.open, {secret!r}, os.O_RDONLY)", REFUSED),
     "read by the C library": ("def f(): return attempt(libc.open, {secret!r}.encode(), 0)", REFUSED),
     "list": ("def f(): return attempt(os.listdir, {home!r})", REFUSED),
+    "read the repository": (
+        "def f(): return attempt(os.open, {root!r} + '/rewards/sandbox.py', os.O_RDONLY)",
+        REFUSED,
+    ),
+    "list the repository": (
+        "def f(): return [attempt(os.listdir, {root!r} + p) for p in ('', '/rewards')]",
+        "2 * ['refused']",
+    ),
+    "import from the repository": (
+        """
+        def f():
+            found = sorted(n for n in sys.modules if n.startswith('rewards'))
+            sys.path.append({root!r})
+            for name in 'rewards.coding', 'envs', 'tutti':
+                try: found.append(__import__(name).__name__)
+                except (ImportError, OSError): pass
+            return found
+        """,
+        "['rewards', 'rewards.sandbox_jobs', 'rewards.sandbox_kernel']",
+    ),
     "list another folder": ("def f(): return attempt(os.listdir, '/etc')", REFUSED),
     "write": ("def f(): return attempt(os.open, {home!r} + '/new', os.O_WRONLY | os.O_CREAT)", REFUSED),
     "truncate": ("def f(): return attempt(os.truncate, {secret!r}, 0)", REFUSED),
@@ -518,6 +539,32 @@ ESCAPES = {
     "clone": ("def f(): return attempt(libc.syscall, {CLONE}, 17, 0, 0, 0, 0)", REFUSED),
     "clone3": ("def f(): return attempt(libc.syscall, 435, bytes(88), 88)", REFUSED),
     "system": ("def f(): return 'done' if os.system('true') == 0 else 'refused'", REFUSED),
+    "signals by a descriptor": (
+        """
+        import fcntl, struct
+        def f():
+            r, w = os.pipe()
+            me = os.getpid()
+            commands = [(8, me), (10, 9), (15, struct.pack('ii', 1, me)), (1026, 1)]
+            done = [attempt(fcntl.fcntl, r, *command) for command in commands]
+            return set(done + [attempt(fcntl.ioctl, 3, c, struct.pack('i', me)) for c in (0x8901, 0x8902, 0x5452)])
+        """,
+        "{'refused'}",
+    ),
+    "marks on a file": (
+        """
+        import fcntl, struct
+        def f():
+            lock = struct.pack('hhqqi4x', fcntl.F_RDLCK, 0, 0, 1, 0)
+            commands = [(36, lock), (37, lock), (38, lock), (1024, 0), (1036, bytes(8))]
+            with open(os.__file__) as file:
+                done = [attempt(fcntl.fcntl, file, *command) for command in commands]
+                done += [attempt(fcntl.ioctl, file, c, bytes(8)) for c in (0x80086601, 0x40086602, 0x40087604)]
+            return set(done)
+        """,
+        "{'refused'}",
+    ),
+    "all disks written to": ("def f(): return [attempt(libc.syscall, n, 1) for n in {SYNCS}]", "2 * ['refused']"),
     "io_uring": ("def f(): return attempt(libc.syscall, {IO_URING_SETUP}, 4, bytes(120))", REFUSED),
     "memory file": ("def f(): return attempt(libc.syscall, {MEMFD_CREATE}, b'x', 0)", REFUSED),
     "a note in the keyring": ("def f(): return attempt(libc.syscall, {KEYCTL}, 0, -4, 1)", REFUSED),
@@ -541,6 +588,18 @@ ESCAPES = {
         "    return open('own').read() + str(os.listdir('.'))",
         "\"x['own']\"",
     ),
+    "allowed: what Python does with descriptors": (
+        """
+        import fcntl, sqlite3
+        def f():
+            r, w = os.pipe()
+            os.set_blocking(r, False), os.set_inheritable(r, True), fcntl.ioctl(r, 0x541B, bytes(4))
+            with open('own', 'w') as file: fcntl.lockf(file, fcntl.LOCK_EX), fcntl.flock(file, fcntl.LOCK_UN)
+            with sqlite3.connect('store.db') as db: db.execute('create table t (x)')
+            return [os.isatty(r), attempt(os.get_terminal_size), os.get_inheritable(r), os.get_blocking(r)]
+        """,
+        "[False, 'refused', True, False]",
+    ),
     "allowed: a library": ("def f():\n    import sqlite3, wave, difflib\n    return difflib.__name__", "'difflib'"),
     "allowed: threads": (
         "import threading\ndef f():\n    r = []\n    t = threading.Thread(target=r.append, args=(5,))\n    t.start()\n"
@@ -557,7 +616,8 @@ def escape_jobs(home, port):
     with open(secret, "w") as file:
         file.write("treasure")
     facts = {
-        "secret": secret, "home": str(home), "pid": os.getpid(), "port": port,
+        "secret": secret, "home": str(home), "pid": os.getpid(), "port": port, "root": sandbox.ROOT,
+        "SYNCS": [int(numbers_of_refused()[name]) for name in ("sync", "syncfs")],
         "PTRACE": PTRACE, "IO_URING_SETUP": IO_URING_SETUP, "MEMFD_CREATE": MEMFD_CREATE, "KEYCTL": KEYCTL,
         "CLONE": kernel.CLONE[kernel.COLUMN],
         "PRLIMIT64": PRLIMIT64,
@@ -590,10 +650,14 @@ def test_escapes(tmp_path):
     check_escapes(tmp_path)
 
 
+def numbers_of_refused():
+    table = kernel.REFUSED.split()
+    return dict(zip(table[::3], table[1 + kernel.COLUMN :: 3]))
+
+
 def without(*names):
     """Takes system calls from this process and its children, as Docker or an old kernel does."""
-    numbers = dict(zip(kernel.REFUSED.split()[::3], kernel.REFUSED.split()[1 + kernel.COLUMN :: 3]))
-    numbers = {**numbers, "landlock": kernel.LANDLOCK_CREATE_RULESET}
+    numbers = {**numbers_of_refused(), "landlock": kernel.LANDLOCK_CREATE_RULESET}
     steps = [(0x20, 0, 0, 0)]
     for name in names:
         steps += [(0x15, 0, 1, int(numbers[name])), (6, 0, 0, 0x50001)]
@@ -624,6 +688,36 @@ def test_escapes_without_namespaces(tmp_path):
 def test_escapes_without_landlock(tmp_path):
     said = in_a_process("without('landlock')\ncheck_escapes(sys.argv[2])", str(tmp_path))
     assert "sandbox: namespaces yes, Landlock NO, seccomp yes\n" in said
+
+
+def test_threads_where_the_trainer_has_many():
+    # Without namespaces the kernel counts all of the user's.
+    in_a_process("""
+        without('unshare')
+        hard = kernel.resource.getrlimit(kernel.resource.RLIMIT_NPROC)[1]
+        code = 'import resource\\ndef f(): return resource.getrlimit(resource.RLIMIT_NPROC)'
+        limit = 4096 if hard == -1 else min(4096, hard)
+        assert run_tests([job(code, f'assert f() == ({limit}, {limit})')])[0].reason == ''
+    """)
+
+
+def test_mounts_below_pythons_files_are_read_only():
+    in_a_process("""
+        maps = ('setgroups', 'deny'), ('uid_map', f'0 {os.getuid()} 1'), ('gid_map', f'0 {os.getgid()} 1')
+        kernel.call(kernel.libc.unshare, kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)
+        for name, text in maps:
+            with open(f'/proc/self/{name}', 'w') as file: file.write(text)
+        place = os.path.join(os.path.dirname(os.__file__), 'ensurepip')
+        kernel.call(kernel.libc.mount, b'tmpfs', place.encode(), b'tmpfs', 0, None)
+        without('landlock')
+        write = job(f'''
+            def f():
+                try: open({place!r} + '/x.py', 'w')
+                except OSError as error: return error.errno
+        ''', 'assert f() == 30')  # EROFS
+        assert run_beside_controls(write).reason == ''
+        assert os.listdir(place) == []
+    """)
 
 
 def test_unprotected_only_when_allowed():
@@ -769,6 +863,7 @@ def test_a_note_for_a_later_job():
         import builtins, os, sys, tempfile
         def f(x):
             builtins.note = sys.note = x
+            for descriptor in 0, 1, 2: os.set_blocking(descriptor, False)
             for place in '.', '/', '/tmp', '/dev/shm', '/var/tmp', os.path.dirname(os.__file__):
                 try: open(os.path.join(place, 'note'), 'w').close()
                 except OSError: pass
@@ -777,6 +872,7 @@ def test_a_note_for_a_later_job():
         import builtins, os, sys
         def f():
             found = [hasattr(builtins, 'note'), hasattr(sys, 'note')]
+            found += [not os.get_blocking(descriptor) for descriptor in (0, 1, 2)]
             for place in '.', '/', '/tmp', '/dev/shm', '/var/tmp', os.path.dirname(os.__file__):
                 found.append(os.path.exists(os.path.join(place, 'note')))
             return any(found)
@@ -1326,6 +1422,22 @@ def test_examples_say_what_happened_and_do_not_count():
     assert (result.passed, result.total, result.reason) == (1, 1, "")
 
 
+@pytest.mark.parametrize("text", ["\ud800", "\U0001f600", "\ud800" * 300, "\x1b\x85é"])
+def test_what_others_are_shown_is_ascii(text):
+    code = f"""
+        class Own(Exception): pass
+        def f(x):
+            if x == 1: return {text!a}
+            raise (Own if x == 2 else ValueError)({text!a})
+    """
+    for first in 2, 3:
+        tests = f"value = f({first})\nassert value"
+        result = run_tests([job(code, tests)._replace(examples=[f"assert f({n}) == 5" for n in (1, 2, 3)])])[0]
+        for shown in result.reason, *result.examples:
+            assert shown.isascii() and len(shown) <= 200
+            assert ascii(text[0])[1:-1] in shown or text[0].isascii()
+
+
 def test_prepare_runs_beside_the_text_and_its_crash_is_a_failure():
     prepare = """
 import ast
@@ -1364,6 +1476,108 @@ def test_quick_jobs_do_not_wait_for_slow_ones(monkeypatch):
     assert [r.reason for r in results] == [late, late, "", "", late, late, late]
     assert ended[:2] == [quick, quick]
     assert max(most) == sandbox.SHARE
+    assert len(descendants()) == 2  # those that were started for the slow ones have ended
+    monkeypatch.setattr(sandbox, "MOST_SLOW", 1)
+    most.clear(), begun.clear(), ended.clear()
+    run_tests([slow] * 3, timeout=1.5)
+    assert max(most) == 2
+
+
+def no_other_worker_starts(monkeypatch, how):
+    """From now on, with one idle."""
+    sandbox.close()
+    run_tests([job(GOOD)])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(sandbox._pool, "warned", False)
+    if how == "too many open files":
+
+        def refuse(*_, **__):
+            raise OSError(how)
+
+        monkeypatch.setattr(sandbox, "_start", refuse)
+    else:
+        monkeypatch.setattr(sys, "executable", "/bin/false")
+
+
+HOWS = ["too many open files", "the interpreter ends at once"]
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_jobs_wait_where_no_other_worker_starts(monkeypatch, capsys, how):
+    no_other_worker_starts(monkeypatch, how)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    late = job("import time\ndef f(x):\n    time.sleep(60)")
+    results = run_tests([job(GOOD), late, *[job(GOOD)] * 6, job(BAD)], timeout=1)
+    assert [r.reason for r in results[:8]] == ["", "out of time"] + [""] * 6
+    assert results[8].passed == 0
+    assert capsys.readouterr().err.count("did not start") == 1
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_no_job_waits_for_ever_when_the_last_worker_dies(monkeypatch, how):
+    no_other_worker_starts(monkeypatch, how)
+    late = job("import time\ndef f(x):\n    time.sleep(60)")
+    killer = threading.Timer(0.7, lambda: [os.kill(pid, signal.SIGKILL) for pid in descendants()])
+    killer.start()
+    with pytest.raises(RuntimeError, match="did not start"):
+        run_tests([late, *[job(GOOD)] * 6], timeout=20)
+    killer.join()
+    monkeypatch.undo()
+    assert [r.reason for r in run_tests([job(GOOD)] * 4)] == [""] * 4
+
+
+def test_the_clock_starts_when_there_is_a_worker(monkeypatch):
+    sandbox.close()
+    run_tests([job(GOOD)])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    start = sandbox._start
+    monkeypatch.setattr(sandbox, "_start", lambda *a, **k: time.sleep(1) or start(*a, **k))
+    late = job("import time\ndef f(x):\n    time.sleep(60)")
+    assert [r.reason for r in run_tests([late, job(GOOD)], timeout=1)] == ["out of time", ""]
+    worker = sandbox._pool.idle[-1]  # a clock that has run out already is no error
+    assert worker.run(job(GOOD), time.monotonic() - 9, lambda: None)[3] == "out of time"
+
+
+def test_a_worker_that_lacks_a_layer_of_the_first_is_not_used():
+    in_a_process("""
+        run_tests([job(GOOD)])
+        without('landlock')
+        with pytest.raises(RuntimeError, match='lost a layer'):
+            sandbox._Worker(True)
+        assert len(descendants()) == 2
+    """)
+
+
+def test_a_stopped_template_does_not_stop_the_trainer(monkeypatch):
+    monkeypatch.setattr(sandbox, "PATIENCE", 0.3)
+    run_tests([job(GOOD)])
+    pids = descendants()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    sandbox.close()
+    assert descendants() & pids == set()
+
+
+def test_jobs_are_what_the_kernel_kills_when_memory_is_short():
+    late = job("import time\ndef f(x):\n    time.sleep(60)")
+    run_tests([job(GOOD)])
+    templates, scores = descendants(), {}
+
+    def look_and_kill():
+        for pid in descendants():
+            with open(f"/proc/{pid}/oom_score_adj") as file:
+                scores[pid] = file.read()
+        os.kill(min(templates), signal.SIGKILL)
+
+    killer = threading.Timer(0.5, look_and_kill)
+    killer.start()
+    assert run_tests([late], 5)[0].reason == "the sandbox was killed"
+    killer.join()
+    assert set(scores.values()) == {"1000\n"}
+    assert len(scores) >= len(templates) + 2  # a candidate and a grader
+    with open("/proc/self/oom_score_adj") as file:
+        assert file.read() != "1000\n"
 
 
 def test_nothing_is_left_behind():
@@ -1415,6 +1629,6 @@ def test_system_call_numbers():
     with open(header) as file:
         words = [line.split() for line in file if line.startswith("#define __NR")]
     known = {w[1].replace("__NR3264_", "__NR_"): w[2] for w in words if len(w) == 3}
-    table = kernel.REFUSED.split()
-    for name, number in zip(table[::3], table[1 + kernel.COLUMN :: 3]):
+    ours = numbers_of_refused() | {name: str(row[kernel.COLUMN]) for name, row in kernel.COMMANDS.items()}
+    for name, number in ours.items():
         assert known.get(f"__NR_{name}", "-") == number, name
