@@ -8,8 +8,8 @@ are put into the given skeleton; an answer that is no Python, or a class that do
     tests passed / tests                                                     0 to 4
     methods that more than one agent wrote / all methods to be written      -1 to 0
 
-Unlike in the published code, a stub (pass, a bare return, raise NotImplementedError) is no written method, and the
-tests run where the class cannot reach them; see docs/sandbox.md.
+Unlike in the published code, a stub (pass, a bare return, raise NotImplementedError) is no written method, an
+assignment to a method of the class is one, and the tests run where the class cannot reach them; see docs/sandbox.md.
 """
 
 import functools

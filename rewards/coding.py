@@ -9,14 +9,14 @@ functions out of the texts, and a comment that says "aux(" counts as a call; her
     the joint program compiles                                               0.5, or else nothing more
     tests passed, by assert                                                  0 to 1
     if at least one assert passed, and all helpers are defined:
-      the asked function makes use of a helper's value                       0.5, shared among the helpers
-      ... and does more than to hand it on                                   1.0
-      it calls a helper and ignores all that it returns                     -0.5, shared among the helpers
+      the asked function calls a helper, and fewer tests pass without it     0.5, shared among the helpers
+      ... and fewer pass with a helper in place of the asked function        1.0
+      it calls a helper and drops all that comes of it                      -0.5, shared among the helpers
 
-"Makes use" is ours: in the published formula a call whose result is thrown away still gains 1.0. It is judged by
-which names flow where, not by values: `0 * aux(x)` is a use, and a call by eval() or globals() is none. Names, nested
-functions, conversions, `+ 0` and the like do nothing more than to hand a value on; a choice, an exception or any other
-work of its own is more.
+The last three are ours: in the published formula a call whose result is thrown away still gains 1.0. Calls are found
+in the syntax tree, so that one by eval() or globals() is none; what they are worth is found by running the tests again
+with stubs that return None for the helpers, and then with the helper alone. A call that makes no difference and is not
+dropped, as in `0 if True else aux(x)`, gains and costs nothing.
 """
 
 import functools
@@ -58,11 +58,20 @@ def coding_rewards(answers, timeout=10.0, allow_unsafe_code=False):
     the share of the tests that pass with the helpers and fail when stubs that return None replace them: negative where
     the helper does harm.
     """
-    results = run_tests([_job(answer, stub=False) for answer in answers], timeout, allow_unsafe_code)
+    results = run_tests([_job(answer) for answer in answers], timeout, allow_unsafe_code)
     # Without a use, or without a test passed, a stub can change nothing for the worse.
     asked = [i for i, r in enumerate(results) if r.passed and any(r.facts["uses"])]
     stubbed = run_tests([_job(answers[i], stub=True) for i in asked], timeout, allow_unsafe_code)
-    without = {i: result.passed / result.total for i, result in zip(asked, stubbed)}
+    without = dict(zip(asked, stubbed))
+    for i in asked:
+        facts, real = results[i].facts, _share(without[i]) < _share(results[i])
+        facts["uses"] = [use and real for use in facts["uses"]]
+        facts["ignored"] = [ignored and not use for use, ignored in zip(facts["uses"], facts["ignored"])]
+    used = [(i, helper) for i in asked for helper, use in zip(answers[i].helpers, results[i].facts["uses"]) if use]
+    alone = run_tests([_job(answers[i], alone=helper) for i, helper in used], timeout, allow_unsafe_code)
+    for (i, _), result in zip(used, alone):
+        if _share(result) >= _share(results[i]):
+            results[i].facts["wrapper"] = True
     return [_score(answer, result, without.get(i)) for i, (answer, result) in enumerate(zip(answers, results))]
 
 
@@ -71,19 +80,22 @@ def _prepare():
     return inspect.getsource(coding_syntax)
 
 
-def _job(answer, stub):
-    options = {"helpers": answer.helpers, "entry_point": answer.entry_point, "prelude": answer.prelude, "stub": stub}
-    examples = () if stub else answer.examples
+def _job(answer, **instead):
+    options = {"helpers": answer.helpers, "entry_point": answer.entry_point, "prelude": answer.prelude, **instead}
+    examples = () if instead else answer.examples
     return Job(answer.texts, answer.tests, answer.names, _prepare(), options, examples, answer.setup)
 
 
-def _score(answer, result, share_without):
+def _share(result):
+    return result.passed / result.total  # what does not compile has passed nothing
+
+
+def _score(answer, result, without):
     nothing = [False] * len(answer.helpers)
     facts = {"defined": [*nothing, False], "syntax": False, "uses": [], "ignored": [], "wrapper": False}
     facts |= {"errors": [""] * len(answer.texts), "error": result.reason}
     facts.update(result.facts)  # which are none where reading the text ended the process
     *helpers_defined, main_defined = facts["defined"]
-    share = result.passed / result.total  # what does not compile has passed nothing
     levels = dict.fromkeys(
         ["helper_defined", "main_defined", "syntax", "tests", "uses_helper", "no_wrapper", "ignored"], 0.0
     )
@@ -95,20 +107,20 @@ def _score(answer, result, share_without):
         levels["main_defined"] = MAIN
         if facts["syntax"]:
             levels["syntax"] = SYNTAX
-            levels["tests"] = TESTS * share
+            levels["tests"] = TESTS * _share(result)
             if answer.helpers and result.passed and all(helpers_defined):
                 levels["uses_helper"] = USES * sum(facts["uses"]) / len(answer.helpers)
                 levels["no_wrapper"] = NO_WRAPPER * (any(facts["uses"]) and not facts["wrapper"])
                 levels["ignored"] = IGNORED * sum(facts["ignored"]) / len(answer.helpers)
     diagnostics = {}
     if answer.helpers:
-        diagnostics["useful_helper"] = 0.0 if share_without is None else share - share_without
+        diagnostics["useful_helper"] = _share(result) - _share(without) if without else 0.0
     return make_score(levels, diagnostics, facts, answer.examples, result)
 
 
 def make_score(levels, diagnostics, facts, examples, result):
     """The Score of these levels, with what both coding rewards report of the tests."""
-    diagnostics = {"all_passed": float(not result.reason), "passed_share": result.passed / result.total, **diagnostics}
+    diagnostics = {"all_passed": float(not result.reason), "passed_share": _share(result), **diagnostics}
     findings = {
         **facts,
         "passed": result.passed,

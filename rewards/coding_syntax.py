@@ -5,34 +5,43 @@ The sandbox gets the source of this file, which therefore imports nothing but th
 """
 
 import ast
+import builtins
+import itertools
 import re
 import textwrap
 
 NONE = ast.dump(ast.Constant(None))
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-CONVERSIONS = {"list", "tuple", "int", "float", "str", "bool", "iter", "next"}
+DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
+BOM = "\ufeff"
+IMPORTS = (ast.Import, ast.ImportFrom)
+FENCE = r"[ \t]*(?:`{3,}|~{3,})[^`\r\n]*"
+NEWLINE = r"\r\n|\r|\n"  # str.splitlines would know more of them, which a string may hold
+# What would let a class find its methods elsewhere.
+HOOKS = {"__getattribute__", "__getattr__", "__new__", "__init_subclass__", "__set_name__"}
 
 
-def prepare(texts, helpers, entry_point, prelude="", stub=False):
+def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
     """The program that the answers make together, and what is to be known of them.
 
     texts: one per agent: the helpers' in order, then the asked function's
     prelude: trusted source that goes before them, such as the imports of the task's prompt
     stub: bool, whether each helper's text is replaced by a function of its name that returns None
+    alone: name of the helper that takes the asked function's place, or None
 
     Returns (syntax tree, None where there is no program that compiles; facts). Facts:
     defined: list[bool], whether each text defines its function, with something returned
     syntax: bool, whether the program compiles
-    uses, ignored: list[bool] by helper: a value of the helper reaches what the asked function does; the function
-        calls it, but no value of it does
-    wrapper: bool, whether the asked function only hands on what a helper returns
+    uses: list[bool] by helper: the asked function calls the helper or hands it on, and what it does may depend on it
+    ignored: list[bool] by helper: it does so, but drops all values that it gets; both where the helper may change its
+        argument in place
     errors: list[str], the first syntax error of each text; empty where it is Python
     error: str, the first of these, or what keeps the texts from compiling together
     """
     owned = [*helpers, entry_point]
     bodies, defined, errors = [], [], []
     for name, text in zip(owned, texts):
-        body, error = _parse(code_of(text, name))
+        body, error = read_function(text, name)
         errors.append(error[:200])
         # What another agent was asked for is not this one's to define.
         body = [
@@ -40,12 +49,13 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False):
         ]
         bodies.append(body)
         defined.append(_returns(_function(body, name)))
-    facts = {"defined": defined, "syntax": False, "uses": [], "ignored": [], "wrapper": False}
+    facts = {"defined": defined, "syntax": False, "uses": [], "ignored": []}
     facts |= {"errors": errors, "error": next(filter(None, errors), "")}
     if defined[-1] and not any(errors):
         if stub:
             bodies[:-1] = [ast.parse(f"def {name}(*args, **keywords): return None").body for name in helpers]
         body = ast.parse(prelude).body + [node for part in bodies for node in part]
+        body += ast.parse(f"{entry_point} = {alone}").body if alone else []
         body.sort(key=lambda node: not (isinstance(node, ast.ImportFrom) and node.module == "__future__"))  # stable
         program = ast.Module(body=body, type_ignores=[])
         try:
@@ -65,8 +75,9 @@ def prepare_class(texts, assigned, class_name, base):
     class_name: the class in `base` that the methods belong to
     base: trusted source of the skeleton
 
-    An agent's definitions count wherever they stand, also inside a class of that name. Of those in the skeleton only
-    the agent's own are taken; of its imports, further functions and other statements all.
+    An agent's definitions count wherever they stand, also inside a class of that name; so does a method that is
+    assigned. Of those in the skeleton only the agent's own are taken; of its imports, further functions and other
+    statements all, but in the class only functions and assignments, and none of HOOKS.
 
     Returns (syntax tree, None where there is no program that compiles; facts). Facts:
     written: list[list[bool]], for each assigned method whether its agent wrote it, with more than a stub for a body
@@ -78,34 +89,41 @@ def prepare_class(texts, assigned, class_name, base):
     owner = next(node for node in program.body if isinstance(node, ast.ClassDef) and node.name == class_name)
     methods = {node.name: i for i, node in enumerate(owner.body) if isinstance(node, FUNCTIONS)}
     given = {node.name for node in program.body if isinstance(node, (*FUNCTIONS, ast.ClassDef))} | methods.keys()
-    written, writers, errors, imports, further = [], {}, [], [], []
+    written, writers, errors, imports, constants, further = [], {}, [], [], [], []
     for text, names in zip(texts, assigned):
-        body, unread = _parse(textwrap.dedent("\n".join(blocks_of(text)))) if names else ([], "")
+        bodies, unread = (read_blocks(text), "") if names else ([[]], "")
+        if not bodies:
+            body, unread = _parse("\n".join(_fenced(text)))
+            bodies = [body]
         errors.append(unread[:200])
-        found = {}
-        for node in body:
+        found, foreign = {}, []  # foreign: what sets another agent's method
+        for node in itertools.chain(*bodies):
             if isinstance(node, ast.ClassDef) and node.name == class_name:
                 inside, outside = node.body, []
             else:
                 is_method = isinstance(node, FUNCTIONS) and node.args.args and node.args.args[0].arg in ("self", "cls")
                 inside, outside = ([node], []) if is_method else ([], [node])
-            for function in inside + outside:
-                if isinstance(function, FUNCTIONS) and function.name in methods and not is_stub(function):
-                    found[function.name] = function
-            owner.body += [n for n in inside if isinstance(n, FUNCTIONS) and n.name not in given]
-            imports += [n for n in outside if isinstance(n, (ast.Import, ast.ImportFrom))]
-            further += [
-                n
-                for n in outside
-                if not isinstance(n, (ast.Import, ast.ImportFrom)) and getattr(n, "name", None) not in given
-            ]
-        for name, function in found.items():
+            for part in inside + outside:
+                if isinstance(part, FUNCTIONS):
+                    stored = set() if is_stub(part) else {part.name} & methods.keys()
+                else:
+                    stored = _stored(part, class_name, part in inside) & (methods.keys() | HOOKS)
+                found |= dict.fromkeys(stored, part)
+                if stored - set(names):
+                    foreign.append(part)
+            constants += [n for n in inside if isinstance(n, (ast.Assign, ast.AnnAssign))]
+            owner.body += [n for n in inside if isinstance(n, FUNCTIONS) and n.name not in given | HOOKS]
+            imports += [n for n in outside if isinstance(n, IMPORTS)]
+            further += [n for n in outside if not isinstance(n, IMPORTS) and getattr(n, "name", None) not in given]
+        constants, further = ([n for n in part if n not in foreign] for part in (constants, further))
+        for name, node in found.items():
             writers[name] = writers.get(name, 0) + 1
-            if name in names:
+            if name in names and isinstance(node, FUNCTIONS):
                 asked = owner.body[methods[name]]
-                function.decorator_list = function.decorator_list or asked.decorator_list
-                owner.body[methods[name]] = function
+                node.decorator_list = node.decorator_list or asked.decorator_list
+                owner.body[methods[name]] = node
         written.append([name in found for name in names])
+    owner.body += constants
     program.body = imports + program.body + further
     program.body.sort(key=lambda node: not (isinstance(node, ast.ImportFrom) and node.module == "__future__"))
     error = next(filter(None, errors), "")
@@ -119,33 +137,97 @@ def prepare_class(texts, assigned, class_name, base):
     return (None if error else program), facts
 
 
+def _stored(statement, class_name, inside):
+    """Names of the class that a statement assigns to, in the class or from outside, also by setattr."""
+    targets = [n for n in _walk([statement]) if not isinstance(getattr(n, "ctx", ast.Load()), ast.Load)]
+    calls = [n for n in _walk([statement]) if isinstance(n, ast.Call) and len(n.args) > 2]
+    names = {n.id for n in targets if inside and isinstance(n, ast.Name)}
+    names |= {n.attr for n in targets if isinstance(n, ast.Attribute) and _root(n.value) == class_name}
+    attributes = [c.args[1] for c in calls if _root(c.func) == "setattr" and _root(c.args[0]) == class_name]
+    return names | {a.value for a in attributes if isinstance(a, ast.Constant)}
+
+
 def is_stub(function):
-    """Whether a function holds nothing but a docstring, pass, ..., a bare return or raise NotImplementedError."""
+    """Whether a function only has a docstring, names, pass, ..., a bare return or raise NotImplementedError.
+
+    Conditions do not count: `if x: pass` is a stub.
+    """
 
     def idle(node):
         if isinstance(node, ast.Raise):
             return "NotImplemented" in ast.unparse(node)
         if isinstance(node, ast.Return):
-            return node.value is None or (isinstance(node.value, ast.Constant) and node.value.value is None)
-        return isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+            return node.value is None or (isinstance(node.value, ast.Constant) and node.value.value in (None, ...))
+        if isinstance(node, ast.If):
+            return all(map(idle, node.body + node.orelse))
+        mention = isinstance(node, ast.Expr) and isinstance(node.value, (ast.Constant, ast.Name))
+        return mention or isinstance(node, ast.Pass)
 
     return all(map(idle, function.body))
 
 
-def blocks_of(text):
-    """The pieces of code in a completion: its fenced blocks, or all of it."""
-    return re.findall(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", text, re.DOTALL | re.MULTILINE) or [text]
+def read_function(text, name):
+    """(statements, first syntax error): the code of a completion that is to define the function `name`.
+
+    It is the whole text, or else its last block that defines the function with something in it, behind what other
+    blocks import and define; or else the beginning of the first block.
+    """
+    bodies = read_blocks(text)
+    functions = [_function(body, name) for body in bodies]
+    chosen = [body for body, function in zip(bodies, functions) if function and not is_stub(function)]
+    if not chosen:
+        blocks = _fenced(text)
+        return _parse(next((block for block in blocks if re.search(rf"\bdef\s+{name}\b", block)), blocks[0]))
+    others = [node for body, function in zip(bodies, functions) if function is None for node in body]
+    return [node for node in others if isinstance(node, (*DEFINITIONS, *IMPORTS))] + chosen[-1], ""
 
 
-def code_of(text, name):
-    """The code in a completion: all of it, or the fenced block that defines `name`, or else the first block."""
-    blocks = blocks_of(text)
-    return next((block for block in blocks if re.search(rf"\bdef\s+{name}\b", block)), blocks[0])
+def read_blocks(text):
+    """The statements of a completion: all of it, or else those of each fenced block that defines or imports something.
+
+    A block ends at the first fence that leaves Python behind, since a docstring may hold fences.
+    """
+    whole = _statements_of(text.lstrip(BOM))
+    if whole is not None:
+        return [whole]
+    lines = re.split(NEWLINE, _unwrapped(text))
+    fences = [i for i, line in enumerate(lines) if re.fullmatch(FENCE, line)][:100]
+    ends = [i for i in fences if not lines[i].strip(" \t`~")] + [len(lines)]
+    bodies, end = [], -1
+    for start in fences:
+        for stop in [i for i in ends if i > start > end][:8]:
+            body = _statements_of("\n".join(lines[start + 1 : stop])) or []
+            if any(isinstance(node, (*DEFINITIONS, *IMPORTS)) for node in body):
+                bodies.append(body)
+                end = stop
+                break
+    return bodies
+
+
+def _unwrapped(text):
+    """What follows the thoughts, with each fence in a line of its own."""
+    return re.sub(r"(?<=[^\s`~])[ \t]*(```|~~~)[ \t\r]*$", r"\n\1", text.rpartition("</think>")[2], flags=re.MULTILINE)
+
+
+def _fenced(text):
+    """The fenced blocks of a text, or all of it, whether they are Python or not."""
+    pattern = rf"^{FENCE}\r?\n(.*?)(?:^[ \t]*(?:```|~~~)|\Z)"
+    text = _unwrapped(text.lstrip(BOM))
+    return list(map(textwrap.dedent, re.findall(pattern, text, re.DOTALL | re.MULTILINE) or [text]))
+
+
+def _statements_of(code):
+    """The statements, or None where it is no Python; it may be indented, also in all lines but the first."""
+    for form in (code, textwrap.dedent(code), textwrap.dedent("    " + code)):
+        try:
+            return ast.parse(form).body
+        except (SyntaxError, ValueError):  # a NUL, a lone surrogate
+            pass
 
 
 def _parse(code):
     """(statements, error): of code that does not parse, the statements of its longest beginning that does."""
-    error, lines = "", code.splitlines()
+    error, lines = "", re.split(NEWLINE, code)
     for _ in range(20):
         try:
             return ast.parse("\n".join(lines)).body, error
@@ -184,214 +266,79 @@ def _walk(nodes):
 
 
 def _cooperation(body, entry_point, helpers):
-    """Uses, ignored and wrapper: the facts about how the asked function treats the helpers."""
-    defined = {node.name: node for node in body if isinstance(node, (*FUNCTIONS, ast.ClassDef))}
-    # The asked function and what it reaches in its own text, such as a further function that calls the helper.
-    reached, todo, seen = [], [entry_point], set()
-    while todo:
-        name = todo.pop()
-        if name in defined and name not in seen:
-            seen.add(name)
-            parts = defined[name].body if isinstance(defined[name], ast.ClassDef) else [defined[name]]
-            reached += [part for part in parts if isinstance(part, FUNCTIONS)]
-            todo += [n.id for n in ast.walk(defined[name]) if isinstance(n, ast.Name)]
+    """Uses and ignored: the facts about how the asked function treats the helpers.
+
+    All goes by names. What it returns, raises or decides by matters, and so does a statement that binds or changes a
+    name that such a one reads. Neither the order of statements is looked at, nor whether they are ever reached: if a
+    use is real is for the tests to say.
+    """
     # Who gives a name another meaning at the outermost level does not use what it meant.
-    top = {node for node in body if isinstance(node, FUNCTIONS)}
+    top = [node for node in body if isinstance(node, FUNCTIONS)]
     rebound = {name for node in _walk(body) if node not in top for name in _binds(node)}
-    genuine = [] if entry_point in rebound else [helper for helper in helpers if helper not in rebound]
-    flows = [_Flow(function, genuine) for function in reached]
-    uses = [any(helper in flow.used for flow in flows) for helper in helpers]
-    called = [any(helper in flow.called for flow in flows) for helper in helpers]
+    # The functions and classes, at any depth, that the asked function leads to by their names.
+    definitions = [node for part in body for node in ast.walk(part) if isinstance(node, DEFINITIONS)]
+    named, before = {entry_point}, None
+    while named != before:
+        before = set(named)
+        named |= {name for node in definitions if node.name in named for name in _loaded(node)}
+    reached = [node for node in definitions if node.name in named]
+    reached += [n for node in reached if isinstance(node, ast.ClassDef) for n in node.body if isinstance(n, FUNCTIONS)]
+    inside = [statement for node in reached for statement in [node, *_statements(node.body)]]
+    outside = list(_statements(body))  # at the outermost level: of no use but for the names that they bind
+    # What may be seen elsewhere when it is changed in place: arguments, and what functions of the text do.
+    shared = {n.arg for node in reached for n in ast.walk(node) if isinstance(n, ast.arg)}
+    shared |= {node.name for node in definitions}
+    # A variable of that name is no helper.
+    rebound |= {name for part in reached for node in ast.walk(part) for name in _binds(node)} - {entry_point}
+    genuine = [None if rebound & {helper, entry_point} else helper for helper in helpers]
+    called = {name for statement in inside for name in _read(statement)}
+    read = _read_to_some_end(inside, outside, shared, set())
+    read_for_values = _read_to_some_end(inside, outside, shared, set(helpers))
     return {
-        "uses": uses,
-        "ignored": [c and not u for c, u in zip(called, uses)],
-        "wrapper": any(uses) and _hands_on(flows[0], _passing(flows[1:], helpers)),
+        "uses": [helper in read for helper in genuine],
+        "ignored": [helper in called - read_for_values for helper in genuine],
     }
 
 
-class _Flow:
-    """Which statements of a function matter to what it returns or changes, and which helpers occur in those.
+def _read_to_some_end(inside, outside, shared, inert):
+    """The names that are read by statements that matter; functions named in `inert` change no argument."""
+    read, before = set(), None
+    while before != (read, shared):
+        before = read, shared
+        matters = [s for s in inside if _acts(s)]
+        matters += [s for s in inside + outside if _bound(s) & read or _changed(s, inert) & (read | shared)]
+        read = read.union(*map(_read, matters))
+        shared = shared.union(*[_bound(s) for s in inside if _read(s) & (read | shared)])
+    return read
 
-    A name matters if a statement that matters reads it; a statement matters if it returns, yields or raises, binds or
-    changes a name that matters, or contains such a statement. The order of statements is not looked at.
-    """
 
-    def __init__(self, function, helpers):
-        self.function, self.used, self.called = function, set(), set()
-        # A variable of that name is no helper.
-        self.helpers = set(helpers) - {name for node in ast.walk(function) for name in _binds(node)}
-        self.names = {name for node in ast.walk(function) for name in _written_outside(node)}
-        self.matters = set()  # statements, by identity
-        before = None
-        while before != (len(self.names), len(self.matters)):  # both only grow
-            before = len(self.names), len(self.matters)
-            self._visit(function.body, loop_matters=False)
-        for statement in _statements(function.body):
-            found = self._helpers_in(statement)
-            self.called |= found
-            if statement in self.matters:
-                self.used |= found
+def _acts(statement):
+    """Whether a statement does more than to bind names or to drop a value."""
+    quiet = isinstance(statement, (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign))
+    return not quiet or any(isinstance(n, (ast.Yield, ast.YieldFrom, ast.Await)) for n in ast.walk(statement))
 
-    def _visit(self, block, loop_matters):
-        """Marks what matters in a block; returns whether anything does."""
-        found = False
-        for statement in _block(block):
-            matters = statement in self.matters or self._itself(statement, loop_matters)
-            if isinstance(statement, (*FUNCTIONS, ast.ClassDef)) and not matters:
-                continue  # nobody asks for it, so what it would do is nothing
-            is_loop = isinstance(statement, (ast.For, ast.AsyncFor, ast.While))
+
+def _statements(block):
+    """The statements of a block and of the blocks inside, but no functions and classes."""
+    for statement in block:
+        if not isinstance(statement, DEFINITIONS):
+            yield statement
             for inner in _blocks(statement):
-                matters |= self._visit(inner, statement in self.matters if is_loop else loop_matters)
-            if matters:
-                self.matters.add(statement)
-                self.names |= _read(statement)
-                found = True
-        return found
-
-    def _itself(self, statement, loop_matters):
-        if isinstance(statement, (ast.Return, ast.Raise, ast.Assert, ast.Delete)):
-            return True
-        if isinstance(statement, (ast.Break, ast.Continue)):
-            return loop_matters
-        if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
-            return statement.name in self.names
-        expressions = list(_expressions(statement))
-        if any(isinstance(n, (ast.Yield, ast.YieldFrom, ast.Await)) for e in expressions for n in ast.walk(e)):
-            return True
-        if _bound(statement) & self.names:
-            return True
-        if isinstance(statement, ast.Expr) and isinstance(
-            statement.value, ast.Call
-        ):  # result.append(...), push(heap, ...)
-            call = statement.value
-            roots = {_root(a) for a in [call.func, *call.args]} if _root(call.func) != "print" else set()
-            return bool(roots & self.names - {None})
-        return False
-
-    def _helpers_in(self, statement):
-        """Helpers that a statement calls or passes on; a bare mention is nothing."""
-        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Name):
-            return set()
-        return {n for e in _expressions(statement) for n in _loaded(e)} & self.helpers
-
-
-def _passing(flows, helpers):
-    """Names of the helpers, and of the functions of the text that only hand on what one of these returns."""
-    passing, before = set(helpers), None
-    while passing != before:
-        before = set(passing)
-        passing |= {flow.function.name for flow in flows if _hands_on(flow, passing)}
-    return passing
-
-
-def _hands_on(flow, passing):
-    """Whether nothing that matters in a function does any work, but for one call of a passing function.
-
-    Names, assignments, conversions, nested functions, lambdas, partial() and the like only carry values around.
-    """
-    kept = [s for s in _statements(flow.function.body) if s in flow.matters]
-    expressions = [e for s in kept if not isinstance(s, (ast.Assert, ast.Delete)) for e in _expressions(s)]
-    nodes = [n for e in expressions for n in ast.walk(e)]
-    own = {name for n in ast.walk(flow.function) for name in _binds(n)}  # bound to nothing but what is carried
-    carriers = passing | CONVERSIONS | own
-    # Names that start as 0, "" or []: adding to them is assigning to them.
-    empty = {name for s in kept if isinstance(s, ast.Assign) and _is_empty(s.value) for name in _bound(s)}
-
-    def carries(node):
-        if isinstance(node, ast.Call):
-            function = node.func
-            if isinstance(function, ast.Attribute):
-                return function.attr in ("__call__", "partial")
-            if isinstance(function, ast.Name) and function.id == "map":
-                return all(isinstance(values, (ast.List, ast.Tuple)) for values in node.args[1:])
-            return not isinstance(function, ast.Name) or function.id in carriers | {"partial"}
-        if isinstance(node, ast.Attribute):
-            return node.attr in ("__call__", "partial")
-        if isinstance(node, ast.Subscript):  # [aux(x), 0][0]
-            return isinstance(node.value, (ast.List, ast.Tuple)) and isinstance(node.slice, ast.Constant)
-        if isinstance(node, ast.IfExp):
-            return isinstance(node.test, ast.Constant) or ast.dump(node.body) == ast.dump(node.orelse)
-        if isinstance(node, ast.BoolOp):
-            return len(set(map(ast.dump, node.values))) == 1
-        if isinstance(node, ast.BinOp):
-            if isinstance(node.op, (ast.Add, ast.Sub, ast.BitOr, ast.BitXor, ast.LShift, ast.RShift)):
-                return _is_empty(node.right) or (isinstance(node.op, ast.Add) and _is_empty(node.left))
-            if isinstance(node.op, (ast.Mult, ast.Div, ast.FloorDiv, ast.Pow)):
-                return _is_one(node.right) or (isinstance(node.op, ast.Mult) and _is_one(node.left))
-            return False
-        inert = (ast.Name, ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Starred, ast.NamedExpr, ast.Lambda)
-        return isinstance(node, inert) or not isinstance(node, ast.expr)
-
-    def passes(statement):
-        if isinstance(statement, ast.Return):
-            return not isinstance(statement.value, (ast.List, ast.Tuple, ast.Dict))
-        if isinstance(statement, ast.AugAssign):  # in a nested function it may add more than once
-            once = statement in flow.function.body and isinstance(statement.op, ast.Add)
-            return once and _bound(statement) <= empty
-        if isinstance(statement, ast.If):
-            return list(map(ast.dump, statement.body)) == list(map(ast.dump, statement.orelse))
-        if isinstance(statement, ast.For):
-            return isinstance(statement.iter, (ast.List, ast.Tuple))
-        if isinstance(statement, ast.Match):
-            return ast.unparse(statement.cases[0].pattern).isidentifier() and statement.cases[0].guard is None
-        simple = (ast.Assign, ast.AnnAssign, ast.Expr, ast.Try, ast.Delete, ast.Assert, ast.While, *FUNCTIONS)
-        return isinstance(statement, simple)
-
-    calls = {ast.dump(n): _loaded(n.func) for n in nodes if isinstance(n, ast.Call) and type(n.func) is not ast.Lambda}
-    several = sum(bool(names & passing) for names in calls.values()) > 1
-    several |= any(sum(name in names for names in calls.values()) > 1 for name in own - {"partial"})
-    return not several and all(map(carries, nodes)) and all(map(passes, kept))
-
-
-def _is_empty(node):
-    literal = isinstance(node, ast.Constant) and not node.value
-    return literal or (isinstance(node, (ast.List, ast.Tuple)) and not node.elts)
-
-
-def _is_one(node):
-    return isinstance(node, ast.Constant) and node.value == 1
-
-
-def _block(statements):
-    """The statements that can be reached: not behind a return, nor under a constant condition that is false."""
-    reached = []
-    for statement in statements:
-        if isinstance(statement, (ast.If, ast.While)) and isinstance(statement.test, ast.Constant):
-            taken = statement.body if statement.test.value else statement.orelse
-            if isinstance(statement, ast.If) or not statement.test.value:
-                reached += _block(taken)
-                if taken and isinstance(taken[-1], (ast.Return, ast.Raise)):
-                    break
-                continue
-        reached.append(statement)
-        if isinstance(statement, (ast.Return, ast.Raise, ast.Break, ast.Continue)):
-            break
-        endless = isinstance(statement, ast.While) and isinstance(statement.test, ast.Constant)  # while True
-        if endless and not any(isinstance(node, ast.Break) for node in _walk(statement.body)):
-            break
-    return reached
+                yield from _statements(inner)
 
 
 def _blocks(statement):
     blocks = [getattr(statement, field, []) for field in ("body", "orelse", "finalbody")]
-    blocks += [part.body for field in ("handlers", "cases") for part in getattr(statement, field, [])]
-    return [block for block in blocks if block]
-
-
-def _statements(block):
-    for statement in _block(block):
-        yield statement
-        for inner in _blocks(statement):
-            yield from _statements(inner)
+    return blocks + [part.body for field in ("handlers", "cases") for part in getattr(statement, field, [])]
 
 
 def _expressions(statement):
     """The expressions of a statement itself, not of the statements inside."""
-    todo = [n for n in ast.iter_child_nodes(statement) if not isinstance(n, (ast.stmt, ast.arguments))]
+    todo = [n for n in ast.iter_child_nodes(statement) if not isinstance(n, ast.stmt)]
     for node in todo:
         if isinstance(node, ast.expr):
             yield node
-        else:  # a `with` item, an `except` clause, a `case`
+        else:  # the defaults of arguments, a `with` item, an `except` clause, a `case`
             todo += [n for n in ast.iter_child_nodes(node) if not isinstance(n, ast.stmt)]
 
 
@@ -400,6 +347,9 @@ def _loaded(node):
 
 
 def _read(statement):
+    """Names that a statement reads; a bare mention is nothing."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Name):
+        return set()
     return {name for e in _expressions(statement) for name in _loaded(e)}
 
 
@@ -410,15 +360,29 @@ def _root(node):
     return node.id if isinstance(node, ast.Name) else None
 
 
+def _targets(statement):
+    """What a statement assigns to, as in a = ..., a[i] += ..., for a in ..., with b as a, (a := b)."""
+    for expression in _expressions(statement):
+        if not isinstance(getattr(expression, "ctx", ast.Load()), ast.Load):
+            yield from (n for n in ast.walk(expression) if not isinstance(getattr(n, "ctx", ast.Load()), ast.Load))
+        yield from (n.target for n in ast.walk(expression) if isinstance(n, ast.NamedExpr))
+
+
 def _bound(statement):
-    """Names that a statement binds or changes, as in a = ..., a[i] += ..., for a in ..., with b as a, (a := b)."""
-    targets = [e for e in _expressions(statement) if not isinstance(getattr(e, "ctx", ast.Load()), ast.Load)]
-    walrus = [n.target for e in _expressions(statement) for n in ast.walk(e) if isinstance(n, ast.NamedExpr)]
-    names = set()
-    for target in targets + walrus:
-        parts = [n for n in ast.walk(target) if not isinstance(getattr(n, "ctx", ast.Load()), ast.Load)]
-        names |= {_root(part) for part in parts}
-    return names - {None}
+    return {target.id for target in _targets(statement) if isinstance(target, ast.Name)}
+
+
+def _changed(statement, inert):
+    """Names of what a statement may change in place: a[i] = ..., a.append(...), push(a, ...), and push too.
+
+    Builtin functions, and those named in `inert`, change nothing.
+    """
+    inert = inert.union(dir(builtins))
+    calls = [n for e in _expressions(statement) for n in ast.walk(e) if isinstance(n, ast.Call)]
+    calls = [call for call in calls if not (isinstance(call.func, ast.Name) and call.func.id in inert)]
+    arguments = [node for call in calls for node in [call.func, *call.args, *[k.value for k in call.keywords]]]
+    parts = [target for target in _targets(statement) if not isinstance(target, ast.Name)]
+    return {_root(node) for node in parts + arguments if not isinstance(node, ast.Call)} - {None}
 
 
 def _binds(node):
@@ -431,11 +395,3 @@ def _binds(node):
         return {node.arg}
     # A function, a class, `except ... as name`, `case [name, *name]`, `case {**rest}`.
     return {getattr(node, field, None) for field in ("name", "rest")} - {None}
-
-
-def _written_outside(node):
-    """For a function that binds names outside of itself by global or nonlocal: those, and its own name."""
-    if not isinstance(node, FUNCTIONS):
-        return set()
-    names = {name for n in _walk(node.body) if isinstance(n, (ast.Global, ast.Nonlocal)) for name in n.names}
-    return names | {node.name} if names else names

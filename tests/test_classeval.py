@@ -80,6 +80,28 @@ CASES = {
     "another agent's": ([ONE + SIZE, TWO], 2, 4, -0.25),
     "all that both could": ([ADD + SIZE + DOUBLE + AREA] * 2, 2, 4, -1),
     "a stub of another agent's": ([ONE + "def size(self): pass", TWO], 2, 4, 0),
+    "what does nothing": (
+        [
+            "def add(self, x):\n    if x:\n        pass\ndef double(x):\n    return ...",
+            "def size(self):\n    self\ndef area(self, r):\n    if r:\n        0\n    else:\n        return",
+        ],
+        *(0, 0.8, 0),
+    ),
+    "assigned": ([ADD + "Box.double = staticmethod(lambda x: 2 * x)", TWO], 2, 4, 0),
+    "another agent's, assigned": ([ONE + "Box.size = lambda self: 2", TWO], 2, 4, -0.25),
+    "another agent's, assigned twice": ([ONE + "Box.size = lambda self: 7\n" * 2, TWO], 2, 4, -0.25),
+    "another agent's, assigned in a branch": ([ONE + "if 1:\n    Box.size, x = lambda self: 2, 0", TWO], 2, 4, -0.25),
+    "another agent's, by setattr": ([ONE + "setattr(Box, 'size', lambda self: 2)", TWO], 2, 4, -0.25),
+    "another agent's, left to do by it": ([ONE + "Box.size = lambda self: 2", AREA], 1.5, 3.2, 0),
+    "another agent's, in the class": (["class Box:\n    size = lambda self: 2\n" + ONE, TWO], 2, 4, -0.25),
+    "another way to find methods": (
+        [
+            ONE + "def __getattribute__(self, name):\n    return 7\ndef __new__(cls): return 7\n"
+            "Box.__getattr__ = Box.__getattribute__ = lambda self, name: 7",
+            TWO,
+        ],
+        *(2, 4, 0),
+    ),
     "its own left to the other": ([ADD, TWO + DOUBLE], 1.5, 3.2, 0),
     "what was given": (["def __init__(self):\n    self.items = [7]\n" + ONE, TWO], 2, 4, 0),
     "no Python": ([ONE, TWO + "This adds numbers."], 0, 0, 0),
@@ -114,6 +136,15 @@ FORMS = {
     "indented": "    def size(self):\n        return len(self.items)\n",
     "fence": "Here:\n```python\ndef size(self):\n    return len(self.items)\n```\nDone.",
     "two fences": "```\nimport os\n```\nand\n```python\ndef size(self):\n    return len(self.items)\n```",
+    "first line not indented": "def size(self):\n        return self.n()\n\n"
+    "    def n(self):\n        return len(self.items)",
+    "blocks of different indentation": "```\nimport operator\n```\n```\n    def size(self):\n"
+    "        return operator.length_hint(self.items)\n```",
+    "a shell's block": "```sh\n$ python box.py\n```\n```python\ndef size(self):\n    return len(self.items)\n```",
+    "a session": "```\n>>> Box().size()\n0\n```\n```python\ndef size(self):\n    return len(self.items)\n```",
+    "an example of use": "```\ndef size(self):\n    return len(self.items)\n```\n```\nprint(box.size())\n```",
+    "byte order mark": "\ufeffdef size(self):\n    return len(self.items)\n",
+    "assignment in the class": "class Box:\n    one: int = 1\n    def size(self): return self.one * len(self.items)",
     "import": "import operator\ndef size(self):\n    return operator.length_hint(self.items)",
     "import of the future": "from __future__ import annotations\ndef size(self) -> No:\n    return len(self.items)",
     "constant": "ONE = 1\ndef size(self):\n    return ONE * len(self.items)",

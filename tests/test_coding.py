@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import textwrap
 
 import pytest
 
@@ -82,6 +83,24 @@ USES = {
     "walrus": "return sum(y for x in numbers if (y := aux(x)) or True)",
     "with and try": "try:\n        return sum(aux(x) for x in numbers)\n    except ValueError:\n        return 0",
     "guarded": "if not numbers:\n        return 0\n    return sum([aux(x) for x in numbers])",
+    "changed by a nested function": "out = []\n    def go(i):\n        if i < len(numbers):\n"
+    "            out.append(aux(numbers[i]))\n            go(i + 1)\n    go(0)\n    return sum(out)",
+    "changed by a further function": "r = []\n    fill(r, numbers)\n    return sum(r)\n"
+    "def fill(r, ns):\n    for x in ns:\n        r.append(aux(x))",
+    "changed through a dict": "s = {'t': 0}\n    def g(x):\n        s['t'] += aux(x)\n"
+    "    for x in numbers:\n        g(x)\n    return s['t']",
+    "changed by a method": "s = S()\n    for x in numbers:\n        s.add(x)\n    return s.t\nclass S:\n"
+    "    def __init__(self):\n        self.t = 0\n    def add(self, x):\n        self.t += aux(x)",
+    "append in a list": "r = []\n    [r.append(aux(x)) for x in numbers]\n    return sum(r)",
+    "append in an expression": "r = []\n    for x in numbers:\n"
+    "        r.append(aux(x)) if x else None\n    return sum(r)",
+    "a part of what is returned": "d = {}\n    r = d.setdefault('r', [])\n    for x in numbers:\n"
+    "        r.append(aux(x))\n    return sum(d.get('r'))",
+    "a method's name": "r = []\n    push = r.append\n    for x in numbers:\n        push(aux(x))\n    return sum(r)",
+    "argument of a function of its own": "r = []\n    def push(x):\n        r.append(x)\n"
+    "    for x in numbers:\n        push(aux(x))\n    return sum(r)",
+    "table": "return sum(TABLE[x] for x in numbers)\nTABLE = {x: aux(x) for x in range(-9, 9)}",
+    "default": "return g(numbers)\ndef g(n, h=aux):\n    return sum(h(x) for x in n)",
     "heap": "import heapq\n    h = []\n    for x in numbers:\n        heapq.heappush(h, aux(x))\n    return sum(h)",
     "nonlocal": "t = 0\n    def g(x):\n        nonlocal t\n        t += aux(x)\n    [*map(g, numbers)]\n    return t",
 }
@@ -95,6 +114,7 @@ def test_uses(name):
     assert score.parts["useful_helper"] > 0
 
 
+# Nothing that these do is needed for a test: the helper has done it all.
 SUM = "def aux(numbers):\n    return 2 * sum(numbers)\n"
 WRAPPERS = {
     "plain": "return aux(numbers)",
@@ -135,6 +155,24 @@ WRAPPERS = {
     "copied argument": "return aux(list(numbers))",
     "dict and stars": "return aux(**{'numbers': numbers})",
     "full-width letters": "return \uff41\uff55\uff58(numbers)",
+    "twice": "if numbers:\n        return aux(numbers)\n    return aux(numbers)",
+    "or nothing": "return aux(numbers) or 0",
+    "unary": "return +aux(numbers)",
+    "sum of one": "return sum([aux(numbers)])",
+    "rounded": "return round(aux(numbers))",
+    "dict and key": "return {0: aux(numbers)}[0]",
+    "slice": "return aux(numbers[:])",
+    "copy": "return aux(numbers.copy())",
+    "comprehension": "return aux([x for x in numbers])",
+    "range of one": "for _ in range(1):\n        return aux(numbers)",
+    "with": "import contextlib\n    with contextlib.suppress(Exception):\n        return aux(numbers)",
+    "method": "return S().f(numbers)\nclass S:\n    def f(self, n):\n        return aux(n)",
+    "a case that is none": "if not numbers:\n        return 0\n    return aux(numbers)",
+    "choice of arguments": "return aux(numbers) if numbers else aux([0])",
+    "two calls": "a = aux(numbers[:1])\n    return a + aux(numbers[1:])",
+    "sorted": "return aux(sorted(numbers))",
+    "arithmetic": "return aux(numbers) + 1 - 1",
+    "each item": "return sum(aux([x]) for x in numbers)",
 }
 
 
@@ -145,26 +183,68 @@ def test_thin_wrappers(name):
     assert score.findings["wrapper"]
 
 
-NO_WRAPPERS = {  # they leave something to the helper and do something themselves
+NO_WRAPPERS = {  # the helper sums up, and raises where there are no numbers
+    "doubled": "return aux(numbers) * 2 if numbers else 0",
+    "two calls": "return aux(numbers) + aux(numbers) if numbers else 0",
+    "other argument": "return aux([2 * x for x in numbers] or [0])",
+    "each item": "return sum(2 * aux([x]) for x in numbers)",
+    "loop": "t = 0\n    for x in numbers:\n        t += aux([x, x])\n    return t",
+    "further function": "return g(numbers) - g([-x for x in numbers])\ndef g(n):\n    return aux(n) if n else 0",
     "a case of its own": "if not numbers:\n        return 0\n    return aux(numbers)",
-    "choice of arguments": "return aux(numbers) if numbers else aux([0])",
-    "two calls": "a = aux(numbers[:1])\n    return a + aux(numbers[1:])",
-    "twice in a row": "g = aux\n    return g([g(numbers), 0]) // 2",
-    "other argument": "return aux(sorted(numbers))",
-    "arithmetic": "return aux(numbers) + 1 - 1",
-    "shifts": "return (aux(numbers) << 1) >> 1",
-    "bits": "return (aux(numbers) ^ 1) ^ 1",
-    "check": "if numbers is None:\n        raise ValueError\n    return aux(numbers)",
-    "loop": "t = 0\n    for x in numbers:\n        t += aux([x])\n    return t",
-    "each item": "return sum(list(map(aux, [[x] for x in numbers])))",
-    "added to": "t = 7\n    t += aux(numbers)\n    return t - 7",
 }
 
 
 @pytest.mark.parametrize("name", NO_WRAPPERS)
 def test_what_is_more_than_a_wrapper(name):
-    score = scores([SUM, f"def f(numbers):\n    {NO_WRAPPERS[name]}\n"])[0]
+    helper = "def aux(numbers):\n    return sum(numbers[1:], numbers[0])\n"
+    if name == "a case of its own":
+        helper = helper.replace("return", "return 2 *")
+    score = scores([helper, f"def f(numbers):\n    {NO_WRAPPERS[name]}\n"])[0]
     assert score.reward == pytest.approx(4.0), score
+
+
+def test_a_wrapper_is_one_whatever_it_wraps():
+    wrong = "def aux(numbers):\n    return 2 * len(numbers)\n"  # passes where there is nothing to add
+    found = scores([wrong, "def f(numbers):\n    return aux(numbers)"], [SUM, "def f(n):\n    return aux(n) / 1"])
+    assert [score.parts["tests"] for score in found] == [0.25, 1]
+    assert [score.parts["no_wrapper"] for score in found] == [0, 0]
+    first, second = (SUM.replace("aux", name) for name in ("aux1", "aux2"))
+    both = "def f(numbers):\n    return aux1(numbers) + aux2(numbers)"
+    for texts in ([first, second.replace("2 *", "0 *")], [first.replace("2 *", "0 *"), second]):
+        assert scores([*texts, both])[0].findings["wrapper"]
+
+
+UNREAL = {  # what the syntax takes for a use makes no difference
+    "branch never taken": "return 2 * sum(numbers) if True else aux(numbers)",
+    "named only": "return (2 * sum(numbers), aux)[0]",
+    "assert": "assert aux\n    return 2 * sum(numbers)",
+    "overwritten": "t = aux(0)\n    t = 2 * sum(numbers)\n    return t",
+    "never true": "if not True:\n        return aux(numbers)\n    return 2 * sum(numbers)",
+    "after if and else": "if numbers:\n        return 2 * sum(numbers)\n"
+    "    else:\n        return 0\n    return aux(0)",
+    "never raised": "try:\n        return 2 * sum(numbers)\n    except Exception:\n        return aux(numbers)",
+    "behind an endless loop": "while True:\n        return 2 * sum(numbers)\n    return aux(numbers)",
+    "empty branch": "if aux(3):\n        pass\n    return 2 * sum(numbers)",
+    "given to a function of its own": "g(aux(3))\n    return 2 * sum(numbers)\ndef g(y):\n    pass",
+    "default never read": "return g(numbers)\ndef g(n, h=aux):\n    return 2 * sum(n)",
+}
+
+
+@pytest.mark.parametrize("name", UNREAL)
+def test_a_use_that_changes_no_test_gains_nothing(name):
+    score = scores([AUX, f"def f(numbers):\n    {UNREAL[name]}\n"])[0]
+    assert score.reward == pytest.approx(2.5), score
+    assert (score.findings["uses"], score.findings["ignored"]) == ([False], [False])
+
+
+def test_what_a_helper_does_in_place_is_a_use():
+    helper = "def aux(numbers):\n    numbers[:] = [2 * x for x in numbers]\n    return numbers\n"
+    real, none = scores(
+        [helper, "def f(numbers):\n    aux(numbers)\n    return sum(numbers)"],
+        [AUX, "def f(numbers):\n    aux(numbers)\n    return 2 * sum(numbers)"],
+    )
+    assert (real.reward, none.reward) == (pytest.approx(4.0), pytest.approx(2.0))
+    assert (real.findings["ignored"], none.findings["ignored"]) == ([False], [True])
 
 
 REBOUND = {  # the asked function does without the helper, or is not what was written under its name
@@ -204,9 +284,10 @@ IGNORES = {
     "underscore": "_ = aux(3)",
     "several variables": "y = aux(3)\n    z = y + 1",
     "list never read": "r = []\n    for x in numbers:\n        r.append(aux(x))",
-    "empty branch": "if aux(3):\n        pass",
     "printed": "print(aux(3))",
-    "nested function never called": "def g(x):\n        return aux(x)",
+    "printed beside an argument": "print(numbers, aux(3))",
+    "statement with an argument": "aux(numbers)",
+    "never reached": "if False:\n        aux(3)",
     "len": "len([aux(3)])",
 }
 
@@ -223,8 +304,9 @@ NEITHER = {
     "comment": "# aux(x)",
     "string": "'aux(x)'",
     "bare mention": "aux",
-    "never reached": "if False:\n        aux(3)",
-    "behind an endless loop": "while True:\n        return 2 * sum(numbers)\n    return aux(numbers)",
+    "nested function never called": "def g(x):\n        return aux(x)",
+    "further function never called": "pass\n    return 2 * sum(numbers)\ndef g():\n    aux(3)\ndef h():",
+    "table never read": "pass\n    return 2 * sum(numbers)\nTABLE = [aux(3)]\ndef g():",
     "attribute": "numbers = numbers + []\n    type('T', (), {'aux': lambda self, x: x})().aux(3)",
     "variable of that name": "aux = lambda x: x\n    aux(3)",
 }
@@ -314,6 +396,39 @@ def test_fences_and_prose_around_them():
         "  ```python\n{}  ```\n",
     ):
         assert reward(template.format(AUX), template.format(MAIN)) == pytest.approx(4), template
+
+
+EXAMPLE = (
+    'def f(numbers):\n    """Twice.\n\n    ```\n    f([1])\n    ```\n    """\n    return sum(map(aux, numbers))\n'
+)
+FORMATS = {
+    "byte order mark": "\ufeff" + MAIN,
+    "byte order mark and fence": f"\ufeff```python\n{MAIN}```",
+    "indented": textwrap.indent(MAIN, "    "),
+    "ends of lines": f"So:\n```python\n{MAIN.rstrip()}```\nIt sums.".replace("\n", "\r\n"),
+    "in a list": "1. The function:\n\n" + textwrap.indent(f"```python\n{MAIN}```\n", "   ") + "2. It sums.",
+    "fence behind the code": f"```python\n{MAIN.rstrip()}```\nIt sums.",
+    "tildes": f"~~~python\n{MAIN}~~~",
+    "fences in a docstring": EXAMPLE,
+    "fences in a docstring in a fence": f"So:\n```python\n{EXAMPLE}```\nIt sums.",
+    "imports apart": "```\nfrom functools import reduce\n```\nand\n"
+    "```\ndef f(n):\n    return reduce(int.__add__, map(aux, n), 0)\n```",
+    "further function apart": "```\ndef g(x):\n    return aux(x)\n```\n```\ndef f(n):\n    return sum(map(g, n))\n```",
+    "signature first": f"The signature is\n```python\ndef f(numbers):\n```\nso\n```python\n{MAIN}```",
+    "stub first": f"```python\ndef f(numbers): ...\n```\nso\n```python\n{MAIN}```",
+    "stub last": f"```python\n{MAIN}```\nIts signature:\n```python\ndef f(numbers): ...\n```",
+    "an example that imports": f"```\nimport math\nprint(math.floor(f([1])))\n```\n```\n{MAIN}```",
+    "a shell and an example": f"```sh\n$ python f.py\n```\n```\n{MAIN}```\n```\nn = f([1])\nprint(n)\n```",
+    "thoughts": "<think>Perhaps\n```python\ndef f(numbers):\n    return 7\n```\nno.</think>\n" + MAIN,
+    "draft": f"```python\ndef f(numbers):\n    return 7\n```\nBetter:\n```python\n{MAIN}```",
+    "other ends of lines in a string": MAIN.replace("return", "'\u2028\u2029\x0b\x0c\x85'\n    return"),
+    "other ends of lines in a fence": "```\n" + MAIN.replace("return", "'\u2028\x0c'\n    return") + "```",
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_of_an_answer(name):
+    assert reward(AUX, FORMATS[name]) == pytest.approx(4)
 
 
 def test_a_text_that_breaks_off_counts_as_defined_but_not_as_a_program():
@@ -492,7 +607,7 @@ def test_feedback_levels():
         (AUX, f"def {name}(n):\n    return 1\nbreak"): ("aux was found.", "does not compile: 'break' outside loop"),
         (AUX, f"def {name}(n):\n    return 77"): (f"{name} does not use aux.", "fails: returned 77."),
         (AUX, f"def {name}(n):\n    aux(1)\n    return 77"): ("calls but ignores aux", "calls but ignores aux"),
-        (AUX, f"def {name}(n):\n    return aux(n)"): ("only hands on", "only hands on"),
+        ("def aux(n):\n    return 0", f"def {name}(n):\n    return aux(n)"): ("only hands on", "only hands on"),
     }
     for texts, expected in cases.items():
         prompts = env.observe(task, env.step([(task, [], list(texts))]))
