@@ -886,9 +886,11 @@ if __name__ == "__main__":
                             [loss, policy_loss, value_loss, kl, outside, torch.ones_like(ratios).sum()]
                         )
                 if world_size > 1:  # the mean over processes, of their means over trajectories
-                    for tensor in [totals, *(p.grad for p in agent.learner.parameters() if p.grad is not None)]:
-                        dist.all_reduce(tensor)
-                        tensor /= world_size
+                    tensors = [totals, *(p.grad for p in agent.learner.parameters() if p.grad is not None)]
+                    flat = torch.cat([tensor.flatten() for tensor in tensors])  # one message: each has its latency
+                    dist.all_reduce(flat)
+                    for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
+                        tensor.copy_(total.view_as(tensor) / world_size)
                 grad_norm = torch.nn.utils.clip_grad_norm_(agent.learner.parameters(), args.max_grad_norm)
                 loss, policy_loss, value_loss, kl, outside, count = totals.tolist()
                 if not (math.isfinite(loss) and grad_norm.isfinite()):

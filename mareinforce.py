@@ -752,9 +752,11 @@ if __name__ == "__main__":
                 loss += batch_loss.detach()
             agent.model.eval()
             if world_size > 1:  # the mean over processes, of their means over tasks
-                for tensor in [loss, *(p.grad for p in agent.model.parameters() if p.grad is not None)]:
-                    dist.all_reduce(tensor)
-                    tensor /= world_size
+                tensors = [loss, *(p.grad for p in agent.model.parameters() if p.grad is not None)]
+                flat = torch.cat([tensor.flatten() for tensor in tensors])  # one message: each has its latency
+                dist.all_reduce(flat)
+                for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
+                    tensor.copy_(total.view_as(tensor) / world_size)
             grad_norm = torch.nn.utils.clip_grad_norm_(agent.model.parameters(), args.max_grad_norm)
             if not (loss.isfinite() and grad_norm.isfinite()):
                 sys.exit(

@@ -87,7 +87,7 @@ DETAILS = [
      "with torch.random.fork_rng("),
     ("Every epoch visits the tasks in an order of its own; no state is needed to find it again.",
      "order = np.random.default_rng([args.seed, epoch])"),
-    ("With several processes the gradient is the mean of theirs, and each has its own seed.", "dist.all_reduce(tensor)"),
+    ("With several processes the gradient is the mean of theirs, and each has its own seed.", "dist.all_reduce(flat)"),
     ("A loss or gradient that is not finite stops the run; no constant takes its place.", "the last good checkpoint is"),
     ("A checkpoint is written beside the old one and renamed.", "os.replace(state_file"),
 ]  # fmt: skip
