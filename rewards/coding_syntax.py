@@ -123,7 +123,8 @@ def prepare_class(texts, assigned, class_name, base):
                 node.decorator_list = node.decorator_list or asked.decorator_list
                 owner.body[methods[name]] = node
         written.append([name in found for name in names])
-    owner.body += constants
+    late = [n for n in constants if _stored(n, class_name, inside=True) & methods.keys()]  # in place of a stub
+    owner.body = [n for n in constants if n not in late] + owner.body + late  # methods' defaults may read constants
     program.body = imports + program.body + further
     program.body.sort(key=lambda node: not (isinstance(node, ast.ImportFrom) and node.module == "__future__"))
     error = next(filter(None, errors), "")

@@ -145,6 +145,8 @@ FORMS = {
     "an example of use": "```\ndef size(self):\n    return len(self.items)\n```\n```\nprint(box.size())\n```",
     "byte order mark": "\ufeffdef size(self):\n    return len(self.items)\n",
     "assignment in the class": "class Box:\n    one: int = 1\n    def size(self): return self.one * len(self.items)",
+    "default from the class": "class Box:\n    one = 1\n    def size(self, by=one): return by * len(self.items)",
+    "assigned in the class": "class Box:\n    size = lambda self: len(self.items)",
     "import": "import operator\ndef size(self):\n    return operator.length_hint(self.items)",
     "import of the future": "from __future__ import annotations\ndef size(self) -> No:\n    return len(self.items)",
     "constant": "ONE = 1\ndef size(self):\n    return ONE * len(self.items)",
