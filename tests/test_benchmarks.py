@@ -41,6 +41,15 @@ def test_products_are_recorded_with_their_backward_passes_and_nothing_else_is(mo
     assert {tuple(map(tuple, shapes)) for shapes in called} == {((5, 8), (8, 3)), ((8, 5), (5, 3)), ((5, 3), (3, 8))}
 
 
+def test_sandbox_times_answers():
+    command = [sys.executable, "benchmarks/sandbox.py", "--rounds", "1", "--timeout", "0.5"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    rows = dict(re.findall(r"^\| (.*) \| ([\d.]+) \|$", done.stdout, re.M))
+    assert len(rows) == 7 and 0 < float(rows.pop("one answer")) < float(rows.pop("100 answers"))
+    assert [float(time) > 0.5 for name, time in rows.items() if "endless" in name] == [True] * 3
+
+
 def test_throughput_compares_at_a_small_size():
     command = [
         sys.executable,

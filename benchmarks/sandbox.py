@@ -1,0 +1,79 @@
+"""How long answers take to score: one, a hundred, a batch on one core and on all, and one with endless loops in it.
+
+    python benchmarks/sandbox.py                              sample functions
+    python benchmarks/sandbox.py --dataset humaneval.jsonl    the reference solutions of HumanEval
+
+Medians over the rounds, of the environment humaneval's step() with one agent. The correct solution is the answer.
+"""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from datetime import date
+
+import tyro
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, ROOT)
+
+from envs.coding import Coding  # noqa: E402
+from rewards import sandbox  # noqa: E402
+
+
+@dataclass
+class Args:
+    dataset: str = "sample"  # or a .jsonl file of HumanEval's columns
+    rounds: int = 5
+    timeout: float = 2.0  # of an answer beside endless loops, seconds
+
+
+def branches_of(env, count):
+    """So many tasks with their solutions, from the first again where there are fewer."""
+    tasks = [task for split in env.splits for task in env.tasks(split)]
+    if env.dataset == "sample":
+        solutions = [f"{task['helper']}\n\n{task['main']}" for task in tasks]
+    else:
+        with open(env.dataset) as file:
+            rows = {row["task_id"]: row["prompt"] + row["canonical_solution"] for row in map(json.loads, file)}
+        solutions = [rows[task["task_id"]] for task in tasks]
+    return [(tasks[i % len(tasks)], [], [solutions[i % len(tasks)]]) for i in range(count)]
+
+
+def seconds(args, env, branches):
+    env.step(branches[-8:])  # starts the interpreters
+    spent = []
+    for _ in range(args.rounds):
+        began = time.perf_counter()
+        env.step(branches)
+        spent.append(time.perf_counter() - began)
+    return statistics.median(spent)
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args, description=__doc__)
+    git = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--exclude", "*"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    cores = sorted(os.sched_getaffinity(0))
+    print(f"commit {commit}; Python {platform.python_version()}, {len(cores)} cores, {date.today()}; {args}")
+    env = Coding("humaneval", num_agents=1, dataset=args.dataset)
+    branches = branches_of(env, 100)
+    if failed := [step for step in env.step(branches) if not step.done]:
+        sys.exit(f"sandbox.py: error: {len(failed)} of the solutions fail; --dataset must hold correct ones.")
+    print("\n| what | seconds |\n|---|---|")
+    print(f"| one answer | {statistics.median(seconds(args, env, [branch]) for branch in branches[:20]):.4f} |")
+    print(f"| 100 answers | {seconds(args, env, branches):.2f} |")
+    for some in (cores[:1], cores):
+        sandbox.close()  # its interpreters inherit the cores
+        os.sched_setaffinity(0, some)
+        print(f"| 64 answers, {len(some)} core(s) | {seconds(args, env, branches[:64]):.2f} |")
+    env.timeout = args.timeout
+    for loops in (2, 2 * len(cores), 6 * len(cores)):
+        loop = "def {}(*_):\n    while True: pass\n    return 0"
+        endless = [(task, [], [loop.format(task["entry_point"])]) for task, _, _ in branches]
+        mixed = seconds(args, env, endless[:loops] + branches[loops:64])
+        print(f"| 64 answers, {loops} of them endless loops of {args.timeout:.0f} s | {mixed:.2f} |")
