@@ -10,7 +10,7 @@ that sampled least had sampled all: at an equal number of tokens.
 
 import csv
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import tyro
@@ -27,7 +27,7 @@ COLORS = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#9c6b4e", "#a463f2"]
 
 @dataclass
 class Args:
-    results: str = "results/tldr.csv"
+    results: list[str] = field(default_factory=lambda: ["results/tldr.csv"])  # of a script the last file's runs count
     output: str = "docs/tldr"  # .png and .md are added
     metric: str = "return"
     samples: int = 2000  # of the bootstrap
@@ -77,14 +77,15 @@ if __name__ == "__main__":
     if args.scaling:
         draw_scaling()
         sys.exit()
-    with open(args.results) as file:
-        stamp = file.readline().removeprefix("# ").strip()
-        rows = list(csv.DictReader(file))
-    runs = {}
-    for row in rows:
-        runs.setdefault(row["script"], {}).setdefault(row["seed"], []).append(
-            (float(row["tokens"]), float(row[args.metric]))
-        )
+    runs, stamps = {}, []
+    for path in args.results:
+        with open(path) as file:
+            stamps.append(file.readline().removeprefix("# ").strip())
+            rows = list(csv.DictReader(file))
+        runs |= {row["script"]: {} for row in rows}
+        for row in rows:
+            points = runs[row["script"]].setdefault(row["seed"], [])
+            points.append((float(row["tokens"]), float(row[args.metric])))
     most = min(points[-1][0] for seeds in runs.values() for points in seeds.values())
     grid, rng = np.linspace(0, most, 100), np.random.default_rng(0)
     figure, axes = plt.subplots(figsize=(7, 4.2), dpi=150)
@@ -107,7 +108,7 @@ if __name__ == "__main__":
     axes.legend(frameon=False)
     figure.tight_layout()
     figure.savefig(args.output + ".png")
-    lines += ["", f"Interquartile means over seeds. {stamp}"]
+    lines += ["", "Interquartile means over seeds.", *stamps]
     with open(args.output + ".md", "w") as file:
         file.write("\n".join(lines) + "\n")
     print("\n".join(lines))
