@@ -211,7 +211,8 @@ def test_two_agents_get_the_reward_of_their_texts():
     env = envs.make("tldr")
     task = env.tasks("test")[0]
     texts = [task["completion"], task["prompt"]]
-    expected = pair_reward(*texts, source=task["prompt"], reference=task["completion"])
+    post = "\n".join(line.split(":", 1)[1] for line in task["prompt"].splitlines() if ":" in line)  # without its form
+    expected = pair_reward(*texts, source=post, reference=task["completion"])
     steps = env.step([(task, [], texts), (task, [], texts[::-1])])
     assert (steps[0].reward, steps[0].parts) == expected and steps[0].done and steps[0].actions == texts
     assert steps[1].reward != steps[0].reward

@@ -128,9 +128,9 @@ def test_gradient_with_different_models(run, updates, tmp_path):
     check(updates, CRITIC_FREE[0], paths)
 
 
-def test_prompt_may_hold_the_pad_and_stop_tokens(run, updates, tmp_path, monkeypatch):
-    path = save_model(tmp_path / "model")
-    monkeypatch.setattr("toy.Letters.observe", lambda self, task, history: ["<|endoftext|>ab<|im_end|>c"] * 2)
+def test_prompt_may_hold_the_pad_and_stop_tokens(run, updates, tmp_path):
+    template = "<|im_start|><|endoftext|>{{ messages[0].content }}<|im_end|>c"
+    path = save_model(tmp_path / "model", tokenizer=make_tokenizer(chat_template=template))
     run(CRITIC_FREE[0], *TOY, "--model", path)
     assert {START, STOP, END} <= set(updates[0][1][0][0].groups[0].prompt_ids)
     check(updates, CRITIC_FREE[0], [path])
