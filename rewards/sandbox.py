@@ -42,7 +42,7 @@ from rewards.sandbox_jobs import receive, send
 
 PATIENCE = 10  # seconds for a template to end by itself
 MAX_SOURCE = 1_000_000  # characters of model text in one job
-SLOW = 0.25  # seconds, after which the next job starts beside this one
+SLOW = 0.1  # seconds, after which the next job starts beside this one
 SHARE = 3  # jobs at most for each core, so that a slow one has a third of a core at least
 MOST_SLOW = 32  # slow jobs at most beside those of the cores: each needs two templates, and descriptors in the trainer
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
