@@ -63,6 +63,9 @@ def draw_scaling():
         axes.loglog(tokens, seconds[0] * tokens / tokens[0], "--", color="gray", linewidth=1)
         for value, *point in zip(values, tokens, seconds):
             axes.annotate(value, point, textcoords="offset points", xytext=(4, -10), fontsize=7)
+        axes.minorticks_off()
+        axes.set_xticks(tokens[[0, -1]], [f"{x:,.0f}" for x in tokens[[0, -1]]], fontsize=7)
+        axes.set_yticks(seconds[[0, -1]], [f"{y:.1f}" for y in seconds[[0, -1]]], fontsize=7)
         axes.set_title(name.replace("_", " "), fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
