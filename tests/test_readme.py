@@ -24,11 +24,15 @@ def test_a_copied_script_trains_on_the_readmes_environment_in_an_empty_folder(sc
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "evaluation: return" in done.stdout and list(tmp_path.glob("runs/shout.Shout__*/agent_1"))
-    command = [sys.executable, script.name, "--model", model_dir]
+
+
+def test_a_copied_script_says_that_it_has_no_environments(tmp_path):
+    shutil.copy(SCRIPTS[0], tmp_path)
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    command = [sys.executable, SCRIPTS[0].name]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
-    assert done.stderr == (
-        f"{script.name}: error: --env tldr: there is no folder envs/ beside this file; use module:Class of your own.\n"
-    )
+    said = "error: --env tldr: there is no folder envs/ beside this file; use module:Class of your own."
+    assert done.stderr == f"{SCRIPTS[0].name}: {said}\n"
 
 
 def test_every_flag_in_the_readme_exists():

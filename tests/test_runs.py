@@ -193,7 +193,7 @@ def test_resume_gives_the_same_numbers_bit_for_bit(script, run, model_dir, tmp_p
             assert torch.equal(weights_of(killed, agent)[name], weight)
 
 
-@every_script
+@pytest.mark.parametrize("script", [SCRIPTS[0], SCRIPTS[-1]], ids=lambda path: path.stem)  # with a critic and without
 def test_a_resume_remembers_what_the_one_before_changed(script, run, model_dir, capsys):
     run_dir = run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
     again = re.search(r"--resume (\S+) --num-iterations 2\n", capsys.readouterr().out)
@@ -211,15 +211,14 @@ def test_a_resume_remembers_what_the_one_before_changed(script, run, model_dir, 
     assert [line["iteration"] for line in metrics_of(run_dir)] == [0, 1, 2, 3]
 
 
-@every_script
-def test_numbers_of_numpy_stay_numbers(script, run, model_dir, monkeypatch):
+def test_numbers_of_numpy_stay_numbers(run, model_dir, monkeypatch):
     from toy import Letters
 
     step = Letters.step
     monkeypatch.setattr(
         Letters, "step", lambda self, branches: [s._replace(reward=np.float32(s.reward)) for s in step(self, branches)]
     )
-    run_dir = run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
+    run_dir = run(SCRIPTS[0], *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
     with open(os.path.join(run_dir, "rollouts.jsonl")) as file:
         assert {type(reward) for line in file for reward in json.loads(line)["rewards"]} == {float}
 
@@ -251,14 +250,14 @@ def test_several_trajectories_per_evaluation_task(script, run, model_dir):
 @every_script
 def test_evaluation_is_greedy_at_temperature_zero(script, run, model_dir):
     said = {}
-    for temperature, seed in itertools.product((0, 1), (1, 2, 3)):
+    for temperature, seed in itertools.product((0, 1), (1, 2)):
         flags = ("--eval-temperature", temperature, "--num-iterations", 0, "--seed", seed)
         names = run(script, *TOY, "--model", model_dir, *flags)
         with open(os.path.join(names["run_dir"], "rollouts.jsonl")) as file:
             lines = [json.loads(line) for line in file]
         texts = str([agent["completions"] for line in lines for agent in line["agents"]])
         said.setdefault(temperature, set()).add(texts)
-    assert len(said[0]) == 1 and len(said[1]) == 3
+    assert len(said[0]) == 1 and len(said[1]) == 2
 
 
 @every_script
