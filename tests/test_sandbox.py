@@ -1471,7 +1471,7 @@ def test_quick_jobs_do_not_wait_for_slow_ones(monkeypatch):
 
     monkeypatch.setattr(sandbox._Worker, "run", watched)
     slow, quick = job("import time\ndef f(x):\n    time.sleep(60)"), job(GOOD)
-    results = run_tests([slow, slow, quick, quick, slow, slow, slow], timeout=1)
+    results = run_tests([slow, slow, quick, quick, slow, slow, slow], timeout=3)
     late = "out of time"
     assert [r.reason for r in results] == [late, late, "", "", late, late, late]
     assert ended[:2] == [quick, quick]
