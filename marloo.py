@@ -549,8 +549,8 @@ if __name__ == "__main__":
         train_tasks, test_tasks = env.tasks("train"), env.tasks("test")
     except (ValueError, ModuleNotFoundError) as error:
         fail(error)
-    held_out = np.random.default_rng(0).permutation(len(test_tasks))[: args.eval_tasks or None]
-    held_out = [test_tasks[k] for k in held_out]
+    chosen = np.random.default_rng(0).permutation(len(test_tasks))[: args.eval_tasks or None]
+    held_out = [test_tasks[k] for k in chosen]
     eval_tasks = held_out[rank::world_size]
     first_prompts = [env.observe(task, []) for task in [*train_tasks, *held_out]]
     if bad := [len(prompts) for prompts in first_prompts if len(prompts) != N]:

@@ -165,9 +165,10 @@ IPPO_DIFFERENCES = """The published library of this family, [CoMLRL](https://pyp
 times the advantage, without ratio or clipping; it has no entropy bonus; and it has one value for an answer, not one for
 each token.
 
-A default that this script needs and the others do not have: the value function has a learning rate of its own
-(`--critic-learning-rate`), ten times the actor's for a head, since it starts from nothing. And it takes several
-optimizer steps per rollout (`--update-epochs` x `--num-minibatches`), where the others take one."""
+Defaults that differ from the other scripts': the value function has a learning rate of its own
+(`--critic-learning-rate`), ten times the actor's for a head, whose weights start at zero; and the actor's is a quarter of
+theirs for `models/tiny`, since it takes several optimizer steps per rollout (`--update-epochs` x `--num-minibatches`),
+where the others take one."""
 
 
 def details(script, items):
