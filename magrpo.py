@@ -42,11 +42,12 @@ import torch
 import torch.distributed as dist
 import transformers
 import tyro
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 # N agents, B tasks, G generations, J joint actions, T turns, P prompt tokens, C completion tokens, V vocabulary,
 # R rows of a batch, L tokens of a row, D hidden size. Nodes are joint: what belongs to an agent is in a list, [N].
@@ -144,29 +145,53 @@ def head(model, hidden):  # (..., D) -> (..., V)
         return model.get_output_embeddings()(hidden.float())
 
 
-class RoomyLayer(DynamicLayer):
-    """A cache layer with room for 64 more steps: DynamicLayer copies all that it holds for each new one."""
+class GroupLayer(DynamicLayer):
+    """Keys and values of a prompt, (R, K, P, D), and apart from them those of its S completions, (R, S, K, t, D).
+
+    K key heads of size D. The completions have room from the start: DynamicLayer copies all it holds for each token.
+    """
+
+    def __init__(self, max_new_tokens):
+        super().__init__()
+        self.size, self.held, self.rooms = max_new_tokens, 0, []
 
     def update(self, key_states, value_states, *args, **kwargs):
-        device = key_states.device.type
+        device, new = key_states.device.type, (key_states, value_states)
         if torch.is_autocast_enabled(device):  # or attention would cast all the keys, which come in float32, each time
-            dtype = torch.get_autocast_dtype(device)
-            key_states, value_states = key_states.to(dtype), value_states.to(dtype)
-        held, new = self.get_seq_length(), key_states.shape[-2]
-        if held == 0:
-            self.rooms = super().update(key_states, value_states)
-            return self.rooms
-        if held + new > self.rooms[0].shape[-2]:
-            room = held + 64 * new
-            self.rooms = [x.new_empty(*x.shape[:-2], room, x.shape[-1]) for x in (self.keys, self.values)]
-            self.rooms[0][..., :held, :], self.rooms[1][..., :held, :] = self.keys, self.values
-        self.rooms[0][..., held : held + new, :], self.rooms[1][..., held : held + new, :] = key_states, value_states
-        self.keys, self.values = (room[..., : held + new, :] for room in self.rooms)
-        return self.keys, self.values
+            new = [states.to(torch.get_autocast_dtype(device)) for states in new]
+        if not self.is_initialized:
+            return super().update(*new)
+        new = [states.transpose(1, 2) for states in new]  # (R, S, K, D), a token of each completion
+        if not self.rooms:
+            self.rooms = [states.new_empty(*states.shape[:3], self.size, states.shape[3]) for states in new]
+        for room, states in zip(self.rooms, new):
+            room[..., self.held, :] = states
+        self.held += 1
+        keys, values = (room[..., : self.held, :] for room in self.rooms)
+        return (self.keys, keys), (self.values, values)
 
-    def reorder_cache(self, index):
-        super().reorder_cache(index)
-        self.rooms = (self.keys, self.values)
+    def select(self, rows, columns):
+        if len(rows) < len(self.keys):
+            self.keys, self.values = self.keys[rows], self.values[rows]
+        self.rooms = [room[rows[:, None], columns] for room in self.rooms]
+
+
+def attention(module, query, key, value, attention_mask, **kwargs):  # (R, H, S, D) -> (R, S, H, D)
+    """transformers' sdpa; and with a GroupLayer, of the last tokens of S completions to their prompt and their own."""
+    if not isinstance(key, tuple):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    (prompt_keys, keys), (prompt_values, values) = key, value
+    query = query.unflatten(1, (keys.shape[2], -1)).transpose(2, 3) * kwargs["scaling"]  # (R, K, S, H / K, D)
+    R, K, S, heads, _ = query.shape
+    far = query.flatten(2, 3) @ prompt_keys.mT + attention_mask  # (R, K, S * H / K, P)
+    far, near = far.view(R, K, S, heads, -1).transpose(1, 2), query.transpose(1, 2) @ keys.mT
+    weights = torch.cat([far, near], -1).softmax(-1)  # (R, S, K, H / K, P + t)
+    far, near = weights.tensor_split([far.shape[-1]], -1)
+    far = far.transpose(1, 2).flatten(2, 3) @ prompt_values  # (R, K, S * H / K, D)
+    return (far.view(R, K, S, heads, -1).transpose(1, 2) + near @ values).flatten(2, 3), None
+
+
+AttentionInterface.register("sdpa", attention)
 
 
 def prefill(agent, prompts, cache):
@@ -182,21 +207,28 @@ def prefill(agent, prompts, cache):
     return states[:, -1], mask
 
 
+def draw(weights):  # (rows, n) -> (rows, 1)
+    """Draws a column of each row by one random number, where torch.multinomial draws n."""
+    total = weights.cumsum(-1, dtype=torch.float64)
+    column = torch.searchsorted(total, total[:, -1:] * torch.rand_like(total[:, :1]), right=True)
+    return column.clamp(max=weights.shape[-1] - 1)  # of NaN: the update then stops the run, with its reason
+
+
 @torch.no_grad()
 def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_batch_tokens):
     """Draws completions from the model's whole distribution at `temperature`; 0 takes the likeliest token.
 
     prompts: B lists of token ids. Returns B lists of G pairs (token ids, log-probabilities), each up to and with the
-    first stop token. A prompt is computed once for its G completions. Up to 8 of them decode as one row: they are the
-    S queries of an attention that reads the prompt's keys once for all, and a mask keeps each from the others' tokens.
-    Completions that stopped leave the row, and rows without completions leave the batch.
+    first stop token. A prompt is computed once for its G completions. S of them, all if `max_batch_tokens` lets,
+    decode as one row, for which attention reads the prompt's keys once. Completions that stopped leave the row, and
+    rows without completions leave the batch.
     """
     device, G, drawn = agent.model.device, num_generations, [[] for _ in prompts]
-    cache = DynamicCache(config=agent.model.config)
-    plain = all(type(layer) is DynamicLayer for layer in cache.layers)  # no sliding window, which counts columns
+    layers = {type(layer) for layer in DynamicCache(config=agent.model.config).layers}
+    grouped = layers == {DynamicLayer} and agent.model.is_backend_compatible()  # all attend to all, and by `attention`
     longest_first = sorted(range(len(prompts)), key=lambda b: -len(prompts[b]))  # neighbours need little padding
     room = (max_batch_tokens - len(prompts[longest_first[0]])) // max_new_tokens
-    pieces = math.ceil(G / min(8, max(1, room))) if plain else G  # rows of a prompt
+    pieces = math.ceil(G / max(1, room)) if grouped else G  # rows of a prompt
     S = math.ceil(G / pieces)
     waiting = [b for b in longest_first for _ in range(pieces)]
     while waiting:
@@ -204,23 +236,27 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
         rows, waiting = waiting[:R], waiting[R:]
         distinct = list(dict.fromkeys(rows))
         cache = DynamicCache(config=agent.model.config)
-        cache.layers = [RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+        if grouped:
+            cache.layers = [GroupLayer(max_new_tokens) for _ in cache.layers]
         hidden, mask = prefill(agent, [prompts[b] for b in distinct], cache)
         keep = torch.tensor([distinct.index(b) for b in rows], device=device)  # from prompts to rows
         cache.reorder_cache(keep)
         hidden, mask = hidden[keep].repeat_interleave(S, 0), mask[keep]  # (R * S, D), (R, P)
         position_ids = mask.sum(-1, keepdim=True).expand(-1, S)  # (R, S)
-        seen = mask.bool()[:, None, None].expand(-1, 1, S, -1)  # (R, 1, S, tokens): what a query looks at
+        if grouped:
+            mask = mask[:, None, None].log()  # (R, 1, 1, P): what is added to the scores of the prompt
         alive = torch.arange(len(rows) * S, device=device).view(-1, S)
         tokens = torch.zeros(alive.numel(), max_new_tokens, dtype=torch.long, device=device)
         logprobs = torch.zeros(alive.numel(), max_new_tokens, device=device)
         lengths = torch.full((alive.numel(),), max_new_tokens, device=device)
         for t in range(max_new_tokens):
             logprob = (head(agent.model, hidden) / (temperature or 1.0)).log_softmax(-1)  # (R * S, V)
-            if temperature:  # by inversion: one random number a token, where multinomial draws V
-                total = logprob.exp().cumsum(-1, dtype=torch.float64)
-                token = torch.searchsorted(total, total[:, -1:] * torch.rand_like(total[:, :1]), right=True)
-                token = token.clamp(max=total.shape[-1] - 1)  # of NaN: the update then stops the run, with its reason
+            if temperature:  # first a block of the vocabulary, then a token of the block
+                V = logprob.shape[1]
+                blocks = pad(logprob.exp(), (0, -V % 256)).unflatten(1, (-1, 256))  # (R * S, V / 256, 256)
+                block = draw(blocks.sum(-1))
+                token = 256 * block + draw(blocks.take_along_dim(block[..., None], 1)[:, 0])
+                token = token.clamp(max=V - 1)  # the last block is padded
             else:
                 token = logprob.argmax(-1, keepdim=True)
             tokens[alive, t], logprobs[alive, t] = token.view_as(alive), logprob.gather(-1, token).view_as(alive)
@@ -232,17 +268,20 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
             if len(left) == 0 or t + 1 == max_new_tokens:
                 break
             if 8 * len(left) * most <= 7 * running.numel():  # not for each that stops: a copy has its price
-                if len(left) < len(running):
-                    cache.reorder_cache(left)
                 columns = running[left].int().argsort(1, descending=True)[:, :most]
                 alive, token, position_ids = (x[left].gather(1, columns) for x in (alive, token, position_ids))
-                seen = torch.take_along_dim(seen[left], columns[:, None, :, None], 2)
-            own = torch.eye(token.shape[1], dtype=torch.bool, device=device).expand(len(token), 1, -1, -1)
-            seen = torch.cat([seen, own], dim=-1)
+                mask = mask[left]
+                if grouped:
+                    for layer in cache.layers:
+                        layer.select(left, columns)
+                else:
+                    cache.reorder_cache(left)
+            if not grouped:
+                mask = pad(mask, (0, 1), value=1)
             with autocast(agent.model):
                 hidden = agent.model.base_model(
                     token,
-                    attention_mask=seen if plain else seen[:, 0, 0],
+                    attention_mask=mask,
                     position_ids=position_ids,
                     past_key_values=cache,
                     use_cache=True,
@@ -626,10 +665,12 @@ if __name__ == "__main__":
         if model.device.type == "cpu":  # where all is float32; a shared model has been looked at, and may have moved
             # A model may do more with its logits than this file knows. Better to stop than to train it wrongly.
             with torch.no_grad():
-                theirs = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
-                ours = token_logprobs(agent, [(ids[:1], [ids[1:], ids[1:]])], temperature=1.0)
-            if not torch.allclose(ours[1 - len(ids) :], theirs[range(len(ids) - 1), ids[1:]], atol=1e-3):
-                fail(f"--model {name}: its logits are not its head's (soft-capping?); use a model that has no more.")
+                for drawn, sampled in sample(agent, [ids], 2, 1.0, 8, args.max_batch_tokens)[0]:
+                    logits = model(torch.tensor([ids + drawn])).logits[0, len(ids) - 1 : -1]
+                    theirs = logits.log_softmax(-1)[range(len(drawn)), drawn]
+                    ours = token_logprobs(agent, [(ids, [drawn, drawn])], temperature=1.0)[: len(drawn)]
+                    if not all(torch.allclose(x, theirs, atol=1e-3) for x in (ours, torch.tensor(sampled))):
+                        fail(f"--model {name}: its logits are not its head's (soft-capping?); use one without more.")
         if args.gradient_checkpointing:  # which needs training mode
             if any(value for key, value in model.config.to_dict().items() if "drop" in key):
                 fail(f"--gradient-checkpointing would turn on the dropout of {name}; set it to 0 in its config.json.")

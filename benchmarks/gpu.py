@@ -162,7 +162,7 @@ def decode_bytes(model, workload, max_batch_tokens, itemsize):
         so C times. The trunk's linear layers are read in the trunk's dtype (autocast keeps its copies), its norms and
         the head in float32. Embeddings are looked up, a few rows of many.
     cache: the pass that takes in token t = 1 .. C - 1 of the completions looks at the P tokens of the prompt, once for
-        the S completions that decode as one row, and at S * t of their own: keys and values, in the trunk's dtype.
+        the S completions that decode as one row, and at t of each one's own: keys and values, in the trunk's dtype.
 
     Not in it: the prefill's products, activations, and logits, of which a step writes and reads V several times.
     """
@@ -170,7 +170,7 @@ def decode_bytes(model, workload, max_batch_tokens, itemsize):
         getattr(workload, name) for name in ("prompt_tokens", "completion_tokens", "num_generations", "num_tasks")
     )
     room = max(1, (max_batch_tokens - P) // C)
-    pieces = math.ceil(G / min(8, room))  # rows of a prompt
+    pieces = math.ceil(G / room)  # rows of a prompt
     S = math.ceil(G / pieces)
     rows = B * pieces
     batches = math.ceil(rows / max(1, max_batch_tokens // (P + S * C)))
@@ -277,7 +277,7 @@ def disagreement(script, agent, workload, max_batch_tokens):
 def cache_held(script, agent, prompt):
     """Bytes a token of the cache that `sample` fills, whatever dtypes it holds."""
     cache = DynamicCache(config=agent.model.config)
-    cache.layers = [script.RoomyLayer() for _ in cache.layers]
+    cache.layers = [script.GroupLayer(max_new_tokens=0) for _ in cache.layers]
     with torch.no_grad():
         script.prefill(agent, [prompt], cache)
     return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers) / len(prompt)

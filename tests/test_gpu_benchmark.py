@@ -104,17 +104,16 @@ def test_bytes_are_those_that_are_read(name, dtype, monkeypatch):
     workload, agent, prompts, _ = prepare(name)
     if dtype is torch.bfloat16:  # as on CUDA
         monkeypatch.setattr(magrpo, "autocast", lambda model: torch.autocast("cpu", torch.bfloat16))
-    update, held, normed = magrpo.RoomyLayer.update, [], []
+    update, held, normed = magrpo.GroupLayer.update, [], []
 
     def spy(self, *args, **kwargs):
-        first = self.get_seq_length() == 0
         keys, values = update(self, *args, **kwargs)
-        if not first:
+        if isinstance(keys, tuple):  # of the prompt, and of the completions' own tokens
             # whatever dtype holds it: attention takes it in that of the trunk
-            held.append((keys.numel() + values.numel()) * dtype.itemsize)
+            held.append(sum(x.numel() for x in (*keys, *values)) * dtype.itemsize)
         return keys, values
 
-    monkeypatch.setattr(magrpo.RoomyLayer, "update", spy)
+    monkeypatch.setattr(magrpo.GroupLayer, "update", spy)
     for module in agent.model.base_model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             module.register_forward_hook(lambda module, *_: normed.append(module.weight.nbytes))
