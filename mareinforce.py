@@ -32,8 +32,10 @@ import time
 import warnings
 import zlib
 from collections import Counter, defaultdict
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from functools import partial
 from types import SimpleNamespace
 from typing import Literal
 
@@ -145,64 +147,74 @@ def head(model, hidden):  # (..., D) -> (..., V)
         return model.get_output_embeddings()(hidden.float())
 
 
-class GroupLayer(DynamicLayer):
-    """Keys and values of a prompt, (R, K, P, D), and apart from them those of its S completions, (R, S, K, t, D).
-
-    K key heads of size D. The completions have room from the start: DynamicLayer copies all it holds for each token.
-    """
+class RoomyLayer(DynamicLayer):
+    """A cache layer with room from the start: DynamicLayer copies all that it holds for each new token."""
 
     def __init__(self, max_new_tokens):
         super().__init__()
-        self.size, self.held, self.rooms = max_new_tokens, 0, []
+        self.size, self.rooms = max_new_tokens, ()
 
     def update(self, key_states, value_states, *args, **kwargs):
-        device, new = key_states.device.type, (key_states, value_states)
-        if torch.is_autocast_enabled(device):  # or attention would cast all the keys, which come in float32, each time
-            new = [states.to(torch.get_autocast_dtype(device)) for states in new]
-        if not self.is_initialized:
-            return super().update(*new)
-        new = [states.transpose(1, 2) for states in new]  # (R, S, K, D), a token of each completion
-        if not self.rooms:
-            self.rooms = [states.new_empty(*states.shape[:3], self.size, states.shape[3]) for states in new]
+        new, held = (key_states, value_states), self.get_seq_length()
+        if not self.rooms:  # under autocast keys come in float32, and attention wants them like the values
+            self.lazy_initialization(*new)
+            self.rooms = [value_states.new_empty(*x.shape[:2], self.size, x.shape[3]) for x in new]
         for room, states in zip(self.rooms, new):
-            room[..., self.held, :] = states
-        self.held += 1
-        keys, values = (room[..., : self.held, :] for room in self.rooms)
-        return (self.keys, keys), (self.values, values)
+            room[:, :, held : held + 1] = states
+        self.keys, self.values = (room[:, :, : held + 1] for room in self.rooms)
+        return self.keys, self.values
 
-    def select(self, rows, columns):
-        if len(rows) < len(self.keys):
-            self.keys, self.values = self.keys[rows], self.values[rows]
-        self.rooms = [room[rows[:, None], columns] for room in self.rooms]
+    def reorder_cache(self, index):
+        held, self.rooms = self.get_seq_length(), [room[index] for room in self.rooms]
+        if held:
+            self.keys, self.values = (room[:, :, :held] for room in self.rooms)
 
 
-def attention(module, query, key, value, attention_mask, **kwargs):  # (R, H, S, D) -> (R, S, H, D)
-    """transformers' sdpa; and with a GroupLayer, of the last tokens of S completions to their prompt and their own."""
-    if not isinstance(key, tuple):
+def attention(prompt, module, query, key, value, attention_mask, **kwargs):  # (rows, H, L, D) -> (rows, L, H, D)
+    """transformers' sdpa of prompts; then that of completions to their prompt and, apart from it, to themselves.
+
+    prompt: a dict, which takes up the keys and values of R prompts, (R, K, P, D), for each module. After that each of
+    R * S rows is the last token of a completion, and `key` has its own keys, (R * S, K, t, D). The prompts' are read
+    once for their S completions, and no query head has a copy of its own.
+    """
+    if module not in prompt:
+        prompt[module] = key.to(value.dtype).contiguous(), value.contiguous()
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    (prompt_keys, keys), (prompt_values, values) = key, value
-    query = query.unflatten(1, (keys.shape[2], -1)).transpose(2, 3) * kwargs["scaling"]  # (R, K, S, H / K, D)
-    R, K, S, heads, _ = query.shape
-    far = query.flatten(2, 3) @ prompt_keys.mT + attention_mask  # (R, K, S * H / K, P)
-    far, near = far.view(R, K, S, heads, -1).transpose(1, 2), query.transpose(1, 2) @ keys.mT
-    weights = torch.cat([far, near], -1).softmax(-1)  # (R, S, K, H / K, P + t)
-    far, near = weights.tensor_split([far.shape[-1]], -1)
-    far = far.transpose(1, 2).flatten(2, 3) @ prompt_values  # (R, K, S * H / K, D)
-    return (far.view(R, K, S, heads, -1).transpose(1, 2) + near @ values).flatten(2, 3), None
+    prompt_keys, prompt_values = prompt[module]
+    R, K, P, D = prompt_keys.shape
+    query = query.view(R, -1, K, query.shape[1] // K, D) * kwargs["scaling"]  # (R, S, K, H / K, D)
+    heads_first = lambda x: x.transpose(1, 2).flatten(2, 3)  # -> (R, K, S * H / K, ...)
+    heads_last = lambda x: x.unflatten(2, (query.shape[1], -1)).transpose(1, 2)
+    far = heads_last(heads_first(query) @ prompt_keys.mT + attention_mask)
+    near = query @ key.unflatten(0, (R, -1)).mT
+    far, near = torch.cat([far, near], -1).softmax(-1).tensor_split([P], -1)  # (R, S, K, H / K, P), (..., t)
+    out = heads_last(heads_first(far) @ prompt_values) + near @ value.unflatten(0, (R, -1))
+    return out.flatten(0, 1).flatten(1, 2)[:, None], None
 
 
-AttentionInterface.register("sdpa", attention)
+@contextmanager
+def attending(prompt):
+    """Models attend by `attention`, with that dict."""
+    AttentionInterface.register("sdpa", partial(attention, prompt))
+    try:
+        yield
+    finally:
+        AttentionInterface.register("sdpa", sdpa_attention_forward)
 
 
 def prefill(agent, prompts, cache):
-    """Fills the cache with each prompt, once. Returns the last hidden states (B, D) and the padding mask (B, P)."""
+    """Computes each prompt once, into the cache if it is not None: last hidden states (B, D), padding mask (B, P)."""
     device, P = agent.model.device, max(map(len, prompts))
     input_ids = torch.tensor([[0] * (P - len(ids)) + ids for ids in prompts], device=device)
     mask = torch.tensor([[0] * (P - len(ids)) + [1] * len(ids) for ids in prompts], device=device)
     position_ids = (mask.cumsum(-1) - 1).clamp(min=0)
     with autocast(agent.model):
         states = agent.model.base_model(
-            input_ids, attention_mask=mask, position_ids=position_ids, past_key_values=cache, use_cache=True
+            input_ids,
+            attention_mask=mask,
+            position_ids=position_ids,
+            past_key_values=cache,
+            use_cache=cache is not None,
         ).last_hidden_state
     return states[:, -1], mask
 
@@ -235,16 +247,18 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
         R = max(1, max_batch_tokens // (len(prompts[waiting[0]]) + S * max_new_tokens))
         rows, waiting = waiting[:R], waiting[R:]
         distinct = list(dict.fromkeys(rows))
-        cache = DynamicCache(config=agent.model.config)
-        if grouped:
-            cache.layers = [GroupLayer(max_new_tokens) for _ in cache.layers]
-        hidden, mask = prefill(agent, [prompts[b] for b in distinct], cache)
+        cache, prompt = DynamicCache(config=agent.model.config), {}
+        with attending(prompt) if grouped else nullcontext():
+            hidden, mask = prefill(agent, [prompts[b] for b in distinct], None if grouped else cache)
         keep = torch.tensor([distinct.index(b) for b in rows], device=device)  # from prompts to rows
-        cache.reorder_cache(keep)
         hidden, mask = hidden[keep].repeat_interleave(S, 0), mask[keep]  # (R * S, D), (R, P)
         position_ids = mask.sum(-1, keepdim=True).expand(-1, S)  # (R, S)
         if grouped:
+            prompt.update({module: [x[keep] for x in states] for module, states in prompt.items()})
             mask = mask[:, None, None].log()  # (R, 1, 1, P): what is added to the scores of the prompt
+            cache.layers = [RoomyLayer(max_new_tokens) for _ in cache.layers]
+        else:
+            cache.reorder_cache(keep)
         alive = torch.arange(len(rows) * S, device=device).view(-1, S)
         tokens = torch.zeros(alive.numel(), max_new_tokens, dtype=torch.long, device=device)
         logprobs = torch.zeros(alive.numel(), max_new_tokens, device=device)
@@ -270,22 +284,19 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
             if 8 * len(left) * most <= 7 * running.numel():  # not for each that stops: a copy has its price
                 columns = running[left].int().argsort(1, descending=True)[:, :most]
                 alive, token, position_ids = (x[left].gather(1, columns) for x in (alive, token, position_ids))
-                mask = mask[left]
-                if grouped:
-                    for layer in cache.layers:
-                        layer.select(left, columns)
-                else:
-                    cache.reorder_cache(left)
-            if not grouped:
-                mask = pad(mask, (0, 1), value=1)
-            with autocast(agent.model):
+                cache.reorder_cache((left[:, None] * running.shape[1] + columns).flatten())
+                if len(left) < len(running):
+                    mask = mask[left]
+                    prompt.update({module: [x[left] for x in states] for module, states in prompt.items()})
+            mask = mask if grouped else pad(mask, (0, 1), value=1)
+            with autocast(agent.model), attending(prompt) if grouped else nullcontext():
                 hidden = agent.model.base_model(
-                    token,
+                    token.view(-1, 1),
                     attention_mask=mask,
-                    position_ids=position_ids,
+                    position_ids=position_ids.reshape(-1, 1),
                     past_key_values=cache,
                     use_cache=True,
-                ).last_hidden_state.flatten(0, 1)  # (R * S, D)
+                ).last_hidden_state[:, 0]  # (R * S, D)
             position_ids = position_ids + 1
         for b, group in zip(rows, zip(*(x.split(S) for x in (tokens, logprobs, lengths)))):
             for ids, logprob, length in zip(*(x.tolist() for x in group)):

@@ -34,7 +34,7 @@ import torch
 import transformers
 import tyro
 from peers import WORKLOADS  # written out there, so that both files measure the same models and lengths
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
@@ -276,11 +276,10 @@ def disagreement(script, agent, workload, max_batch_tokens):
 
 def cache_held(script, agent, prompt):
     """Bytes a token of the cache that `sample` fills, whatever dtypes it holds."""
-    cache = DynamicCache(config=agent.model.config)
-    cache.layers = [script.GroupLayer(max_new_tokens=0) for _ in cache.layers]
-    with torch.no_grad():
-        script.prefill(agent, [prompt], cache)
-    return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers) / len(prompt)
+    held = {}
+    with torch.no_grad(), script.attending(held):
+        script.prefill(agent, [prompt], None)
+    return sum(key.nbytes + value.nbytes for key, value in held.values()) / len(prompt)
 
 
 def measure_model(args, script, machine, name, tables):

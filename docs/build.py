@@ -78,7 +78,7 @@ DETAILS = [
     ("The completions of a prompt decode as one row: attention reads its keys once for all of them, and they stay apart "
      "from the completions' own.", "def attention("),
     ("The cache has room for all tokens from the start; transformers' own copies everything for each new one.",
-     "self.rooms = [states.new_empty("),
+     "self.rooms = [value_states.new_empty("),
     ("Logits are float32 (on CUDA TF32 products) whatever the model runs in, and at the sampling temperature.",
      "with torch.autocast(model.device.type, enabled=False):"),
     ("The logits of a batch never stand whole: pieces of them are computed again in the backward pass.",

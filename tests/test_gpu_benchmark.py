@@ -104,16 +104,15 @@ def test_bytes_are_those_that_are_read(name, dtype, monkeypatch):
     workload, agent, prompts, _ = prepare(name)
     if dtype is torch.bfloat16:  # as on CUDA
         monkeypatch.setattr(magrpo, "autocast", lambda model: torch.autocast("cpu", torch.bfloat16))
-    update, held, normed = magrpo.GroupLayer.update, [], []
+    attend, held, normed = magrpo.attention, [], []
 
-    def spy(self, *args, **kwargs):
-        keys, values = update(self, *args, **kwargs)
-        if isinstance(keys, tuple):  # of the prompt, and of the completions' own tokens
+    def spy(prompt, module, query, key, value, *args, **kwargs):
+        if module in prompt:  # keys and values of the prompts, and of the completions' own tokens
             # whatever dtype holds it: attention takes it in that of the trunk
-            held.append(sum(x.numel() for x in (*keys, *values)) * dtype.itemsize)
-        return keys, values
+            held.append(sum(x.numel() for x in (*prompt[module], key, value)) * dtype.itemsize)
+        return attend(prompt, module, query, key, value, *args, **kwargs)
 
-    monkeypatch.setattr(magrpo.GroupLayer, "update", spy)
+    monkeypatch.setattr(magrpo, "attention", spy)
     for module in agent.model.base_model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             module.register_forward_hook(lambda module, *_: normed.append(module.weight.nbytes))

@@ -11,7 +11,7 @@ from conftest import CRITIC_FREE, END, SCRIPTS, START, STOP, make_tokenizer, sav
 from test_gradient import advantages_of
 from tokenizers import processors
 from toy import Step
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPTJForCausalLM, MistralForCausalLM
+from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, GPTJForCausalLM, MistralForCausalLM
 
 
 def load(path):
@@ -396,15 +396,30 @@ def test_logits_that_are_no_numbers_draw_tokens_of_the_vocabulary(script, model_
 
 @every_script
 def test_cache_holds_what_attention_reads(script):
-    """Under autocast the keys arrive in float32, and attention casts them: they are kept as it wants them."""
-    layer, prompt, steps = load(script).GroupLayer(5), torch.randn(2, 1, 3, 4), torch.randn(2, 2, 1, 7, 4)
+    """Under autocast keys arrive in float32, and attention casts them: they are kept like the values."""
+    module, prompt, key = load(script), {}, torch.randn(2, 3, 1, 1, 4)
+    layer, states = module.RoomyLayer(5), torch.randn(2, 1, 3, 4)
+    for step in key:  # (rows, K, 1, D)
+        keys, values = layer.update(step, -step.bfloat16())
+    assert {x.dtype for x in (keys, values, *layer.rooms)} == {torch.bfloat16}
+    assert torch.equal(keys, key.permute(1, 2, 0, 3, 4).flatten(2, 3).bfloat16()) and torch.equal(values, -keys)
+    layer.reorder_cache(torch.tensor([2, 0]))
+    later = layer.update(key[0, :2], -key[0, :2].bfloat16())[0]
+    assert torch.equal(later[:, :, :2], keys[[2, 0]]) and torch.equal(later[:, :, 2:], key[0, :2].bfloat16())
     with torch.autocast("cpu", torch.bfloat16):
-        layer.update(prompt, -prompt)
-        for step in steps:  # (R, K, S, D)
-            (first, keys), (second, values) = layer.update(step, -step)
-    assert {x.dtype for x in (first, keys, second, values, *layer.rooms)} == {torch.bfloat16}
-    assert torch.equal(first, prompt.bfloat16()) and torch.equal(second, -first)
-    assert torch.equal(keys, steps.permute(1, 3, 2, 0, 4).bfloat16()) and torch.equal(values, -keys)  # (R, S, K, t, D)
+        module.attention(prompt, "layer", states, states, -states.bfloat16(), None, scaling=1.0)
+    assert torch.equal(prompt["layer"][0], states.bfloat16()) and torch.equal(prompt["layer"][1], -prompt["layer"][0])
+
+
+@every_script
+def test_other_callers_keep_their_attention(script, model_dir):
+    """Whatever ends sampling, models attend by transformers' sdpa again."""
+    module, agent = load(script), agent_of(model_dir)
+    before = AttentionInterface().get_interface("sdpa", None)
+    agent.model.base_model.layers[1].mlp.forward = lambda _: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        module.sample(agent, PROMPTS, 2, 1.0, 4, 1000)
+    assert AttentionInterface().get_interface("sdpa", None) is before
 
 
 @every_script

@@ -17,7 +17,7 @@ import pytest
 import torch
 from conftest import CRITIC_FREE, ROOT, SCRIPTS, save_model
 from toy import Step
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
 
 every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 TOY = (
@@ -580,14 +580,27 @@ def test_resume_of_another_configuration_is_refused(script, run, model_dir, caps
 
 
 @every_script
-def test_soft_capped_logits_are_refused(script, run, tmp_path, capsys):
+def test_logits_that_are_not_the_heads_are_refused(script, run, tmp_path, capsys):
     """A model whose forward does more than its head says would be trained on other log-probabilities than it has."""
-    from transformers import Gemma2ForCausalLM
+    from transformers import CohereForCausalLM
 
-    path = save_model(tmp_path / "m", model_class=Gemma2ForCausalLM, final_logit_softcapping=0.5, head_dim=8)
+    path = save_model(tmp_path / "m", model_class=CohereForCausalLM, logit_scale=0.5)
     with pytest.raises(SystemExit) as stop:
         run(script, *TOY, "--model", path)
-    assert stop.value.code == 2 and "--model" in capsys.readouterr().err
+    assert stop.value.code == 2 and "its logits are not" in capsys.readouterr().err
+
+
+@every_script
+def test_attention_that_sampling_does_not_know_is_refused(script, run, model_dir, capsys, monkeypatch):
+    """Completions see their prompt by the script's own attention, which has to be the model's."""
+    from transformers.integrations import sdpa_attention
+
+    sdpa, half = sdpa_attention.sdpa_attention_forward, lambda out, weights: (out / 2, weights)
+    monkeypatch.setattr(sdpa_attention, "sdpa_attention_forward", lambda *a, **k: half(*sdpa(*a, **k)))
+    with pytest.raises(SystemExit) as stop:
+        run(script, *TOY, "--model", model_dir)
+    AttentionInterface.register("sdpa", sdpa)
+    assert stop.value.code == 2 and "its logits are not" in capsys.readouterr().err
 
 
 @every_script
