@@ -57,10 +57,12 @@ def draw_scaling():
     names = list(dict.fromkeys(row["what"] for row in rows))
     figure, panels = plt.subplots(2, 3, figsize=(9, 5), dpi=150)
     for name, axes in zip(names, panels.flat):
-        tokens, seconds = np.array([(row["tokens"], row["seconds"]) for row in rows if row["what"] == name], float).T
+        points = [(row["tokens"], row["seconds"], row["gflop"]) for row in rows if row["what"] == name]
+        tokens, seconds, gflop = np.array(points, float).T
         values = [row["value"] for row in rows if row["what"] == name]
         axes.loglog(tokens, seconds, "o-", color=COLORS[0], linewidth=2)
         axes.loglog(tokens, seconds[0] * tokens / tokens[0], "--", color="gray", linewidth=1)
+        axes.loglog(tokens, seconds[0] * gflop / gflop[0], ":", color="gray", linewidth=1)
         for value, *point in zip(values, tokens, seconds):
             axes.annotate(value, point, textcoords="offset points", xytext=(4, -10), fontsize=7)
         axes.minorticks_off()
@@ -70,7 +72,7 @@ def draw_scaling():
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
     figure.supxlabel("tokens computed (of prompts once, of completions)", fontsize=9)
-    figure.supylabel("seconds to sample and train; dashed: linear", fontsize=9)
+    figure.supylabel("seconds to sample and train\ndashed: as tokens, dotted: as products", fontsize=9)
     figure.tight_layout()
     figure.savefig("docs/scaling.png")
 

@@ -5,6 +5,8 @@
 
 curves: `sample` and the gradient of a script for models/tiny, in a process for each point, as throughput.py has them.
     A turn answers the turn before: its prompts are prompt and completion, one for each of the G joint actions.
+    Products are those that have to be computed, attention to what is seen among them (gpu.py has the formula): the
+    rate says whether a token takes longer because it needs more of them.
 processes: tokens/s of one process and of two under torchrun, a thread each, in turns, with 8 and 32 tasks in all.
 start: seconds from the command to the end of an evaluation of one task, with data files of different length.
 lora: two agents with whole weights and with adapters on one shared model, of random weights.
@@ -29,6 +31,7 @@ from datetime import date
 from importlib.metadata import version
 
 import tyro
+from gpu import training_flops
 from throughput import ROOT, ours_sample, ours_train, prepare, timed
 from throughput import Args as Point
 
@@ -56,12 +59,12 @@ class Args:
 
 
 def measure(point, num_agents, num_turns, rounds):
-    """Medians of one point: (sampling s, training s, tokens computed, peak resident MiB)."""
+    """Medians of one point: (sampling s, training s, tokens computed, GFLOP of products, peak resident MiB)."""
     script, first, prompts = prepare(point)
     agents = [first] + [prepare(point)[1] for _ in range(num_agents - 1)]
     sampling, training = [], []
     for _ in range(rounds + 1):  # the first warms up
-        spent, tokens = [0.0, 0.0], 0
+        spent, tokens, flops = [0.0, 0.0], 0, 0.0
         for agent in agents:
             asked = prompts
             for _ in range(num_turns):
@@ -69,31 +72,35 @@ def measure(point, num_agents, num_turns, rounds):
                 spent[0] += seconds
                 spent[1] += timed(ours_train, point, script, agent, asked, drawn)[1]
                 tokens += sum(map(len, asked)) + sum(len(ids) for group in drawn for ids, _ in group)
+                groups = [(prompt, [ids for ids, _ in group], None) for prompt, group in zip(asked, drawn)]
+                needed = training_flops(agent.model, [groups], False)
+                # sampling is one more forward pass beside the forward and the two of the backward
+                flops += 4 / 3 * (needed["trunk"] + needed["attention"] + needed["head"])
                 asked = [prompt + ids for prompt, group in zip(asked, drawn) for ids, _ in group]
             agent.model.zero_grad()
         sampling.append(spent[0])
         training.append(spent[1])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return statistics.median(sampling[1:]), statistics.median(training[1:]), tokens, peak
+    return statistics.median(sampling[1:]), statistics.median(training[1:]), tokens, flops / 1e9, peak
 
 
 def curves(args):
-    print("\n| what | value | sampling, s | training, s | tokens | us a token | peak memory, MiB |")
-    print("|---|---|---|---|---|---|---|")
+    print("\n| what | value | sampling, s | training, s | tokens | us a token | GFLOP/s | peak memory, MiB |")
+    print("|---|---|---|---|---|---|---|---|")
     for name, values in CURVES.items():
         for value in values:
             sizes = SMALLER.get(name, {}) | {name: value}
             agents, turns = sizes.pop("num_agents", 1), sizes.pop("num_turns", 1)
             point = replace(Point(script=args.script), **sizes)
             with multiprocessing.get_context("spawn").Pool(1) as pool:
-                sampling, training, tokens, peak = pool.apply(measure, (point, agents, turns, args.rounds))
-            each = 1e6 * (sampling + training) / tokens
-            print(
-                f"| {name} | {value} | {sampling:.2f} | {training:.2f} | {tokens} | {each:.0f} | {peak:.0f} |",
-                flush=True,
+                sampling, training, tokens, gflop, peak = pool.apply(measure, (point, agents, turns, args.rounds))
+            seconds = sampling + training
+            numbers = (
+                f"{sampling:.2f} | {training:.2f} | {tokens} | {1e6 * seconds / tokens:.0f} | {gflop / seconds:.0f}"
             )
-            yield {"part": "curves", "what": name, "value": value, "seconds": sampling + training} | {
-                "sampling": sampling, "training": training, "tokens": tokens, "peak_mib": peak
+            print(f"| {name} | {value} | {numbers} | {peak:.0f} |", flush=True)
+            yield {"part": "curves", "what": name, "value": value, "seconds": seconds} | {
+                "sampling": sampling, "training": training, "tokens": tokens, "gflop": gflop, "peak_mib": peak
             }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 import torch
 from conftest import ROOT
 
@@ -75,6 +76,14 @@ def test_scaling_counts_the_tokens_of_every_turn(monkeypatch):
     load("throughput", monkeypatch)
     scaling = load("scaling", monkeypatch)
     point = scaling.Point(prompt_tokens=7, completion_tokens=3, num_generations=2, num_tasks=2)
-    *_, tokens, _ = scaling.measure(point, num_agents=3, num_turns=2, rounds=1)
+    *_, tokens, gflop, _ = scaling.measure(point, num_agents=3, num_turns=2, rounds=1)
     first, second = 2 * (7 + 2 * 3), 4 * (7 + 3 + 2 * 3)  # prompts once, two completions of each
     assert tokens == 3 * (first + second)
+
+    def forward(P):  # of models/tiny: 4 layers of width 128, 4 heads for queries and 2 for keys; 1,536 tokens
+        fed, pairs = P + 2 * (3 - 1), P * (P + 1) / 2 + 2 * ((P + 1) + (P + 2))
+        layer = 2 * fed * (128 * 128 * 2 + 128 * 64 * 2 + 3 * 128 * 384) + 2 * 2 * pairs * 128
+        return 4 * layer + 2 * (2 * 3) * 1536 * 128
+
+    # four forward passes: one to sample, one to train, two as large for its gradient
+    assert gflop == pytest.approx(3 * 4 * (2 * forward(7) + 4 * forward(10)) / 1e9)
