@@ -52,7 +52,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 # N agents, B tasks, G generations, J joint actions, T turns, P prompt tokens, C completion tokens, V vocabulary,
-# R rows of a batch, L tokens of a row, D hidden size. Nodes are joint: what belongs to an agent is in a list, [N].
+# R rows of a batch, S completions that decode as one row, L tokens of a row, D hidden size, H heads, K key heads, E a
+# head's size. Nodes are joint: what belongs to an agent is in a list, [N].
 
 
 @dataclass
@@ -147,83 +148,63 @@ def head(model, hidden):  # (..., D) -> (..., V)
         return model.get_output_embeddings()(hidden.float())
 
 
-class RoomyLayer(DynamicLayer):
-    """A cache layer with room from the start: DynamicLayer copies all that it holds for each new token."""
-
-    def __init__(self, max_new_tokens):
-        super().__init__()
-        self.size, self.rooms = max_new_tokens, ()
-
-    def update(self, key_states, value_states, *args, **kwargs):
-        new, held = (key_states, value_states), self.get_seq_length()
-        if not self.rooms:  # under autocast keys come in float32, and attention wants them like the values
-            self.lazy_initialization(*new)
-            self.rooms = [value_states.new_empty(*x.shape[:2], self.size, x.shape[3]) for x in new]
-        for room, states in zip(self.rooms, new):
-            room[:, :, held : held + 1] = states
-        self.keys, self.values = (room[:, :, : held + 1] for room in self.rooms)
-        return self.keys, self.values
-
-    def reorder_cache(self, index):
-        held, self.rooms = self.get_seq_length(), [room[index] for room in self.rooms]
-        if held:
-            self.keys, self.values = (room[:, :, :held] for room in self.rooms)
-
-
-def attention(prompt, module, query, key, value, attention_mask, **kwargs):  # (rows, H, L, D) -> (rows, L, H, D)
+def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # (rows, H, L, E) -> (rows, L, H, E)
     """transformers' sdpa of prompts; then that of completions to their prompt and, apart from it, to themselves.
 
-    prompt: a dict, which takes up the keys and values of R prompts, (R, K, P, D), for each module. After that each of
-    R * S rows is the last token of a completion, and `key` has its own keys, (R * S, K, t, D). The prompts' are read
-    once for their S completions, and no query head has a copy of its own.
+    Where t is None, `held` takes up each module's keys and values of R prompts, (R, K, P, E). Then come R * S rows,
+    token t of each completion, and `held` also has rooms for their keys and values, (R * S, K, C, E). The prompts' are
+    read once for their S completions, and no query head has a copy of its own.
     """
-    if module not in prompt:
-        prompt[module] = key.to(value.dtype).contiguous(), value.contiguous()
+    new = key.float(), value
+    if t is None:
+        held[module] = [states.contiguous() for states in new], None
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    prompt_keys, prompt_values = prompt[module]
-    R, K, P, D = prompt_keys.shape
-    query = query.view(R, -1, K, query.shape[1] // K, D) * kwargs["scaling"]  # (R, S, K, H / K, D)
+    (prompt_keys, prompt_values), rooms = held[module]
+    R, K, P, E = prompt_keys.shape
+    for room, states in zip(rooms, new):
+        room[:, :, t : t + 1] = states
+    keys, values = (room[:, :, : t + 1].unflatten(0, (R, -1)) for room in rooms)  # (R, S, K, t + 1, E)
+    query = query.float().view(R, -1, K, query.shape[1] // K, E) * kwargs["scaling"]  # (R, S, K, H / K, E)
     heads_first = lambda x: x.transpose(1, 2).flatten(2, 3)  # -> (R, K, S * H / K, ...)
     heads_last = lambda x: x.unflatten(2, (query.shape[1], -1)).transpose(1, 2)
-    far = heads_last(heads_first(query) @ prompt_keys.mT + attention_mask)
-    near = query @ key.unflatten(0, (R, -1)).mT
-    far, near = torch.cat([far, near], -1).softmax(-1).tensor_split([P], -1)  # (R, S, K, H / K, P), (..., t)
-    out = heads_last(heads_first(far) @ prompt_values) + near @ value.unflatten(0, (R, -1))
+    with torch.autocast(query.device.type, enabled=False):  # bfloat16 scores would sample from another policy
+        far = heads_last(heads_first(query) @ prompt_keys.mT + attention_mask)  # of the prompt
+        near = query @ keys.mT  # of the completion's own tokens
+    far, near = torch.cat([far, near], -1).softmax(-1).tensor_split([P], -1)
+    out = heads_last(heads_first(far) @ prompt_values) + near @ values
     return out.flatten(0, 1).flatten(1, 2)[:, None], None
 
 
 @contextmanager
-def attending(prompt):
-    """Models attend by `attention`, with that dict."""
-    AttentionInterface.register("sdpa", partial(attention, prompt))
+def attending(held, t=None):
+    """Within it every model's sdpa is `attention`, with these."""
+    before = AttentionInterface()["sdpa"]
+    AttentionInterface.register("sdpa", partial(attention, held, t))
     try:
         yield
     finally:
-        AttentionInterface.register("sdpa", sdpa_attention_forward)
+        AttentionInterface.register("sdpa", before)
 
 
-def prefill(agent, prompts, cache):
-    """Computes each prompt once, into the cache if it is not None: last hidden states (B, D), padding mask (B, P)."""
-    device, P = agent.model.device, max(map(len, prompts))
-    input_ids = torch.tensor([[0] * (P - len(ids)) + ids for ids in prompts], device=device)
-    mask = torch.tensor([[0] * (P - len(ids)) + [1] * len(ids) for ids in prompts], device=device)
-    position_ids = (mask.cumsum(-1) - 1).clamp(min=0)
-    with autocast(agent.model):
-        states = agent.model.base_model(
-            input_ids,
-            attention_mask=mask,
-            position_ids=position_ids,
-            past_key_values=cache,
-            use_cache=cache is not None,
-        ).last_hidden_state
-    return states[:, -1], mask
+def trunk(model, input_ids, mask, position_ids, cache):  # (R, L) -> (R, L, D)
+    inputs = {"attention_mask": mask, "position_ids": position_ids, "past_key_values": cache}
+    with autocast(model):
+        return model.base_model(input_ids, **inputs, use_cache=cache is not None).last_hidden_state
+
+
+def prefill(agent, texts, cache):
+    """Hidden states (B, P, D) of lists of token ids, padded on the left, and their mask (B, P)."""
+    device, P = agent.model.device, max(map(len, texts))
+    input_ids = torch.tensor([[0] * (P - len(ids)) + ids for ids in texts], device=device)
+    mask = torch.tensor([[0] * (P - len(ids)) + [1] * len(ids) for ids in texts], device=device)
+    return trunk(agent.model, input_ids, mask, (mask.cumsum(-1) - 1).clamp(min=0), cache), mask
 
 
 def draw(weights):  # (rows, n) -> (rows, 1)
     """Draws a column of each row by one random number, where torch.multinomial draws n."""
     total = weights.cumsum(-1, dtype=torch.float64)
     column = torch.searchsorted(total, total[:, -1:] * torch.rand_like(total[:, :1]), right=True)
-    return column.clamp(max=weights.shape[-1] - 1)  # of NaN: the update then stops the run, with its reason
+    return column.clamp(max=weights.shape[-1] - 1)  # NaN points past the end: the update stops the run and says why
 
 
 @torch.no_grad()
@@ -231,34 +212,39 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
     """Draws completions from the model's whole distribution at `temperature`; 0 takes the likeliest token.
 
     prompts: B lists of token ids. Returns B lists of G pairs (token ids, log-probabilities), each up to and with the
-    first stop token. A prompt is computed once for its G completions. S of them, all if `max_batch_tokens` lets,
+    first stop token. A prompt is computed once for its G completions. S of them (all G, if `max_batch_tokens` allows)
     decode as one row, for which attention reads the prompt's keys once. Completions that stopped leave the row, and
     rows without completions leave the batch.
     """
     device, G, drawn = agent.model.device, num_generations, [[] for _ in prompts]
     layers = {type(layer) for layer in DynamicCache(config=agent.model.config).layers}
-    grouped = layers == {DynamicLayer} and agent.model.is_backend_compatible()  # all attend to all, and by `attention`
+    # every layer sees all earlier tokens, and its attention can be replaced
+    grouped = layers == {DynamicLayer} and agent.model.is_backend_compatible()
     longest_first = sorted(range(len(prompts)), key=lambda b: -len(prompts[b]))  # neighbours need little padding
-    room = (max_batch_tokens - len(prompts[longest_first[0]])) // max_new_tokens
-    pieces = math.ceil(G / max(1, room)) if grouped else G  # rows of a prompt
+    fit = (max_batch_tokens - len(prompts[longest_first[0]])) // max_new_tokens
+    pieces = math.ceil(G / max(1, fit)) if grouped else G  # rows of a prompt
     S = math.ceil(G / pieces)
     waiting = [b for b in longest_first for _ in range(pieces)]
     while waiting:
         R = max(1, max_batch_tokens // (len(prompts[waiting[0]]) + S * max_new_tokens))
         rows, waiting = waiting[:R], waiting[R:]
         distinct = list(dict.fromkeys(rows))
-        cache, prompt = DynamicCache(config=agent.model.config), {}
-        with attending(prompt) if grouped else nullcontext():
-            hidden, mask = prefill(agent, [prompts[b] for b in distinct], None if grouped else cache)
-        keep = torch.tensor([distinct.index(b) for b in rows], device=device)  # from prompts to rows
-        hidden, mask = hidden[keep].repeat_interleave(S, 0), mask[keep]  # (R * S, D), (R, P)
+        cache, held = None if grouped else DynamicCache(config=agent.model.config), {}
+        with attending(held) if grouped else nullcontext():
+            hidden, mask = prefill(agent, [prompts[b] for b in distinct], cache)
+        of_row = torch.tensor([distinct.index(b) for b in rows], device=device)
+        hidden, mask = hidden[of_row, -1].repeat_interleave(S, 0), mask[of_row]  # (R * S, D), (R, P)
         position_ids = mask.sum(-1, keepdim=True).expand(-1, S)  # (R, S)
         if grouped:
-            prompt.update({module: [x[keep] for x in states] for module, states in prompt.items()})
             mask = mask[:, None, None].log()  # (R, 1, 1, P): what is added to the scores of the prompt
-            cache.layers = [RoomyLayer(max_new_tokens) for _ in cache.layers]
+            for module, (
+                states,
+                _,
+            ) in held.items():  # room from the start: a DynamicCache copies itself for each token
+                rooms = [x.new_empty(len(rows) * S, x.shape[1], max_new_tokens, x.shape[3]) for x in states]
+                held[module] = [x[of_row] for x in states], rooms
         else:
-            cache.reorder_cache(keep)
+            cache.reorder_cache(of_row)
         alive = torch.arange(len(rows) * S, device=device).view(-1, S)
         tokens = torch.zeros(alive.numel(), max_new_tokens, dtype=torch.long, device=device)
         logprobs = torch.zeros(alive.numel(), max_new_tokens, device=device)
@@ -278,25 +264,20 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
             stopped = alive[torch.isin(token, agent.stop_ids)]
             lengths[stopped] = lengths[stopped].clamp(max=t + 1)
             running = lengths[alive] > t + 1  # (R, S)
-            left, most = running.any(1).nonzero()[:, 0], running.sum(1).max()
-            if len(left) == 0 or t + 1 == max_new_tokens:
+            remaining, most = running.any(1).nonzero()[:, 0], running.sum(1).max()
+            if len(remaining) == 0 or t + 1 == max_new_tokens:
                 break
-            if 8 * len(left) * most <= 7 * running.numel():  # not for each that stops: a copy has its price
-                columns = running[left].int().argsort(1, descending=True)[:, :most]
-                alive, token, position_ids = (x[left].gather(1, columns) for x in (alive, token, position_ids))
-                cache.reorder_cache((left[:, None] * running.shape[1] + columns).flatten())
-                if len(left) < len(running):
-                    mask = mask[left]
-                    prompt.update({module: [x[left] for x in states] for module, states in prompt.items()})
+            if 8 * len(remaining) * most <= 7 * running.numel():  # not for each that stops: a copy has its price
+                columns = running[remaining].int().argsort(1, descending=True)[:, :most]
+                alive, token, position_ids = (x[remaining].gather(1, columns) for x in (alive, token, position_ids))
+                index, mask = (remaining[:, None] * running.shape[1] + columns).flatten(), mask[remaining]
+                for module, (states, rooms) in held.items():
+                    held[module] = [x[remaining] for x in states], [x[index] for x in rooms]
+                if not grouped:
+                    cache.reorder_cache(index)
             mask = mask if grouped else pad(mask, (0, 1), value=1)
-            with autocast(agent.model), attending(prompt) if grouped else nullcontext():
-                hidden = agent.model.base_model(
-                    token.view(-1, 1),
-                    attention_mask=mask,
-                    position_ids=position_ids.reshape(-1, 1),
-                    past_key_values=cache,
-                    use_cache=True,
-                ).last_hidden_state[:, 0]  # (R * S, D)
+            with attending(held, t) if grouped else nullcontext():
+                hidden = trunk(agent.model, token.view(-1, 1), mask, position_ids.reshape(-1, 1), cache)[:, 0]
             position_ids = position_ids + 1
         for b, group in zip(rows, zip(*(x.split(S) for x in (tokens, logprobs, lengths)))):
             for ids, logprob, length in zip(*(x.tolist() for x in group)):
@@ -310,19 +291,14 @@ def completion_states(agent, groups):
     groups: list of (prompt, completions), all token ids. As in `sample`, a prompt is computed once and its completions
     go on from its cache, here with gradients; an agent that cannot share computes it again for each completion.
     """
-    model, device = agent.model, agent.model.device
+    device = agent.model.device
     rows = [(b, ids) for b, (_, completions) in enumerate(groups) for ids in completions]
     if not agent.share:
-        full = [groups[b][0] + ids for b, ids in rows]
-        mask = torch.tensor([[1] * len(ids) + [0] * (max(map(len, full)) - len(ids)) for ids in full], device=device)
-        input_ids = torch.tensor([ids + [0] * (mask.shape[1] - len(ids)) for ids in full], device=device)  # (R, L)
-        with autocast(model):
-            hidden = model.base_model(input_ids, attention_mask=mask, use_cache=False).last_hidden_state
-        return torch.cat(
-            [row[len(full_ids) - len(ids) - 1 :][: len(ids)] for row, full_ids, (_, ids) in zip(hidden, full, rows)]
-        )
-    cache = DynamicCache(config=model.config)
-    last, mask = prefill(agent, [prompt for prompt, _ in groups], cache)
+        hidden, _ = prefill(agent, [groups[b][0] + ids for b, ids in rows], None)
+        return torch.cat([row[-len(ids) - 1 : -1] for row, (_, ids) in zip(hidden, rows)])
+    cache = DynamicCache(config=agent.model.config)
+    hidden, mask = prefill(agent, [prompt for prompt, _ in groups], cache)
+    last = hidden[:, -1]  # (B, D)
     states, waiting = [None] * len(rows), sorted(range(len(rows)), key=lambda r: -len(rows[r][1]))
     while waiting:
         C = len(rows[waiting[0]][1])
@@ -338,10 +314,7 @@ def completion_states(agent, groups):
             branch.reorder_cache(owner)
             seen = torch.cat([mask[owner], torch.ones_like(ids)], dim=1)  # (R, P + C - 1)
             position_ids = (seen.cumsum(-1) - 1)[:, mask.shape[1] :]
-            with autocast(model):
-                later = model.base_model(
-                    ids, attention_mask=seen, position_ids=position_ids, past_key_values=branch, use_cache=True
-                ).last_hidden_state
+            later = trunk(agent.model, ids, seen, position_ids, branch)
             hidden = torch.cat([hidden, later], dim=1)  # (R, C, D)
         for r, row in zip(chunk, hidden):
             states[r] = row[: len(rows[r][1])]
@@ -436,6 +409,7 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
                 node.children.append(None if ends else child)
         turns.append(nodes)
         nodes = [child for node in nodes for child in node.children if child]
+        # a Counter, which adds
         seconds.update(sample=sampled - began, reward=time.perf_counter() - sampled)
         if not nodes:
             break
@@ -622,7 +596,7 @@ if __name__ == "__main__":
             fail(f"--env {args.env}: each process has other tasks; let them follow from --dataset and --seed alone.")
     say = print if rank == 0 else lambda *_: None
     name = f"{args.env.replace(':', '.')}__{script}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}"
-    run_dir = gather(args.resume or os.path.join(args.output_dir, name))[0]
+    run_dir = gather(os.path.normpath(args.resume or os.path.join(args.output_dir, name)))[0]
     state_file = os.path.join(run_dir, "checkpoint", "state.pt")
     if rank == 0 and not args.resume:
         git = ["git", "-C", here, "rev-parse", "HEAD"]
@@ -641,15 +615,13 @@ if __name__ == "__main__":
     # agents
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(args.seed)  # of new adapters: the same in all processes
-    agents, shared = [], {}  # shared: (name, device) -> the model of several agents, and the form of their adapters
+    agents, shared = [], {}  # shared: (name, device) -> the model of several agents with adapters
     for i in range(N):
         name = args.model[i % len(args.model)]
         path = os.path.join(here, "models", "tiny") if name == "tiny" else name
         place = torch.device(args.devices[i % len(args.devices)]) if args.devices else device
         try:
-            if (name, place) in shared:
-                model, lora = shared[name, place]
-            else:
+            if not (model := shared.get((name, place))):
                 model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
             tokenizer = AutoTokenizer.from_pretrained(path)
         except (OSError, ValueError) as error:
@@ -661,26 +633,26 @@ if __name__ == "__main__":
         share = layers <= {DynamicLayer, DynamicSlidingWindowLayer} and not args.gradient_checkpointing
         adapter = f"agent_{i}" if args.lora_rank else None
         if adapter:
-            if (name, place) not in shared:
-                if vars(model).get("peft_config"):
-                    fail(f"--model {name}: an adapter, which a new one would replace; merge it into its model.")
-                form = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
-                lora = peft.LoraConfig(r=args.lora_rank, lora_alpha=2 * args.lora_rank, **form)
-                shared[name, place] = model, lora
+            if (name, place) not in shared and vars(model).get("peft_config"):
+                fail(f"--model {name}: an adapter, which a new one would replace; merge it into its model.")
+            shared[name, place] = model
+            form = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
             warnings.filterwarnings("ignore", "Already found a `peft_config`")  # as it should: one for each agent
-            model.add_adapter(copy.deepcopy(lora), adapter)
+            model.add_adapter(peft.LoraConfig(r=args.lora_rank, lora_alpha=2 * args.lora_rank, **form), adapter)
         agent = SimpleNamespace(tokenizer=tokenizer, stop_ids=stop_ids, share=share, adapter=adapter)
         agent.model = model.eval()  # no dropout
         longest = max((prompts[i] for prompts in first_prompts), key=len)
-        ids = (encode(agent, [longest], args.max_new_tokens)[0] * 2)[:64]
-        if model.device.type == "cpu":  # where all is float32; a shared model has been looked at, and may have moved
-            # A model may do more with its logits than this file knows. Better to stop than to train it wrongly.
-            with torch.no_grad():
-                for drawn, sampled in sample(agent, [ids], 2, 1.0, 8, args.max_batch_tokens)[0]:
-                    logits = model(torch.tensor([ids + drawn])).logits[0, len(ids) - 1 : -1]
-                    theirs = logits.log_softmax(-1)[range(len(drawn)), drawn]
-                    ours = token_logprobs(agent, [(ids, [drawn, drawn])], temperature=1.0)[: len(drawn)]
-                    if not all(torch.allclose(x, theirs, atol=1e-3) for x in (ours, torch.tensor(sampled))):
+        ids = encode(agent, [longest], args.max_new_tokens)[0][-64:]
+        # Better to stop than to train wrongly a model that does more with its logits than this file knows, or attends
+        # otherwise. Only on a CPU, where all is float32: a shared model that is on its GPU was checked before.
+        if model.device.type == "cpu":
+            probe, most = SimpleNamespace(model=model, stop_ids=torch.tensor([-1])), min(8, args.max_new_tokens)
+            with torch.no_grad(), torch.random.fork_rng([]):
+                drawn, sampled = zip(*sample(probe, [ids], 2, 1.0, most, args.max_batch_tokens)[0])
+                logits = model(torch.tensor([ids + completion for completion in drawn])).logits[:, len(ids) - 1 : -1]
+                theirs = logits.log_softmax(-1).gather(-1, torch.tensor(drawn)[..., None]).flatten()
+                for ours in (token_logprobs(agent, [(ids, drawn)], 1.0), torch.tensor(sampled).flatten()):
+                    if not torch.allclose(ours, theirs, atol=1e-3):
                         fail(f"--model {name}: its logits are not its head's (soft-capping?); use one without more.")
         if args.gradient_checkpointing:  # which needs training mode
             if any(value for key, value in model.config.to_dict().items() if "drop" in key):
@@ -783,7 +755,7 @@ if __name__ == "__main__":
             group.advantages = advantages
 
         # 3 UPDATE: one optimizer step for each agent
-        updating, metrics = time.perf_counter(), summarize("train", turns, T)
+        metrics, updating = summarize("train", turns, T), time.perf_counter()
         for i, agent in enumerate(agents):
             groups = []  # (prompt, completions, a weight for each)
             for t, nodes in enumerate(turns):
@@ -804,6 +776,9 @@ if __name__ == "__main__":
                 loss += batch_loss.detach()
             agent.model.eval()
             if world_size > 1:  # the mean over processes, of their means over tasks
+                for p in agent.model.parameters():
+                    if p.requires_grad and p.grad is None:  # such as of an expert that no token here came to
+                        p.grad = torch.zeros_like(p)
                 tensors = [loss, *(p.grad for p in agent.model.parameters() if p.grad is not None)]
                 flat = torch.cat([tensor.flatten() for tensor in tensors])  # one message: each has its latency
                 dist.all_reduce(flat)
@@ -811,12 +786,13 @@ if __name__ == "__main__":
                     tensor.copy_(total.view_as(tensor) / world_size)
             grad_norm = torch.nn.utils.clip_grad_norm_(agent.model.parameters(), args.max_grad_norm)
             if not (loss.isfinite() and grad_norm.isfinite()):
+                kept = f"iteration {saved}'s in {run_dir}" if saved else "none yet"
                 sys.exit(
                     f"agent {i}: at iteration {iteration} the loss is {loss.item()} and the gradient norm "
-                    f"{grad_norm.item()}; the last good checkpoint is iteration {saved}'s in {run_dir}."
+                    f"{grad_norm.item()}; the last good checkpoint: {kept}."
                 )
-            left = 1 - (iteration - 1) / args.num_iterations if args.anneal_lr else 1.0
-            agent.optimizer.param_groups[0]["lr"] = left * args.learning_rate
+            decay = 1 - (iteration - 1) / args.num_iterations if args.anneal_lr else 1.0
+            agent.optimizer.param_groups[0]["lr"] = decay * args.learning_rate
             agent.optimizer.step()
             agent.optimizer.zero_grad()
             metrics |= {f"agent_{i}/loss": loss.item(), f"agent_{i}/grad_norm": grad_norm.item()}

@@ -151,8 +151,9 @@ def shape_of(model):
 
 
 def cache_bytes_per_token(model, itemsize):
+    """Keys in float32, values in the trunk's dtype, as `attention` holds them."""
     layers, _, kv_heads, size = shape_of(model)
-    return 2 * layers * kv_heads * size * itemsize
+    return layers * kv_heads * size * (4 + itemsize)
 
 
 def decode_bytes(model, workload, max_batch_tokens, itemsize):
@@ -162,7 +163,7 @@ def decode_bytes(model, workload, max_batch_tokens, itemsize):
         so C times. The trunk's linear layers are read in the trunk's dtype (autocast keeps its copies), its norms and
         the head in float32. Embeddings are looked up, a few rows of many.
     cache: the pass that takes in token t = 1 .. C - 1 of the completions looks at the P tokens of the prompt, once for
-        the S completions that decode as one row, and at t of each one's own: keys and values, in the trunk's dtype.
+        the S completions that decode as one row, and at t of each one's own: keys and values.
 
     Not in it: the prefill's products, activations, and logits, of which a step writes and reads V several times.
     """
@@ -279,7 +280,7 @@ def cache_held(script, agent, prompt):
     held = {}
     with torch.no_grad(), script.attending(held):
         script.prefill(agent, [prompt], None)
-    return sum(key.nbytes + value.nbytes for key, value in held.values()) / len(prompt)
+    return sum(states.nbytes for pair, _ in held.values() for states in pair) / len(prompt)
 
 
 def measure_model(args, script, machine, name, tables):

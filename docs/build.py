@@ -74,11 +74,11 @@ DETAILS = [
     ("A prompt is computed once for its G completions, when sampling ...", "distinct.index(b) for b in rows"),
     ("... and when training, where the completions go on from the prompt's cache with gradients.",
      "branch.reorder_cache(owner)"),
-    ("Completions that stopped leave their row, and empty rows the batch, where that makes it an eighth smaller.", "if 8 * len(left) * most <="),
+    ("Completions that stopped leave their row, and empty rows the batch, where that makes it an eighth smaller.", "if 8 * len(remaining) * most <="),
     ("The completions of a prompt decode as one row: attention reads its keys once for all of them, and they stay apart "
      "from the completions' own.", "def attention("),
     ("The cache has room for all tokens from the start; transformers' own copies everything for each new one.",
-     "self.rooms = [value_states.new_empty("),
+     "rooms = [x.new_empty("),
     ("Logits are float32 (on CUDA TF32 products) whatever the model runs in, and at the sampling temperature.",
      "with torch.autocast(model.device.type, enabled=False):"),
     ("The logits of a batch never stand whole: pieces of them are computed again in the backward pass.",
@@ -91,7 +91,7 @@ DETAILS = [
     ("Every epoch visits the tasks in an order of its own; no state is needed to find it again.",
      "order = np.random.default_rng([args.seed, epoch])"),
     ("With several processes the gradient is the mean of theirs, and each has its own seed.", "dist.all_reduce(flat)"),
-    ("A loss or gradient that is not finite stops the run; no constant takes its place.", "the last good checkpoint is"),
+    ("A loss or gradient that is not finite stops the run; no constant takes its place.", "the last good checkpoint: "),
     ("A checkpoint is written beside the old one and renamed.", "os.replace(state_file"),
 ]  # fmt: skip
 

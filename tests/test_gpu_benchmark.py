@@ -106,11 +106,12 @@ def test_bytes_are_those_that_are_read(name, dtype, monkeypatch):
         monkeypatch.setattr(magrpo, "autocast", lambda model: torch.autocast("cpu", torch.bfloat16))
     attend, held, normed = magrpo.attention, [], []
 
-    def spy(prompt, module, query, key, value, *args, **kwargs):
-        if module in prompt:  # keys and values of the prompts, and of the completions' own tokens
-            # whatever dtype holds it: attention takes it in that of the trunk
-            held.append(sum(x.numel() for x in (*prompt[module], key, value)) * dtype.itemsize)
-        return attend(prompt, module, query, key, value, *args, **kwargs)
+    def spy(states, t, module, *args, **kwargs):
+        out = attend(states, t, module, *args, **kwargs)
+        if t is not None:  # keys and values of the prompts, and of the completions' own tokens
+            prompts, rooms = states[module]
+            held.append(sum(x.nbytes for x in (*prompts, *(room[:, :, : t + 1] for room in rooms))))
+        return out
 
     monkeypatch.setattr(magrpo, "attention", spy)
     for module in agent.model.base_model.modules():

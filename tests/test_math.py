@@ -396,19 +396,28 @@ def test_logits_that_are_no_numbers_draw_tokens_of_the_vocabulary(script, model_
 
 @every_script
 def test_cache_holds_what_attention_reads(script):
-    """Under autocast keys arrive in float32, and attention casts them: they are kept like the values."""
-    module, prompt, key = load(script), {}, torch.randn(2, 3, 1, 1, 4)
-    layer, states = module.RoomyLayer(5), torch.randn(2, 1, 3, 4)
-    for step in key:  # (rows, K, 1, D)
-        keys, values = layer.update(step, -step.bfloat16())
-    assert {x.dtype for x in (keys, values, *layer.rooms)} == {torch.bfloat16}
-    assert torch.equal(keys, key.permute(1, 2, 0, 3, 4).flatten(2, 3).bfloat16()) and torch.equal(values, -keys)
-    layer.reorder_cache(torch.tensor([2, 0]))
-    later = layer.update(key[0, :2], -key[0, :2].bfloat16())[0]
-    assert torch.equal(later[:, :, :2], keys[[2, 0]]) and torch.equal(later[:, :, 2:], key[0, :2].bfloat16())
+    """Under autocast: keys in float32, so that scores are, and values as they come, in rooms as in prompts."""
+    module, held = load(script), {}
+    states = torch.randn(2, 1, 3, 4).bfloat16()  # two prompts of three tokens, for which three heads ask
     with torch.autocast("cpu", torch.bfloat16):
-        module.attention(prompt, "layer", states, states, -states.bfloat16(), None, scaling=1.0)
-    assert torch.equal(prompt["layer"][0], states.bfloat16()) and torch.equal(prompt["layer"][1], -prompt["layer"][0])
+        module.attention(held, None, "layer", states.repeat(1, 3, 1, 1), states, -states, None, scaling=1.0)
+        (keys, values), rooms = held["layer"]
+        assert keys.dtype == torch.float32 and values.dtype == torch.bfloat16 and rooms is None
+        assert torch.equal(keys, states.float()) and torch.equal(values, -states)
+        rooms = [x.new_empty(4, 1, 2, 4) for x in (keys, values)]  # two completions of each prompt, of two tokens
+        held["layer"], mask = ((keys, values), rooms), torch.tensor([[0.0, 0.0, 0.0], [-math.inf, 0.0, 0.0]])
+        for t, new in enumerate(torch.randn(2, 4, 1, 1, 4)):
+            query = torch.randn(4, 3, 1, 4)
+            out, _ = module.attention(held, t, "layer", query, new, -new.bfloat16(), mask[:, None, None], scaling=0.5)
+            assert torch.equal(rooms[0][:, :, t : t + 1], new) and torch.equal(
+                rooms[1][:, :, t : t + 1], -new.bfloat16()
+            )
+            for row in range(4):
+                seen = slice(1, None) if row // 2 else slice(None)  # the second prompt is padded by one
+                own = torch.cat([keys[row // 2, 0, seen], rooms[0][row, 0, : t + 1]])
+                kept = torch.cat([values[row // 2, 0, seen], rooms[1][row, 0, : t + 1]]).float()
+                weights = (0.5 * query[row, :, 0] @ own.float().T).softmax(-1)
+                assert out[row, 0].tolist() == [pytest.approx(x, abs=0.03) for x in (weights @ kept).tolist()]
 
 
 @every_script

@@ -460,8 +460,9 @@ def test_learning_rate_anneals(script, run, model_dir, monkeypatch):
     assert set(seen) == {0.01}
 
 
+@pytest.mark.parametrize("save_every, kept", [(2, "iteration 2's"), (5, "none yet")])
 @every_script
-def test_a_loss_that_is_not_finite_stops_the_run(script, run, tmp_path, capsys):
+def test_a_loss_that_is_not_finite_stops_the_run(script, save_every, kept, run, tmp_path, capsys):
     path = save_model(tmp_path / "model")
     calls = []
     original = torch.nn.utils.clip_grad_norm_  # poisoned at the third iteration, in the second agent
@@ -476,8 +477,8 @@ def test_a_loss_that_is_not_finite_stops_the_run(script, run, tmp_path, capsys):
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
         patch.setattr(torch.nn.utils, "clip_grad_norm_", poisoned)
         one_step = ("--update-epochs", 1, "--num-minibatches", 1) if script.stem == "ippo" else ()
-        run(script, *TOY, "--model", path, "--num-iterations", 9, "--save-every", 2, *one_step)
-    assert re.search(r"agent 1.*iteration 3.*iteration 2", str(stop.value))
+        run(script, *TOY, "--model", path, "--num-iterations", 9, "--save-every", save_every, *one_step)
+    assert re.search(rf"agent 1.*iteration 3.*{kept}", str(stop.value))
 
 
 @every_script
@@ -591,14 +592,15 @@ def test_logits_that_are_not_the_heads_are_refused(script, run, tmp_path, capsys
 
 
 @every_script
-def test_attention_that_sampling_does_not_know_is_refused(script, run, model_dir, capsys, monkeypatch):
+def test_attention_that_sampling_does_not_know_is_refused(script, run, tmp_path, capsys, monkeypatch):
     """Completions see their prompt by the script's own attention, which has to be the model's."""
     from transformers.integrations import sdpa_attention
 
     sdpa, half = sdpa_attention.sdpa_attention_forward, lambda out, weights: (out / 2, weights)
     monkeypatch.setattr(sdpa_attention, "sdpa_attention_forward", lambda *a, **k: half(*sdpa(*a, **k)))
+    path = save_model(tmp_path / "m", stops=range(259))  # whose completions all stop at once
     with pytest.raises(SystemExit) as stop:
-        run(script, *TOY, "--model", model_dir)
+        run(script, *TOY, "--model", path)
     AttentionInterface.register("sdpa", sdpa)
     assert stop.value.code == 2 and "its logits are not" in capsys.readouterr().err
 
