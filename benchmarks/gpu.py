@@ -417,8 +417,8 @@ def report(args, header, machine, tables, peers):
     parts += ["## Machine", table("machine", rates), "## Sampling"]
     parts.append(
         "The floor is the time of reading weights and cache. `cache held/floor's` is the size of the cache as it is "
-        f"held, over its size in {trunk}. `largest difference` is that between log-probabilities of `sample` and "
-        "`token_logprobs`, of prompts whose lengths differ."
+        f"held, over that of keys in float32 and values in {trunk}. `largest difference` is that between "
+        "log-probabilities of `sample` and `token_logprobs`, of prompts whose lengths differ."
     )
     parts += [table("sampling", tables.sampling), "## Training"]
     parts.append(

@@ -1,0 +1,98 @@
+"""A GPU that is not there: tensors that say they are on cuda:0, compute on the CPU, and refuse company from the CPU.
+
+On a machine without a GPU nothing else notices that two tensors of an operation are on different devices. What it does
+not see: operations inside of torch's C++, dtypes under autocast, and speed.
+"""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+CUDA = torch.device("cuda:0")
+# which may mix: they copy, also from device to device, or take indices from the CPU
+MAY_MIX = {"to", "copy_", "__getitem__", "__setitem__", "__set__", "__deepcopy__", "type_as"}
+
+
+def is_cuda(device):
+    return device is not None and torch.device(device).type == "cuda"
+
+
+class Pretend(TorchFunctionMode):
+    """Marks tensors that would be on the GPU, and says so where operations mix them with others."""
+
+    def __init__(self):
+        super().__init__()
+        self.marked = 0
+
+    def mark(self, out):
+        for x in tree_leaves(out):
+            if isinstance(x, torch.Tensor):
+                x.pretends, self.marked = True, self.marked + 1
+        return out
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
+        full = resolve_name(func) or name
+        pretends = lambda x: vars(x).get("pretends", False)
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        here = [x for x in tensors if pretends(x)]
+        if name == "__get__" and tensors:
+            out = func(*args, **kwargs)
+            if isinstance(out, torch.device):
+                return CUDA if here else out
+            return self.mark(out) if here and isinstance(out, torch.Tensor) else out
+        target = kwargs.get("device")
+        if name == "to" or name in ("cpu", "cuda"):
+            asked = [x for x in args[1:] if isinstance(x, (str, torch.device))] + ([target] if target else [])
+            asked = ["cpu"] if name == "cpu" else asked
+            replaced = tree_map_only((torch.device,), lambda d: torch.device("cpu"), (args[1:], kwargs))
+            out = func(args[0], *["cpu" if isinstance(x, str) else x for x in replaced[0]], **replaced[1])
+            if is_cuda(asked[0]) if asked else bool(here):
+                return self.mark(out.clone() if out is args[0] and not here else out)
+            if out is args[0] and here and asked:
+                out = out.detach().clone()
+            if "pretends" in vars(out) and asked:
+                del out.pretends
+            return out
+        if is_cuda(target):
+            kwargs["device"] = torch.device("cpu")
+            return self.mark(func(*args, **kwargs))
+        if here and name not in MAY_MIX:
+            strangers = [x for x in tensors if not pretends(x) and x.dim() > 0]
+            if strangers:
+                shapes = [tuple(x.shape) for x in (here[0], strangers[0])]
+                raise RuntimeError(f"{full}: tensors on two devices, cuda:0 {shapes[0]} and cpu {shapes[1]}")
+        out = func(*args, **kwargs)
+        if name in ("tolist", "item", "numpy"):
+            return out
+        owner = args and isinstance(args[0], torch.Tensor) and name in MAY_MIX
+        return self.mark(out) if (pretends(args[0]) if owner else bool(here)) else out
+
+
+@contextmanager
+def pretended_gpu():
+    """Within it there is one GPU, and the mode that watches over it."""
+    with pytest.MonkeyPatch.context() as patch, Pretend() as mode:
+        move = torch.nn.Module.to
+
+        def to(module, *args, **kwargs):
+            where = [x for x in (*args, *kwargs.values()) if isinstance(x, (str, torch.device))]
+            if where and is_cuda(where[0]):
+                mode.mark([*module.parameters(), *module.buffers()])
+                return module
+            return move(module, *args, **kwargs)
+
+        patch.setattr(torch.nn.Module, "to", to)
+        autocast = torch.autocast  # that of the CPU computes in bfloat16 too
+        patch.setattr(torch, "autocast", lambda kind, *args, **kwargs: autocast("cpu", *args, **kwargs))
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "device_count", lambda: 1)
+        patch.setattr(torch.cuda, "set_device", lambda device: None)
+        patch.setattr(torch.cuda, "get_rng_state_all", lambda: [])
+        patch.setattr(torch.cuda, "get_rng_state", lambda device=0: torch.zeros(1))
+        patch.setattr(torch.cuda, "set_rng_state", lambda state, device=0: None)
+        patch.setattr(torch.cuda, "manual_seed_all", lambda seed: None)
+        yield mode

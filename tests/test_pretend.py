@@ -1,0 +1,53 @@
+"""Every script on a GPU that is not there: no operation mixes devices."""
+
+import pytest
+import torch
+from conftest import ROOT, SCRIPTS
+from pretend import pretended_gpu
+
+TOY = ("--env", "toy:Letters", "--num-generations", 3, "--num-tasks", 2, "--max-new-tokens", 8, "--num-turns", 2)
+TOY = (*TOY, "--learning-rate", 0.01, "--eval-tasks", 2, "--num-iterations", 1)
+WITH_AND_WITHOUT_CRITIC = pytest.mark.parametrize(
+    "script", [ROOT / "magrpo.py", ROOT / "ippo.py"], ids=lambda p: p.stem
+)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_no_operation_mixes_devices(script, run, model_dir):
+    with pretended_gpu() as mode:
+        names = run(script, *TOY, "--model", model_dir)
+    assert mode.marked > 1000 and all(agent.stop_ids.pretends for agent in names["agents"])
+    with pretended_gpu():
+        names = run(script, "--resume", names["run_dir"], "--num-iterations", 2)
+    assert names["iteration"] == 2
+
+
+@WITH_AND_WITHOUT_CRITIC
+@pytest.mark.parametrize(
+    "flags",
+    [("--gradient-checkpointing",), ("--lora-rank", 2, "--devices", "cuda:0", "cpu")],
+    ids=lambda flags: " ".join(map(str, flags)),
+)
+def test_no_operation_mixes_devices_with(flags, script, run, model_dir):
+    if "--lora-rank" in flags:
+        pytest.importorskip("peft")
+    with pretended_gpu():
+        names = run(script, *TOY, "--model", model_dir, *flags)
+    first, second = (any("pretends" in vars(p) for p in agent.model.parameters()) for agent in names["agents"])
+    assert first and second == ("--devices" not in flags)
+
+
+def test_what_pretends_refuses_company():
+    with pretended_gpu():
+        here, there, module = torch.ones(2, device="cuda:0"), torch.ones(2), torch.nn.Linear(2, 1)
+        assert (here + here[:1]).device == (here.cpu().to("cuda") * 2.0).device == torch.device("cuda:0")
+        assert there.device == (here.cpu() + there).device == torch.device("cpu") and here.tolist() == [1.0, 1.0]
+        for mix in (
+            lambda: here + there,
+            lambda: module(here),
+            lambda: torch.stack([here, there]),
+            lambda: here.mul_(there),
+        ):
+            with pytest.raises(RuntimeError, match="two devices"):
+                mix()
+        assert module.to("cuda")(here).device.type == module.weight.device.type == "cuda"
