@@ -1,8 +1,8 @@
-"""Every script on a GPU that is not there: no operation mixes devices."""
+"""Scripts on a GPU that is not there: no operation mixes devices. The others are magrpo.py but for advantages."""
 
 import pytest
 import torch
-from conftest import ROOT, SCRIPTS
+from conftest import ROOT
 from pretend import pretended_gpu
 
 TOY = ("--env", "toy:Letters", "--num-generations", 3, "--num-tasks", 2, "--max-new-tokens", 8, "--num-turns", 2)
@@ -12,7 +12,7 @@ WITH_AND_WITHOUT_CRITIC = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+@WITH_AND_WITHOUT_CRITIC
 def test_no_operation_mixes_devices(script, run, model_dir):
     with pretended_gpu() as mode:
         names = run(script, *TOY, "--model", model_dir)
