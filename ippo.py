@@ -733,6 +733,11 @@ if __name__ == "__main__":
         how = "computed once for its group" if share else "computed again for each completion in training"
         size = f"{sum(p.numel() for p in trained) / 1e6:.2f}M parameters to train on {place}"
         say(f"agent {i}: {name}, {size}, a prompt is {how}")
+    for agent in agents:
+        if agent.adapter and agent.model.device.type == "cuda":
+            for key, module in agent.model.base_model.named_modules():
+                if isinstance(module, torch.nn.Linear) and "lora_" not in key:
+                    module.to(torch.bfloat16)  # frozen: it needs no master, and autocast would cast it for every token
     say(
         f"{len(train_tasks)} tasks to train on, {len(held_out)} to evaluate; {torch.get_num_threads()} thread(s), "
         f"learning rate {args.learning_rate}, {args.max_new_tokens} new tokens, {args.max_batch_tokens} tokens a batch"

@@ -25,7 +25,7 @@ def test_no_operation_mixes_devices(script, run, model_dir):
 @WITH_AND_WITHOUT_CRITIC
 @pytest.mark.parametrize(
     "flags",
-    [("--gradient-checkpointing",), ("--lora-rank", 2, "--devices", "cuda:0", "cpu")],
+    [("--gradient-checkpointing",), ("--lora-rank", 2), ("--lora-rank", 2, "--devices", "cuda:0", "cpu")],
     ids=lambda flags: " ".join(map(str, flags)),
 )
 def test_no_operation_mixes_devices_with(flags, script, run, model_dir):
@@ -33,8 +33,12 @@ def test_no_operation_mixes_devices_with(flags, script, run, model_dir):
         pytest.importorskip("peft")
     with pretended_gpu():
         names = run(script, *TOY, "--model", model_dir, *flags)
-    first, second = (any("pretends" in vars(p) for p in agent.model.parameters()) for agent in names["agents"])
-    assert first and second == ("--devices" not in flags)
+    for agent, there in zip(names["agents"], [True, "--devices" not in flags]):
+        parameters = dict(agent.model.named_parameters())
+        assert any("pretends" in vars(p) for p in parameters.values()) == there
+        small = {key for key, p in parameters.items() if p.dtype == torch.bfloat16}
+        frozen = {key for key in parameters if "base_layer" in key}  # what a LoRA stands on
+        assert small == (frozen if there else set()) and bool(frozen) == ("--lora-rank" in flags)
 
 
 def test_what_pretends_refuses_company():
