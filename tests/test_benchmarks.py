@@ -47,9 +47,10 @@ def test_sandbox_times_answers():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     rows = dict(re.findall(r"^\| (.*) \| ([\d.]+) \|$", done.stdout, re.M))
-    assert len(rows) == 7
+    assert {"one answer", "100 answers", "64 answers, 1 core(s)"} <= rows.keys()
     # endless loops last as long as they may: if the answers did not run, they would not
-    assert [float(time) >= 0.5 for name, time in rows.items() if "endless" in name] == [True] * 3
+    endless = [float(time) for name, time in rows.items() if "endless" in name]
+    assert len(endless) >= 2 and min(endless) >= 0.5
 
 
 def test_throughput_compares_at_a_small_size():
