@@ -155,19 +155,20 @@ def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # 
     token t of each completion, and `held` also has rooms for their keys and values, (R * S, K, C, E). The prompts' are
     read once for their S completions, and no query head has a copy of its own.
     """
-    new = key.float(), value
+    # scores are float32 products of what sdpa takes, which is bfloat16 under autocast, as in training
+    query, key = (x.to(value.dtype).float() for x in (query, key))
     if t is None:
-        held[module] = [states.contiguous() for states in new], None
+        held[module] = [states.contiguous() for states in (key, value)], None
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     (prompt_keys, prompt_values), rooms = held[module]
     R, K, P, E = prompt_keys.shape
-    for room, states in zip(rooms, new):
+    for room, states in zip(rooms, (key, value)):
         room[:, :, t : t + 1] = states
     keys, values = (room[:, :, : t + 1].unflatten(0, (R, -1)) for room in rooms)  # (R, S, K, t + 1, E)
-    query = query.float().view(R, -1, K, query.shape[1] // K, E) * kwargs["scaling"]  # (R, S, K, H / K, E)
+    query = query.view(R, -1, K, query.shape[1] // K, E) * kwargs["scaling"]  # (R, S, K, H / K, E)
     heads_first = lambda x: x.transpose(1, 2).flatten(2, 3)  # -> (R, K, S * H / K, ...)
     heads_last = lambda x: x.unflatten(2, (query.shape[1], -1)).transpose(1, 2)
-    with torch.autocast(query.device.type, enabled=False):  # bfloat16 scores would sample from another policy
+    with torch.autocast(query.device.type, enabled=False):
         far = heads_last(heads_first(query) @ prompt_keys.mT + attention_mask)  # of the prompt
         near = query @ keys.mT  # of the completion's own tokens
     far, near = torch.cat([far, near], -1).softmax(-1).tensor_split([P], -1)
@@ -213,8 +214,9 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
 
     prompts: B lists of token ids. Returns B lists of G pairs (token ids, log-probabilities), each up to and with the
     first stop token. A prompt is computed once for its G completions. S of them (all G, if `max_batch_tokens` allows)
-    decode as one row, for which attention reads the prompt's keys once. Completions that stopped leave the row, and
-    rows without completions leave the batch.
+    decode as one row, for which attention reads the prompt's keys once; where layers see a window or are of another
+    kind, each is a row over transformers' own cache. Completions that stopped leave the row, and rows without
+    completions leave the batch.
     """
     device, G, drawn = agent.model.device, num_generations, [[] for _ in prompts]
     layers = {type(layer) for layer in DynamicCache(config=agent.model.config).layers}
@@ -596,7 +598,7 @@ if __name__ == "__main__":
             fail(f"--env {args.env}: each process has other tasks; let them follow from --dataset and --seed alone.")
     say = print if rank == 0 else lambda *_: None
     name = f"{args.env.replace(':', '.')}__{script}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}"
-    run_dir = gather(os.path.normpath(args.resume or os.path.join(args.output_dir, name)))[0]
+    run_dir = gather(args.resume or os.path.join(args.output_dir, name))[0]
     state_file = os.path.join(run_dir, "checkpoint", "state.pt")
     if rank == 0 and not args.resume:
         git = ["git", "-C", here, "rev-parse", "HEAD"]
@@ -653,7 +655,9 @@ if __name__ == "__main__":
                 theirs = logits.log_softmax(-1).gather(-1, torch.tensor(drawn)[..., None]).flatten()
                 for ours in (token_logprobs(agent, [(ids, drawn)], 1.0), torch.tensor(sampled).flatten()):
                     if not torch.allclose(ours, theirs, atol=1e-3):
-                        fail(f"--model {name}: its logits are not its head's (soft-capping?); use one without more.")
+                        fail(
+                            f"--model {name}: it has other log-probabilities (soft-capping? attention?); use another."
+                        )
         if args.gradient_checkpointing:  # which needs training mode
             if any(value for key, value in model.config.to_dict().items() if "drop" in key):
                 fail(f"--gradient-checkpointing would turn on the dropout of {name}; set it to 0 in its config.json.")
@@ -715,7 +719,7 @@ if __name__ == "__main__":
         writer = tracker.SummaryWriter(run_dir)
         track = lambda metrics, step: [writer.add_scalar(name, value, step) for name, value in metrics.items()]
     elif args.track != "none" and rank == 0:
-        tracker.init(project="tutti", name=os.path.basename(run_dir), config=asdict(args))
+        tracker.init(project="tutti", name=os.path.basename(os.path.normpath(run_dir)), config=asdict(args))
         track = tracker.log
 
     def log(iteration, metrics, lines):

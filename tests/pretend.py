@@ -60,7 +60,8 @@ class Pretend(TorchFunctionMode):
         if is_cuda(target):
             kwargs["device"] = torch.device("cpu")
             return self.mark(func(*args, **kwargs))
-        if here and name not in MAY_MIX:
+        indexed = name in ("__getitem__", "__setitem__") and not pretends(args[0])  # on the CPU by what is on the GPU
+        if here and (name not in MAY_MIX or indexed):
             strangers = [x for x in tensors if not pretends(x) and x.dim() > 0]
             if strangers:
                 shapes = [tuple(x.shape) for x in (here[0], strangers[0])]
@@ -95,4 +96,9 @@ def pretended_gpu():
         patch.setattr(torch.cuda, "get_rng_state", lambda device=0: torch.zeros(1))
         patch.setattr(torch.cuda, "set_rng_state", lambda state, device=0: None)
         patch.setattr(torch.cuda, "manual_seed_all", lambda seed: None)
-        yield mode
+        precision, cudnn = torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
+        try:
+            yield mode
+        finally:
+            torch.set_float32_matmul_precision(precision)
+            torch.backends.cuda.enable_cudnn_sdp(cudnn)

@@ -396,28 +396,33 @@ def test_logits_that_are_no_numbers_draw_tokens_of_the_vocabulary(script, model_
 
 @every_script
 def test_cache_holds_what_attention_reads(script):
-    """Under autocast: keys in float32, so that scores are, and values as they come, in rooms as in prompts."""
-    module, held = load(script), {}
-    states = torch.randn(2, 1, 3, 4).bfloat16()  # two prompts of three tokens, for which three heads ask
+    """Under autocast: keys in float32, so that scores are, and values as they come, in rooms as in prompts.
+
+    Scores are near 32, where bfloat16 has steps of a quarter.
+    """
+    module, held, scores = load(script), {}, torch.Generator().manual_seed(0)
+    near = lambda mean, *shape: mean * (1 + 0.06 * torch.randn(*shape, generator=scores))
+    states = near(8, 2, 1, 3, 4).bfloat16()  # two prompts of three tokens, for which three heads ask
+    first = torch.randn(2, 1, 3, 4).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
-        module.attention(held, None, "layer", states.repeat(1, 3, 1, 1), states, -states, None, scaling=1.0)
+        module.attention(held, None, "layer", states.repeat(1, 3, 1, 1), states, first, None, scaling=1.0)
         (keys, values), rooms = held["layer"]
         assert keys.dtype == torch.float32 and values.dtype == torch.bfloat16 and rooms is None
-        assert torch.equal(keys, states.float()) and torch.equal(values, -states)
+        assert torch.equal(keys, states.float()) and torch.equal(values, first)
         rooms = [x.new_empty(4, 1, 2, 4) for x in (keys, values)]  # two completions of each prompt, of two tokens
         held["layer"], mask = ((keys, values), rooms), torch.tensor([[0.0, 0.0, 0.0], [-math.inf, 0.0, 0.0]])
-        for t, new in enumerate(torch.randn(2, 4, 1, 1, 4)):
-            query = torch.randn(4, 3, 1, 4)
-            out, _ = module.attention(held, t, "layer", query, new, -new.bfloat16(), mask[:, None, None], scaling=0.5)
-            assert torch.equal(rooms[0][:, :, t : t + 1], new) and torch.equal(
-                rooms[1][:, :, t : t + 1], -new.bfloat16()
-            )
+        for t, new in enumerate(near(8, 2, 4, 1, 1, 4)):
+            query, value = near(2, 4, 3, 1, 4), torch.randn(4, 1, 1, 4).bfloat16()
+            out, _ = module.attention(held, t, "layer", query, new, value, mask[:, None, None], scaling=0.5)
+            assert torch.equal(rooms[0][:, :, t : t + 1], new.bfloat16().float())
+            assert torch.equal(rooms[1][:, :, t : t + 1], value)
             for row in range(4):
                 seen = slice(1, None) if row // 2 else slice(None)  # the second prompt is padded by one
-                own = torch.cat([keys[row // 2, 0, seen], rooms[0][row, 0, : t + 1]])
-                kept = torch.cat([values[row // 2, 0, seen], rooms[1][row, 0, : t + 1]]).float()
-                weights = (0.5 * query[row, :, 0] @ own.float().T).softmax(-1)
-                assert out[row, 0].tolist() == [pytest.approx(x, abs=0.03) for x in (weights @ kept).tolist()]
+                own = torch.cat([keys[row // 2, 0, seen], rooms[0][row, 0, : t + 1]]).double()
+                read = torch.cat([values[row // 2, 0, seen], rooms[1][row, 0, : t + 1]]).double()
+                weights = (0.5 * query[row, :, 0].bfloat16().double() @ own.T).softmax(-1)
+                for head, exact in zip(out[row, 0], weights @ read):
+                    assert head.tolist() == pytest.approx(exact.tolist(), abs=0.015)
 
 
 @every_script

@@ -46,12 +46,15 @@ def test_what_pretends_refuses_company():
         here, there, module = torch.ones(2, device="cuda:0"), torch.ones(2), torch.nn.Linear(2, 1)
         assert (here + here[:1]).device == (here.cpu().to("cuda") * 2.0).device == torch.device("cuda:0")
         assert there.device == (here.cpu() + there).device == torch.device("cpu") and here.tolist() == [1.0, 1.0]
-        for mix in (
+        index = torch.zeros(1, dtype=torch.long, device="cuda")
+        mixed = [
             lambda: here + there,
             lambda: module(here),
             lambda: torch.stack([here, there]),
             lambda: here.mul_(there),
-        ):
+        ]
+        for mix in (*mixed, lambda: there[index], lambda: there.__setitem__(index, 1.0)):
             with pytest.raises(RuntimeError, match="two devices"):
                 mix()
+        assert here[index.cpu()].tolist() == here[index].tolist() == [1.0]
         assert module.to("cuda")(here).device.type == module.weight.device.type == "cuda"
