@@ -20,6 +20,8 @@ from toy import Step
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+# one with a critic and one without: the others are copies of it but for the advantages (test_copies.py)
+two_scripts = pytest.mark.parametrize("script", [SCRIPTS[0], SCRIPTS[-1]], ids=lambda path: path.stem)
 TOY = (
     "--env",
     "toy:Letters",
@@ -135,7 +137,7 @@ def test_every_epoch_visits_every_task_once_in_its_own_order(script, run, model_
     assert letters[:6] != letters[6:] and letters[:6] != "abcdef"
 
 
-@every_script
+@two_scripts
 def test_same_seed_same_numbers_and_evaluation_does_not_disturb(script, run, model_dir):
     flags = (*TOY, "--model", model_dir, "--num-iterations", 3)
     keep = lambda line: {k: v for k, v in line.items() if not k.startswith("eval/")}
@@ -146,7 +148,7 @@ def test_same_seed_same_numbers_and_evaluation_does_not_disturb(script, run, mod
     assert first[1]["train/return"] != other[1]["train/return"]
 
 
-@every_script
+@two_scripts
 def test_devices_for_all_and_for_each(script, run, model_dir, monkeypatch):
     """On "cpu" the numbers stay, and "cpu:0", which torch takes for another name, is the second agent's."""
     went, to = [], torch.nn.Module.to
@@ -193,7 +195,7 @@ def test_resume_gives_the_same_numbers_bit_for_bit(script, run, model_dir, tmp_p
             assert torch.equal(weights_of(killed, agent)[name], weight)
 
 
-@pytest.mark.parametrize("script", [SCRIPTS[0], SCRIPTS[-1]], ids=lambda path: path.stem)  # with a critic and without
+@two_scripts
 def test_a_resume_remembers_what_the_one_before_changed(script, run, model_dir, capsys):
     run_dir = run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
     again = re.search(r"--resume (\S+) --num-iterations 2\n", capsys.readouterr().out)
@@ -239,7 +241,7 @@ def test_other_numbers_of_agents(script, run, model_dir, num_agents):
     assert {f"agent_{i}/loss" for i in range(num_agents)} <= set(metrics_of(names["run_dir"])[1])
 
 
-@every_script
+@two_scripts
 def test_several_trajectories_per_evaluation_task(script, run, model_dir):
     names = run(script, *TOY, "--model", model_dir, "--num-iterations", 0, "--eval-generations", 4)
     lines = [json.loads(line) for line in open(os.path.join(names["run_dir"], "rollouts.jsonl"))]
@@ -260,7 +262,7 @@ def test_evaluation_is_greedy_at_temperature_zero(script, run, model_dir):
     assert len(said[0]) == 1 and len(said[1]) == 2
 
 
-@every_script
+@two_scripts
 def test_evaluation_draws_the_same_each_time_on_the_same_tasks(script, run, model_dir):
     letters = []
     for seed in (1, 2):
@@ -320,7 +322,7 @@ def test_environments_that_break_their_contract_are_told(name, broken, said, run
     assert stop.value.code == 2 and said in capsys.readouterr().err
 
 
-@every_script
+@two_scripts
 def test_sigterm_finishes_the_iteration_saves_and_says_how_to_go_on(script, model_dir, tmp_path):
     flags = (*TOY, "--model", model_dir, "--num-iterations", 100_000, "--output-dir", tmp_path / "runs")
     process = subprocess_run(script, *flags, cwd=tmp_path)
@@ -336,7 +338,7 @@ def test_sigterm_finishes_the_iteration_saves_and_says_how_to_go_on(script, mode
     assert os.path.exists(os.path.join(run_dir, "agent_1", "config.json"))
 
 
-@every_script
+@two_scripts
 def test_kill_during_a_checkpoint_leaves_the_one_before(script, run, model_dir, tmp_path):
     code = """
 import os, signal, torch
@@ -380,7 +382,7 @@ torch.optim.AdamW.step = step
 """
 
 
-@every_script
+@two_scripts
 def test_two_processes_make_the_update_of_one(script, model_dir, tmp_path):
     """From the trees that two processes grew of one task each, the update is the slow one of both tasks together."""
     import test_gradient
@@ -423,7 +425,7 @@ def test_processes_with_different_tasks_are_told(other, model_dir, tmp_path):
     assert process.returncode != 0 and "--env toy:Letters: each process has other tasks" in printed
 
 
-@pytest.mark.parametrize("script", [SCRIPTS[0], SCRIPTS[-1]], ids=lambda path: path.stem)  # with a critic and without
+@two_scripts
 def test_two_processes_resume(script, model_dir, tmp_path):
     code = """
 import os, shutil
