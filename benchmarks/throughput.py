@@ -6,7 +6,8 @@ turns; what counts is the ratio of the medians, not the seconds of one machine.
 
 The floor is the time of the script's own matrix products, attention among them, as bare calls: all products that one
 iteration makes are recorded with their shapes, and each is then called by itself on tensors of that shape. What is
-above it is everything else: norms, activations, copies, masks, random numbers, the optimizer, Python.
+above it is everything else: norms, activations, copies, masks, random numbers, the optimizer, Python. A profile tells
+the ten operators that take most; the calls alone may find their tensors in a nearer cache than a run does.
 
     python benchmarks/throughput.py              fixed lengths: P = 400, C = 100, G = 8, B = 4
     python benchmarks/throughput.py --natural    sample posts, and completions that end where the model ends them
@@ -214,6 +215,16 @@ def compare(args):
     for name, floor in floors.items():
         ours_median = statistics.median(ours for _, ours in seconds[name])
         print(f"| {name} | {floor:.3f} | **{ours_median / floor:.2f}** |")
+    for part, run in (("sampling", ours_sample), ("training", ours_train)):
+        with torch.profiler.profile() as profile:
+            run(args, script, agent, prompts, *([drawn] if part == "training" else []))
+        events = sorted(profile.key_averages(), key=lambda event: -event.self_cpu_time_total)
+        total = sum(event.self_cpu_time_total for event in events)
+        shares = (
+            f"{event.key.removeprefix('aten::')} {event.self_cpu_time_total / total:.0%}" for event in events[:10]
+        )
+        print(f"\n{part} by operator, of the time in all of them: {', '.join(shares)}")
+    optimizer.zero_grad()
     print("\ntokens/s of sampling:", ", ".join(f"{name} {statistics.median(r[1:]):.0f}" for name, r in rates.items()))
     worst = max((ours[key] - plain_row).abs().max().item() for key, plain_row in plain.items())
     scale = max(g.abs().max() for g in plain_gradient)

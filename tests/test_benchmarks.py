@@ -69,6 +69,11 @@ def test_throughput_compares_at_a_small_size():
     assert done.returncode == 0, done.stderr
     tables = [line for line in done.stdout.splitlines() if line.startswith(("| sampling", "| training", "| whole"))]
     assert len(tables) == 6 and "of a gradient" in done.stdout
+    profiles = re.findall(r"by operator, of the time in all of them: (.*)", done.stdout)
+    assert len(profiles) == 2
+    for shares in profiles:
+        shares = [int(share) for share in re.findall(r" (\d+)%", shares)]
+        assert len(shares) == 10 and shares == sorted(shares, reverse=True) and 50 < sum(shares) <= 101
     gaps = [float(gap) for gap in re.findall(r": (\d\.\de-\d+)", done.stdout.splitlines()[-1])]
     assert len(gaps) == 2 and max(gaps) < 1e-4
 
