@@ -239,10 +239,8 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
         position_ids = mask.sum(-1, keepdim=True).expand(-1, S)  # (R, S)
         if grouped:
             mask = mask[:, None, None].log()  # (R, 1, 1, P): what is added to the scores of the prompt
-            for module, (
-                states,
-                _,
-            ) in held.items():  # room from the start: a DynamicCache copies itself for each token
+            # room for all tokens from the start: a DynamicCache copies itself for each
+            for module, (states, _) in held.items():
                 rooms = [x.new_empty(len(rows) * S, x.shape[1], max_new_tokens, x.shape[3]) for x in states]
                 held[module] = [x[of_row] for x in states], rooms
         else:
@@ -655,9 +653,7 @@ if __name__ == "__main__":
                 theirs = logits.log_softmax(-1).gather(-1, torch.tensor(drawn)[..., None]).flatten()
                 for ours in (token_logprobs(agent, [(ids, drawn)], 1.0), torch.tensor(sampled).flatten()):
                     if not torch.allclose(ours, theirs, atol=1e-3):
-                        fail(
-                            f"--model {name}: it has other log-probabilities (soft-capping? attention?); use another."
-                        )
+                        fail(f"--model {name} has other log-probabilities (soft-capping? attention?); use another.")
         if args.gradient_checkpointing:  # which needs training mode
             if any(value for key, value in model.config.to_dict().items() if "drop" in key):
                 fail(f"--gradient-checkpointing would turn on the dropout of {name}; set it to 0 in its config.json.")
