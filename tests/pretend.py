@@ -92,6 +92,7 @@ def pretended_gpu():
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "device_count", lambda: 1)
         patch.setattr(torch.cuda, "set_device", lambda device: None)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         patch.setattr(torch.cuda, "get_rng_state_all", lambda: [])
         patch.setattr(torch.cuda, "get_rng_state", lambda device=0: torch.zeros(1))
         patch.setattr(torch.cuda, "set_rng_state", lambda state, device=0: None)

@@ -261,8 +261,8 @@ def test_old_values_are_as_exact_as_the_new_ones(run, model_dir, monkeypatch):
 
     autocast, step, started = torch.autocast, Letters.step, []  # from the first evaluation on as on CUDA
 
-    def as_on_cuda(device, dtype=None, enabled=True):
-        return autocast(device, dtype, enabled=enabled or (bool(started) and dtype is torch.bfloat16))
+    def as_on_cuda(device, dtype=None, enabled=True, **kwargs):
+        return autocast(device, dtype, enabled=enabled or (bool(started) and dtype is torch.bfloat16), **kwargs)
 
     monkeypatch.setattr(torch, "autocast", as_on_cuda)
     monkeypatch.setattr(Letters, "step", lambda self, branches: started.append(1) or step(self, branches))
