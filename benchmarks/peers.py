@@ -49,6 +49,7 @@ class Args:
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = 1  # of each process
     seed: int = 1  # of model and prompts; the round is added for sampling
+    max_batch_tokens: int = 0  # of ours; 0: the whole rollout, as the peers have it
     trl_rows: int = 0  # completions in a training batch of trl, where memory forbids the whole rollout; 0: all of it
     shrink: bool = False  # tiny sizes, to see whether everything runs; measures nothing
     pip_args: str = ""  # of the peers' installation, as one string, such as an index with CPU builds of torch
@@ -185,9 +186,9 @@ def run_ours(args, job, script, more, num_agents, folder):
     command += ["--model", job["model"], "--num-agents", num_agents, "--num-iterations", job["updates"] + 1]
     command += ["--num-tasks", job["num_tasks"], "--num-generations", job["num_generations"]]
     command += ["--max-new-tokens", job["completion_tokens"], "--learning-rate", job["learning_rate"]]
-    # the whole rollout in one batch, as the peers have it
     rows = job["num_tasks"] * job["num_generations"]
-    command += ["--max-batch-tokens", rows * (job["prompt_tokens"] + job["completion_tokens"])]
+    whole = rows * (job["prompt_tokens"] + job["completion_tokens"])
+    command += ["--max-batch-tokens", args.max_batch_tokens or whole]
     # evaluation cannot be switched off: one task, before the first update and after the last, outside of the times
     command += ["--eval-tasks", 1, "--eval-every", 10**6, "--save-every", 10**6]
     command += ["--seed", job["seed"], "--output-dir", folder, *more]
