@@ -155,19 +155,20 @@ def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # 
     token t of each completion, and `held` also has rooms for their keys and values, (R * S, K, C, E). The prompts' are
     read once for their S completions, and no query head has a copy of its own.
     """
-    # scores are float32 products of what sdpa takes, which is bfloat16 under autocast, as in training
-    query, key = (x.to(value.dtype).float() for x in (query, key))
+    # scores are to be float32 products of what sdpa takes in training, which is bfloat16 under autocast
+    rounded = lambda x: x.to(value.dtype).float()
+    new = rounded(key), value
     if t is None:
-        held[module] = [states.contiguous() for states in (key, value)], None
+        held[module] = [states.contiguous() for states in new], None
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     (prompt_keys, prompt_values), rooms = held[module]
-    R, K, P, E = prompt_keys.shape
-    for room, states in zip(rooms, (key, value)):
+    (R, K, P, E), S = prompt_keys.shape, len(query) // len(prompt_keys)
+    for room, states in zip(rooms, new):
         room[:, :, t : t + 1] = states
     keys, values = (room[:, :, : t + 1].unflatten(0, (R, -1)) for room in rooms)  # (R, S, K, t + 1, E)
-    query = query.view(R, -1, K, query.shape[1] // K, E) * kwargs["scaling"]  # (R, S, K, H / K, E)
+    query = rounded(query).view(R, S, K, -1, E) * kwargs["scaling"]  # (R, S, K, H / K, E)
     heads_first = lambda x: x.transpose(1, 2).flatten(2, 3)  # -> (R, K, S * H / K, ...)
-    heads_last = lambda x: x.unflatten(2, (query.shape[1], -1)).transpose(1, 2)
+    heads_last = lambda x: x.unflatten(2, (S, -1)).transpose(1, 2)
     with torch.autocast(query.device.type, enabled=False):
         far = heads_last(heads_first(query) @ prompt_keys.mT + attention_mask)  # of the prompt
         near = query @ keys.mT  # of the completion's own tokens

@@ -215,9 +215,9 @@ def compare(args):
     for name, floor in floors.items():
         ours_median = statistics.median(ours for _, ours in seconds[name])
         print(f"| {name} | {floor:.3f} | **{ours_median / floor:.2f}** |")
-    for part, run in (("sampling", ours_sample), ("training", ours_train)):
+    for part, run, more in (("sampling", ours_sample, ()), ("training", ours_train, (drawn,))):
         with torch.profiler.profile() as profile:
-            run(args, script, agent, prompts, *([drawn] if part == "training" else []))
+            run(args, script, agent, prompts, *more)
         events = sorted(profile.key_averages(), key=lambda event: -event.self_cpu_time_total)
         total = sum(event.self_cpu_time_total for event in events)
         shares = (

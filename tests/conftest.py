@@ -18,6 +18,8 @@ from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCRIPTS = sorted(path for path in ROOT.glob("*.py") if path.stem != "sft")  # a new one cannot be missed
 CRITIC_FREE = [path for path in SCRIPTS if "# >>> ALGORITHM" in path.read_text()]
+# what the scripts share needs one with a critic and one without: the others differ by advantages only (test_copies.py)
+two_scripts = pytest.mark.parametrize("script", [ROOT / "magrpo.py", ROOT / "ippo.py"], ids=lambda path: path.stem)
 CHAT = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

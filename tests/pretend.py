@@ -1,7 +1,7 @@
 """A GPU that is not there: tensors that say they are on cuda:0, compute on the CPU, and refuse company from the CPU.
 
 On a machine without a GPU nothing else notices that two tensors of an operation are on different devices. What it does
-not see: operations inside of torch's C++, dtypes under autocast, and speed.
+not see: operations inside of torch's C++, where CUDA's autocast differs from the CPU's, and speed.
 """
 
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 CUDA = torch.device("cuda:0")
 # which may mix: they copy, also from device to device, or take indices from the CPU
@@ -45,18 +45,15 @@ class Pretend(TorchFunctionMode):
                 return CUDA if here else out
             return self.mark(out) if here and isinstance(out, torch.Tensor) else out
         target = kwargs.get("device")
-        if name == "to" or name in ("cpu", "cuda"):
-            asked = [x for x in args[1:] if isinstance(x, (str, torch.device))] + ([target] if target else [])
-            asked = ["cpu"] if name == "cpu" else asked
-            replaced = tree_map_only((torch.device,), lambda d: torch.device("cpu"), (args[1:], kwargs))
-            out = func(args[0], *["cpu" if isinstance(x, str) else x for x in replaced[0]], **replaced[1])
-            if is_cuda(asked[0]) if asked else bool(here):
-                return self.mark(out.clone() if out is args[0] and not here else out)
-            if out is args[0] and here and asked:
-                out = out.detach().clone()
-            if "pretends" in vars(out) and asked:
-                del out.pretends
-            return out
+        if name in ("to", "cpu"):
+            asked = [x for x in (*args[1:], target, *["cpu"] * (name == "cpu")) if isinstance(x, (str, torch.device))]
+            on_cpu = lambda x: "cpu" if isinstance(x, (str, torch.device)) else x
+            out = func(args[0], *map(on_cpu, args[1:]), **{key: on_cpu(value) for key, value in kwargs.items()})
+            was = pretends(args[0])
+            will = is_cuda(asked[0]) if asked else was
+            if out is args[0] and will != was:
+                out = out.clone()  # what moves is a new tensor
+            return self.mark(out) if will else out
         if is_cuda(target):
             kwargs["device"] = torch.device("cpu")
             return self.mark(func(*args, **kwargs))
@@ -69,6 +66,7 @@ class Pretend(TorchFunctionMode):
         out = func(*args, **kwargs)
         if name in ("tolist", "item", "numpy"):
             return out
+        # what is copied into a tensor, or taken from it, is where that tensor is
         owner = args and isinstance(args[0], torch.Tensor) and name in MAY_MIX
         return self.mark(out) if (pretends(args[0]) if owner else bool(here)) else out
 

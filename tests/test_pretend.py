@@ -1,18 +1,15 @@
-"""Scripts on a GPU that is not there: no operation mixes devices. The others are magrpo.py but for advantages."""
+"""Scripts on a GPU that is not there: no operation mixes devices."""
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import two_scripts
 from pretend import pretended_gpu
 
 TOY = ("--env", "toy:Letters", "--num-generations", 3, "--num-tasks", 2, "--max-new-tokens", 8, "--num-turns", 2)
 TOY = (*TOY, "--learning-rate", 0.01, "--eval-tasks", 2, "--num-iterations", 1)
-WITH_AND_WITHOUT_CRITIC = pytest.mark.parametrize(
-    "script", [ROOT / "magrpo.py", ROOT / "ippo.py"], ids=lambda p: p.stem
-)
 
 
-@WITH_AND_WITHOUT_CRITIC
+@two_scripts
 def test_no_operation_mixes_devices(script, run, model_dir):
     with pretended_gpu() as mode:
         names = run(script, *TOY, "--model", model_dir)
@@ -22,7 +19,7 @@ def test_no_operation_mixes_devices(script, run, model_dir):
     assert names["iteration"] == 2
 
 
-@WITH_AND_WITHOUT_CRITIC
+@two_scripts
 @pytest.mark.parametrize(
     "flags",
     [("--gradient-checkpointing",), ("--lora-rank", 2), ("--lora-rank", 2, "--devices", "cuda:0", "cpu")],

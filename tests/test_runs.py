@@ -15,13 +15,11 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import CRITIC_FREE, ROOT, SCRIPTS, save_model
+from conftest import CRITIC_FREE, ROOT, SCRIPTS, save_model, two_scripts
 from toy import Step
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-# one with a critic and one without: the others are copies of it but for the advantages (test_copies.py)
-two_scripts = pytest.mark.parametrize("script", [SCRIPTS[0], SCRIPTS[-1]], ids=lambda path: path.stem)
 TOY = (
     "--env",
     "toy:Letters",
@@ -412,6 +410,31 @@ def test_two_processes_make_the_update_of_one(script, model_dir, tmp_path):
     assert len(letters) == len(set(letters)) == 2  # the evaluation tasks are shared out
     mean = sum(step.reward for node in both[0] for step in node.steps) / 6
     assert metrics_of(run_dir)[1]["train/reward_turn1"] == pytest.approx(mean)
+
+
+LOST = """
+import gc, os, torch
+backward = torch.Tensor.backward
+def lost(*args, **kwargs):
+    backward(*args, **kwargs)
+    for p in gc.get_objects() if os.environ["RANK"] == "1" else ():
+        if isinstance(p, torch.nn.Parameter) and p.shape == (48, 32):
+            p.grad = None
+torch.Tensor.backward = lost
+"""
+
+
+@two_scripts
+def test_a_process_without_some_gradient_takes_part(script, model_dir, tmp_path):
+    """As where no token of a process came to an expert: what it lacks counts as zero, and all weights stay equal."""
+    flags = (*TOY, "--model", model_dir, "--num-iterations", 1, "--output-dir", tmp_path / "runs")
+    process = subprocess_run(script, *flags, cwd=tmp_path, processes=2, code=LOST)
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, printed
+    (run_dir,) = tmp_path.glob("runs/*")
+    old = AutoModelForCausalLM.from_pretrained(model_dir).state_dict()
+    new = AutoModelForCausalLM.from_pretrained(run_dir / "agent_0").state_dict()
+    assert all(not torch.equal(old[name], new[name]) for name in old if "up_proj" in name)  # by the other process
 
 
 @pytest.mark.parametrize("other", ["train", "test"])
