@@ -411,7 +411,8 @@ def micro_batches(agent, groups, max_batch_tokens):
             batch, held = [], 0
         batch.append(part)
         held += tokens
-    yield batch
+    if batch:
+        yield batch
 
 
 def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
@@ -915,10 +916,10 @@ if __name__ == "__main__":
                         totals += torch.stack(
                             [loss, policy_loss, value_loss, kl, outside, torch.ones_like(ratios).sum()]
                         )
+                for p in agent.learner.parameters():
+                    if p.requires_grad and p.grad is None:  # no token here came to it, as to an expert
+                        p.grad = torch.zeros_like(p)
                 if world_size > 1:  # the mean over processes, of their means over trajectories
-                    for p in agent.learner.parameters():
-                        if p.requires_grad and p.grad is None:  # such as of an expert that no token here came to
-                            p.grad = torch.zeros_like(p)
                     tensors = [totals, *(p.grad for p in agent.learner.parameters() if p.grad is not None)]
                     flat = torch.cat([tensor.flatten() for tensor in tensors])  # one message: each has its latency
                     dist.all_reduce(flat)

@@ -360,7 +360,8 @@ def micro_batches(agent, groups, max_batch_tokens):
             batch, held = [], 0
         batch.append(part)
         held += tokens
-    yield batch
+    if batch:
+        yield batch
 
 
 def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
@@ -769,7 +770,10 @@ if __name__ == "__main__":
                     # the denominator is fixed here, before batches are cut
                     weight = node.weight / G * args.gamma**t / args.max_new_tokens
                     group = node.groups[i]
-                    groups.append((group.prompt_ids, group.completion_ids, (weight * group.advantages).tolist()))
+                    pairs = zip(group.completion_ids, group.advantages.tolist())
+                    # a completion without an advantage adds nothing, and rounding makes none: Adam's own eps is 1e-8
+                    if chosen := [(ids, weight * advantage) for ids, advantage in pairs if abs(advantage) > 1e-9]:
+                        groups.append((group.prompt_ids, *zip(*chosen)))
             select(agent)
             device = agent.model.device
             loss = torch.zeros((), device=device)
@@ -781,21 +785,22 @@ if __name__ == "__main__":
                 batch_loss.backward()
                 loss += batch_loss.detach()
             agent.model.eval()
+            for p in agent.model.parameters():
+                if p.requires_grad and p.grad is None:  # no token here came to it, as to an expert, or there was none
+                    p.grad = torch.zeros_like(p)
             if world_size > 1:  # the mean over processes, of their means over tasks
-                for p in agent.model.parameters():
-                    if p.requires_grad and p.grad is None:  # such as of an expert that no token here came to
-                        p.grad = torch.zeros_like(p)
                 tensors = [loss, *(p.grad for p in agent.model.parameters() if p.grad is not None)]
                 flat = torch.cat([tensor.flatten() for tensor in tensors])  # one message: each has its latency
                 dist.all_reduce(flat)
                 for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
                     tensor.copy_(total.view_as(tensor) / world_size)
             grad_norm = torch.nn.utils.clip_grad_norm_(agent.model.parameters(), args.max_grad_norm)
-            if not (loss.isfinite() and grad_norm.isfinite()):
+            entropy = metrics[f"agent_{i}/entropy"]  # of what was drawn: the loss may have had nothing to see
+            if not all(map(math.isfinite, (loss, grad_norm, entropy))):
                 kept = f"iteration {saved}'s in {run_dir}" if saved else "none yet"
                 sys.exit(
-                    f"agent {i}: at iteration {iteration} the loss is {loss.item()} and the gradient norm "
-                    f"{grad_norm.item()}; the last good checkpoint: {kept}."
+                    f"agent {i}: at iteration {iteration} the loss is {loss.item()}, the gradient norm "
+                    f"{grad_norm.item()} and the entropy {entropy}; the last good checkpoint: {kept}."
                 )
             decay = 1 - (iteration - 1) / args.num_iterations if args.anneal_lr else 1.0
             agent.optimizer.param_groups[0]["lr"] = decay * args.learning_rate

@@ -102,6 +102,8 @@ TREE_DETAILS = [
      "would favour long bad answers.", "weight = node.weight / G * args.gamma**t / args.max_new_tokens"),
     ("All denominators are fixed before batches are cut: the gradient does not depend on `--max-batch-tokens`.",
      "for batch in micro_batches(agent, groups, args.max_batch_tokens):"),
+    ("Completions without an advantage, such as those of a group whose returns are all equal, are not computed: they add "
+     "nothing. Where no completion has one, the gradient is zero and AdamW steps on.", "if chosen := [(ids, weight"),
     ("One optimizer step per rollout, so the policy is always the one that sampled and no ratio is needed.",
      "agent.optimizer.step()"),
 ]  # fmt: skip

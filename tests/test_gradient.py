@@ -136,11 +136,34 @@ def test_prompt_may_hold_the_pad_and_stop_tokens(run, updates, tmp_path):
     check(updates, CRITIC_FREE[0], [path])
 
 
-def test_equal_rewards_leave_no_gradient(run, updates, model_dir, monkeypatch):
+@pytest.fixture
+def backward_passes(monkeypatch):
+    calls, backward = [], torch.Tensor.backward
+    monkeypatch.setattr(torch.Tensor, "backward", lambda loss: calls.append(backward(loss)))
+    return calls
+
+
+def test_equal_rewards_leave_no_gradient_and_cost_no_backward_pass(
+    run, updates, backward_passes, model_dir, monkeypatch
+):
     from toy import Letters, Step
 
     monkeypatch.setattr(Letters, "step", lambda self, branches: [Step(b[2], 0.7, {}, False) for b in branches])
     for script in (path for path in CRITIC_FREE if path.stem != "mareinforce"):
         names = run(script, *TOY, "--model", model_dir)
         assert names["metrics"]["train/zero_variance_groups"] == 1
-    assert all(gradient.abs().max() < 1e-12 for _, _, gradients in updates for gradient in gradients)
+    assert len(updates) == 6
+    assert all(gradient.abs().max() == 0 for _, _, gradients in updates for gradient in gradients)
+    assert not backward_passes
+
+
+@pytest.mark.parametrize("script", CRITIC_FREE, ids=lambda path: path.stem)
+def test_only_completions_with_an_advantage_are_computed(script, run, updates, backward_passes, model_dir):
+    # one token a batch: each completion is a batch of its own
+    names = run(script, *TOY, "--model", model_dir, "--max-batch-tokens", 1)
+    groups = [group for node in names["turns"][0] for group in node.groups]
+    advantages = torch.stack([group.advantages for group in groups])  # (4, 3)
+    trained = (advantages.abs() > 1e-9).sum()
+    assert len(backward_passes) == trained
+    assert trained <= 8 if script.stem == "maremax" else trained >= 8  # it lets the best of each group be
+    check(updates, script, [model_dir])

@@ -506,6 +506,21 @@ def test_a_loss_that_is_not_finite_stops_the_run(script, save_every, kept, run, 
     assert re.search(rf"agent 1.*iteration 3.*{kept}", str(stop.value))
 
 
+@pytest.mark.parametrize("script", CRITIC_FREE[:1], ids=lambda path: path.stem)
+def test_weights_that_are_not_finite_stop_a_run_in_which_all_rewards_are_equal(script, run, tmp_path, monkeypatch):
+    from toy import Letters
+
+    @torch.no_grad()
+    def step(optimizer, closure=None):
+        optimizer.param_groups[0]["params"][0].fill_(float("nan"))
+
+    monkeypatch.setattr(Letters, "step", lambda self, branches: [Step(b[2], 0.7, {}, False) for b in branches])
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    with pytest.raises(SystemExit) as stop:
+        run(script, *TOY, "--model", save_model(tmp_path / "model"), "--num-iterations", 3)
+    assert re.search("agent 0: at iteration 2 the loss is 0.0.* the entropy nan", str(stop.value))
+
+
 @every_script
 def test_a_reward_that_is_not_finite_stops_the_run(script, run, model_dir, monkeypatch, capsys):
     from toy import Letters
