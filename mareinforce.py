@@ -170,10 +170,10 @@ def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # 
     heads_first = lambda x: x.transpose(1, 2).flatten(2, 3)  # -> (R, K, S * H / K, ...)
     heads_last = lambda x: x.unflatten(2, (S, -1)).transpose(1, 2)
     with torch.autocast(query.device.type, enabled=False):
-        far = heads_last(heads_first(query) @ prompt_keys.mT + attention_mask)  # of the prompt
-        near = query @ keys.mT  # of the completion's own tokens
+        far = heads_first(query) @ prompt_keys.mT + attention_mask  # of the prompt
+        near = heads_first(query @ keys.mT)  # of the completion's own tokens
     far, near = torch.cat([far, near], -1).softmax(-1).tensor_split([P], -1)
-    out = heads_last(heads_first(far) @ prompt_values) + near @ values
+    out = heads_last(far @ prompt_values) + heads_last(near) @ values
     return out.flatten(0, 1).flatten(1, 2)[:, None], None
 
 
@@ -249,29 +249,29 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
         alive = torch.arange(len(rows) * S, device=device).view(-1, S)
         tokens = torch.zeros(alive.numel(), max_new_tokens, dtype=torch.long, device=device)
         logprobs = torch.zeros(alive.numel(), max_new_tokens, device=device)
-        lengths = torch.full((alive.numel(),), max_new_tokens, device=device)
+        running = torch.ones_like(alive, dtype=torch.bool)
         for t in range(max_new_tokens):
-            logprob = (head(agent.model, hidden) / (temperature or 1.0)).log_softmax(-1)  # (R * S, V)
+            logits = head(agent.model, hidden)  # (R * S, V)
+            probs = (logits if temperature in (0, 1) else logits / temperature).softmax(-1)
             if temperature:  # first a block of the vocabulary, then a token of the block
-                V = logprob.shape[1]
-                blocks = pad(logprob.exp(), (0, -V % 256)).unflatten(1, (-1, 256))  # (R * S, V / 256, 256)
+                V = probs.shape[1]
+                blocks = pad(probs, (0, -V % 256)).unflatten(1, (-1, 256))  # (R * S, V / 256, 256)
                 block = draw(blocks.sum(-1))
                 token = 256 * block + draw(blocks.take_along_dim(block[..., None], 1)[:, 0])
                 token = token.clamp(max=V - 1)  # the last block is padded
             else:
-                token = logprob.argmax(-1, keepdim=True)
-            tokens[alive, t], logprobs[alive, t] = token.view_as(alive), logprob.gather(-1, token).view_as(alive)
+                token = logits.argmax(-1, keepdim=True)
+            tokens[alive, t], logprobs[alive, t] = token.view_as(alive), probs.gather(-1, token).log().view_as(alive)
             token = token.view_as(alive)  # (R, S)
-            stopped = alive[torch.isin(token, agent.stop_ids)]
-            lengths[stopped] = lengths[stopped].clamp(max=t + 1)
-            running = lengths[alive] > t + 1  # (R, S)
+            running = running & ~torch.isin(token, agent.stop_ids)
             remaining, most = running.any(1).nonzero()[:, 0], running.sum(1).max()
             if len(remaining) == 0 or t + 1 == max_new_tokens:
                 break
             if 8 * len(remaining) * most <= 7 * running.numel():  # not for each that stops: a copy has its price
                 columns = running[remaining].int().argsort(1, descending=True)[:, :most]
-                alive, token, position_ids = (x[remaining].gather(1, columns) for x in (alive, token, position_ids))
                 index, mask = (remaining[:, None] * running.shape[1] + columns).flatten(), mask[remaining]
+                kept = (alive, token, position_ids, running)
+                alive, token, position_ids, running = (x[remaining].gather(1, columns) for x in kept)
                 for module, (states, rooms) in held.items():
                     held[module] = [x[remaining] for x in states], [x[index] for x in rooms]
                 if not grouped:
@@ -280,6 +280,8 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
             with attending(held, t) if grouped else nullcontext():
                 hidden = trunk(agent.model, token.view(-1, 1), mask, position_ids.reshape(-1, 1), cache)[:, 0]
             position_ids = position_ids + 1
+        stops = torch.isin(tokens, agent.stop_ids)
+        lengths = torch.where(stops.any(1), stops.int().argmax(1) + 1, max_new_tokens)
         for b, group in zip(rows, zip(*(x.split(S) for x in (tokens, logprobs, lengths)))):
             for ids, logprob, length in zip(*(x.tolist() for x in group)):
                 drawn[b].append((ids[:length], logprob[:length]))

@@ -70,7 +70,7 @@ DETAILS = [
      "generation_config is not read, so the policy that acts is the one in the loss.", "torch.searchsorted("),
     ("A completion ends with its first stop token, which is trained like every other token: any of the model's "
      "`eos_token_id`s and the tokenizer's. Nothing after it exists, so there is no padding to mask in the loss.",
-     "stopped = alive[torch.isin("),
+     "running = running & ~torch.isin("),
     ("A prompt is computed once for its G completions, when sampling ...", "distinct.index(b) for b in rows"),
     ("... and when training, where the completions go on from the prompt's cache with gradients.",
      "branch.reorder_cache(owner)"),
