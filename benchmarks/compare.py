@@ -4,10 +4,11 @@
     python benchmarks/plot.py
 
 Each run is a process of its own with one thread. A row of results/<env>.csv is one evaluation of a run: script, seed,
-iteration, tokens (sampled by all agents until then), seconds (of training until then), and the evaluation's metrics.
-Commit, versions and arguments stand in the file's first line, behind a #. Every script has its defaults, with equal
-numbers of tasks, generations and iterations; since completions change in length, plot.py compares the runs at an equal
-number of sampled tokens.
+iteration, tokens (sampled by all agents until then), seconds (of training until then), update_seconds (of these, in
+updates), train_zero_variance_groups (mean since the row before), and the evaluation's metrics. Commit, versions and
+arguments stand in the file's first line, behind a #. Every script has its defaults, with equal numbers of tasks,
+generations and iterations; since completions change in length, plot.py compares the runs at an equal number of sampled
+tokens.
 """
 
 import csv
@@ -52,16 +53,22 @@ def train(args, script, seed):
         (run_dir,) = glob.glob(os.path.join(folder, "*"))
         with open(os.path.join(run_dir, "metrics.jsonl")) as file:
             lines = [json.loads(line) for line in file]
-    rows, tokens, seconds = [], 0.0, 0.0
+    rows, tokens, seconds, updating, equal = [], 0.0, 0.0, 0.0, []
     for line in lines:
         if line["iteration"]:
             spent = sum(value for key, value in line.items() if key.startswith("time/"))
             tokens += line["tokens_per_second"] * spent
             seconds += spent
+            updating += line["time/update"]
+            equal.append(line["train/zero_variance_groups"])
         if "eval/return" in line:
             scores = {key.removeprefix("eval/"): value for key, value in line.items() if key.startswith("eval/")}
             row = {"script": script, "seed": seed, "iteration": line["iteration"]}
-            rows.append(row | {"tokens": round(tokens), "seconds": round(seconds, 1)} | scores)
+            row |= {"tokens": round(tokens), "seconds": round(seconds, 1), "update_seconds": round(updating, 1)}
+            # since the evaluation before
+            row["train_zero_variance_groups"] = round(sum(equal) / len(equal), 3) if equal else None
+            rows.append(row | scores)
+            equal.clear()
     print(f"{script} seed {seed}: {rows[0]['return']:.3f} -> {rows[-1]['return']:.3f}, {seconds:.0f} s", flush=True)
     return rows
 
