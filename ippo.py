@@ -244,11 +244,11 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
     while waiting:
         R = max(1, max_batch_tokens // (len(prompts[waiting[0]]) + S * max_new_tokens))
         rows, waiting = waiting[:R], waiting[R:]
-        distinct = list(dict.fromkeys(rows))
+        distinct = list(dict.fromkeys(tuple(prompts[b]) for b in rows))
         cache, held = None if grouped else DynamicCache(config=agent.model.config), {}
         with attending(held) if grouped else nullcontext():
-            hidden, mask = prefill(agent, [prompts[b] for b in distinct], cache)
-        of_row = torch.tensor([distinct.index(b) for b in rows], device=device)
+            hidden, mask = prefill(agent, [list(ids) for ids in distinct], cache)
+        of_row = torch.tensor([distinct.index(tuple(prompts[b])) for b in rows], device=device)
         hidden, mask = hidden[of_row, -1].repeat_interleave(S, 0), mask[of_row]  # (R * S, D), (R, P)
         position_ids = mask.sum(-1, keepdim=True).expand(-1, S)  # (R, S)
         if grouped:
@@ -876,32 +876,30 @@ if __name__ == "__main__":
             for minibatch in itertools.chain.from_iterable(
                 torch.randperm(len(trajectories)).tensor_split(args.num_minibatches) for _ in range(args.update_epochs)
             ):
-                members = defaultdict(list)  # of the minibatch, by node: a node's prompt is computed once
+                owners = defaultdict(
+                    lambda: defaultdict(list)
+                )  # by prompt and completion: equal ones are computed once
                 for trajectory in (trajectories[k] for k in minibatch.tolist()):
                     for t, (node, k) in enumerate(trajectory):
-                        members[id(node)].append((node.groups[i], k, args.gamma**t))
+                        group = node.groups[i]
+                        place = owners[tuple(group.prompt_ids)][tuple(group.completion_ids[k])]
+                        place.append((group, k, args.gamma**t))
                 groups = [
-                    (chosen[0][0].prompt_ids, [group.completion_ids[k] for group, k, _ in chosen], chosen)
-                    for chosen in members.values()
+                    (list(prompt_ids), [list(ids) for ids in members], list(members.values()))
+                    for prompt_ids, members in owners.items()
                 ]
                 weight, totals = 1 / (len(minibatch) * args.max_new_tokens), torch.zeros(6, device=device)
                 for batch in micro_batches(agent, groups, args.max_batch_tokens):
-                    old = [
-                        numbers
-                        for _, _, chosen in batch
-                        for group, k, discount in chosen
-                        for numbers in zip(
-                            group.logprobs[k],
-                            group.values[k],
-                            group.advantages[k],
-                            group.targets[k],
-                            itertools.repeat(discount),
-                        )
-                    ]
+                    old, index, start = [], [], 0
+                    for ids, members in (pair for _, *pairs in batch for pair in zip(*pairs)):
+                        for group, k, discount in members:
+                            numbers = (group.logprobs[k], group.values[k], group.advantages[k], group.targets[k])
+                            old += zip(*numbers, itertools.repeat(discount))
+                            index += range(start, start + len(ids))
+                        start += len(ids)
                     old_logprobs, old_values, advantages, targets, discounts = torch.tensor(old, device=device).T
-                    logprobs, entropies, values = evaluate_tokens(
-                        agent, [part[:2] for part in batch], args.temperature
-                    )
+                    computed = evaluate_tokens(agent, [part[:2] for part in batch], args.temperature)
+                    logprobs, entropies, values = (x[torch.tensor(index, device=device)] for x in computed)
                     ratios = (logprobs - old_logprobs).exp()
                     clipped = ratios.clamp(1 - args.clip_coef, 1 + args.clip_coef)
                     policy_loss = -(discounts * torch.min(ratios * advantages, clipped * advantages)).sum() * weight

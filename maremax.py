@@ -231,11 +231,11 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
     while waiting:
         R = max(1, max_batch_tokens // (len(prompts[waiting[0]]) + S * max_new_tokens))
         rows, waiting = waiting[:R], waiting[R:]
-        distinct = list(dict.fromkeys(rows))
+        distinct = list(dict.fromkeys(tuple(prompts[b]) for b in rows))
         cache, held = None if grouped else DynamicCache(config=agent.model.config), {}
         with attending(held) if grouped else nullcontext():
-            hidden, mask = prefill(agent, [prompts[b] for b in distinct], cache)
-        of_row = torch.tensor([distinct.index(b) for b in rows], device=device)
+            hidden, mask = prefill(agent, [list(ids) for ids in distinct], cache)
+        of_row = torch.tensor([distinct.index(tuple(prompts[b])) for b in rows], device=device)
         hidden, mask = hidden[of_row, -1].repeat_interleave(S, 0), mask[of_row]  # (R * S, D), (R, P)
         position_ids = mask.sum(-1, keepdim=True).expand(-1, S)  # (R, S)
         if grouped:
@@ -766,16 +766,19 @@ if __name__ == "__main__":
         # 3 UPDATE: one optimizer step for each agent
         metrics, updating = summarize("train", turns, T), time.perf_counter()
         for i, agent in enumerate(agents):
-            groups = []  # (prompt, completions, a weight for each)
+            weights = defaultdict(Counter)  # by prompt and completion: equal ones are computed once
             for t, nodes in enumerate(turns):
                 for node in nodes:
                     # the denominator is fixed here, before batches are cut
                     weight = node.weight / G * args.gamma**t / args.max_new_tokens
                     group = node.groups[i]
-                    pairs = zip(group.completion_ids, group.advantages.tolist())
-                    # a completion without an advantage adds nothing, and rounding makes none: Adam's own eps is 1e-8
-                    if chosen := [(ids, weight * advantage) for ids, advantage in pairs if abs(advantage) > 1e-9]:
-                        groups.append((group.prompt_ids, *zip(*chosen)))
+                    for ids, advantage in zip(group.completion_ids, group.advantages.tolist()):
+                        weights[tuple(group.prompt_ids)][tuple(ids)] += weight * advantage
+            groups = []  # (prompt, completions, a weight for each)
+            for prompt_ids, members in weights.items():
+                # without a weight a completion adds nothing, and rounding gives none: Adam's own eps is 1e-8
+                if chosen := [(list(ids), w) for ids, w in members.items() if abs(w) > 1e-12]:
+                    groups.append((list(prompt_ids), *zip(*chosen)))
             select(agent)
             device = agent.model.device
             loss = torch.zeros((), device=device)

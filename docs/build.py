@@ -71,7 +71,7 @@ DETAILS = [
     ("A completion ends with its first stop token, which is trained like every other token: any of the model's "
      "`eos_token_id`s and the tokenizer's. Nothing after it exists, so there is no padding to mask in the loss.",
      "running = running & ~torch.isin("),
-    ("A prompt is computed once for its G completions, when sampling ...", "distinct.index(b) for b in rows"),
+    ("A prompt is computed once for its G completions, when sampling ...", "distinct.index(tuple(prompts[b]))"),
     ("... and when training, where the completions go on from the prompt's cache with gradients.",
      "branch.reorder_cache(owner)"),
     ("Completions that stopped leave their row, and empty rows the batch, where that makes it an eighth smaller.", "if 8 * len(remaining) * most <="),
@@ -103,7 +103,7 @@ TREE_DETAILS = [
     ("All denominators are fixed before batches are cut: the gradient does not depend on `--max-batch-tokens`.",
      "for batch in micro_batches(agent, groups, args.max_batch_tokens):"),
     ("Completions without an advantage, such as those of a group whose returns are all equal, are not computed: they add "
-     "nothing. Where no completion has one, the gradient is zero and AdamW steps on.", "if chosen := [(ids, weight"),
+     "nothing. Where no completion has one, the gradient is zero and AdamW steps on.", "if chosen := "),
     ("One optimizer step per rollout, so the policy is always the one that sampled and no ratio is needed.",
      "agent.optimizer.step()"),
 ]  # fmt: skip

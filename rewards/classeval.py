@@ -17,7 +17,7 @@ import inspect
 from typing import NamedTuple
 
 from rewards import coding_syntax
-from rewards.coding import make_score
+from rewards.coding import equal_ones_once, make_score
 from rewards.sandbox import Job, run_tests
 
 WRITTEN, TESTS, DOUBLED = 2.0, 4.0, -1.0
@@ -51,6 +51,7 @@ def run_classes(answers, timeout=10.0, allow_unsafe_code=False):
     return run_tests([_job(answer) for answer in answers], timeout, allow_unsafe_code)
 
 
+@equal_ones_once
 def class_rewards(answers, timeout=10.0, allow_unsafe_code=False):
     """Scores the answers in parallel: list of Score, in order; arguments as in `run_classes`.
 

@@ -48,6 +48,19 @@ class Score(NamedTuple):
     findings: dict  # for feedback: defined, syntax, uses, ignored, wrapper, error, passed, total, reason, examples
 
 
+def equal_ones_once(rewards):
+    """Equal answers of a batch are run once: agents that grow sure of themselves write the same again and again."""
+
+    @functools.wraps(rewards)
+    def of_all(answers, *args, **kwargs):
+        distinct = {repr(answer): answer for answer in answers}
+        scores = dict(zip(distinct, rewards(list(distinct.values()), *args, **kwargs)))
+        return [scores[repr(answer)] for answer in answers]
+
+    return of_all
+
+
+@equal_ones_once
 def coding_rewards(answers, timeout=10.0, allow_unsafe_code=False):
     """Scores the answers in parallel: list of Score, in order.
 

@@ -2,7 +2,9 @@
 
 import pytest
 
-from envs import samples
+import rewards.classeval
+import rewards.coding
+from envs import make, samples
 
 
 def composition(entry_point):
@@ -116,3 +118,22 @@ def test_unknown_split():
         samples.coding_tasks("dev", 1, 0)
     with pytest.raises(ValueError, match="split"):
         samples.abstracts("dev", 1, 0)
+
+
+@pytest.mark.parametrize("name", ["humaneval", "classeval"])
+def test_equal_answers_of_a_batch_are_run_once(name, monkeypatch):
+    env, run_tests, jobs = make(name, num_agents=1), rewards.coding.run_tests, []
+
+    def counted(batch, *args):
+        jobs.extend(batch)
+        return run_tests(batch, *args)
+
+    monkeypatch.setattr(rewards.coding, "run_tests", counted)
+    monkeypatch.setattr(rewards.classeval, "run_tests", counted)
+    one, two = env.tasks("train")[:2]
+    right = next(d["completion"] for d in env.demonstrations() if d["prompt"] == env.observe(one, [])[0])
+    branches = [(one, [], [right]), (two, [], [right]), (one, [], [right]), (one, [], ["nothing"]), (one, [], [right])]
+    steps = env.step(branches)
+    assert len(jobs) == 3
+    assert [step.reward for step in steps] == [env.step([branch])[0].reward for branch in branches]
+    assert steps[0].reward > max(steps[1].reward, steps[3].reward)
