@@ -102,7 +102,7 @@ class Args:
 
 
 def fail(sentence):
-    """Ends the program with one sentence to the person who can mend it."""
+    """Ends the program with one sentence to the person who can correct it."""
     print(f"{os.path.basename(__file__)}: error: {sentence}", file=sys.stderr)
     sys.exit(2)
 
@@ -121,18 +121,30 @@ def select(agent):
         agent.model.set_adapter(agent.adapter)
 
 
+def recompute(model):
+    """Puts what --gradient-checkpointing computes again into training mode, and not what drops out or adds noise."""
+    for module in model.modules():
+        module.training = getattr(module, "gradient_checkpointing", False)
+
+
 def encode(agent, prompts, max_new_tokens):
     """Token ids of each prompt as a user's message, or of the bare text where the tokenizer has no chat template."""
+    for token in agent.tokenizer.added_tokens_decoder.values():
+        if token.special:  # in a prompt, such as what another agent said, it is text
+            text = f"{token.content[0]} {token.content[1:]}"
+            prompts = [prompt.replace(token.content, text) for prompt in prompts]
     if agent.tokenizer.chat_template:
-        for token in agent.tokenizer.added_tokens_decoder.values():
-            if token.special:  # in a prompt, such as what another agent said, it is text
-                text = f"{token.content[0]} {token.content[1:]}"
-                prompts = [prompt.replace(token.content, text) for prompt in prompts]
         # enable_thinking: templates of reasoning models read it, the others do not
         chat = {"add_generation_prompt": True, "tokenize": False, "enable_thinking": False}
         prompts = [agent.tokenizer.apply_chat_template([{"role": "user", "content": p}], **chat) for p in prompts]
     prompt_ids = agent.tokenizer(prompts, add_special_tokens=not agent.tokenizer.chat_template).input_ids
-    longest, context = max(map(len, prompt_ids)), agent.model.config.get_text_config().max_position_embeddings
+    if not all(prompt_ids):
+        fail("--env: a prompt has no tokens; let it begin with some text (or are the tokenizer's files missing?).")
+    config = agent.model.config.get_text_config()
+    longest, context = max(map(len, prompt_ids)), config.max_position_embeddings
+    rope = config.to_dict().get("rope_parameters") or {}
+    if rope.get("rope_type") == "longrope":  # a longer text turns all keys by other angles, also those in the cache
+        context = rope["original_max_position_embeddings"]
     if longest + max_new_tokens > context:
         fail(f"--max-new-tokens {max_new_tokens} after a prompt of {longest} tokens exceeds the model's {context}.")
     return prompt_ids
@@ -174,7 +186,7 @@ def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # 
         near = heads_first(query @ keys.mT)  # of the completion's own tokens
     far, near = torch.cat([far, near], -1).softmax(-1).tensor_split([P], -1)
     out = heads_last(far @ prompt_values) + heads_last(near) @ values
-    return out.flatten(0, 1).flatten(1, 2)[:, None], None
+    return out.flatten(0, 1).flatten(1, 2)[:, None].contiguous(), None
 
 
 @contextmanager
@@ -354,9 +366,10 @@ def micro_batches(agent, groups, max_batch_tokens):
         size = max(1, int((max_batch_tokens - len(prompt)) / each)) if agent.share else 1
         for k in range(0, len(completions), size):
             parts.append((prompt, completions[k : k + size], values[k : k + size]))
-    for part in sorted(parts, key=lambda part: -len(part[0])):  # prompts of like length together
-        P = len((batch or [part])[0][0])  # the longest of the batch, to which the others are padded
-        tokens = P + len(part[1]) * P / 8 + sum(map(len, part[1]))
+    length = lambda part: len(part[0]) + (0 if agent.share else len(part[1][0]))
+    for part in sorted(parts, key=length, reverse=True):  # rows of like length together
+        P = length((batch or [part])[0])  # the longest of the batch, to which the others are padded
+        tokens = P + (len(part[1]) * P / 8 + sum(map(len, part[1])) if agent.share else 0)
         if batch and held + tokens > max_batch_tokens:
             yield batch
             batch, held = [], 0
@@ -364,6 +377,14 @@ def micro_batches(agent, groups, max_batch_tokens):
         held += tokens
     if batch:
         yield batch
+
+
+def observe(args, env, task, history):
+    """The agents' prompts."""
+    prompts = env.observe(task, history)
+    if list(map(type, prompts or ())) != [str] * args.num_agents:
+        fail(f"--env {args.env}: observe() gave {prompts!r:.60}; let it return {args.num_agents} prompts (str).")
+    return prompts
 
 
 def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
@@ -379,9 +400,7 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
     for t, G in enumerate(generations):
         began = time.perf_counter()
         for node in nodes:
-            node.groups = [SimpleNamespace(prompt=prompt) for prompt in env.observe(node.task, node.history)]
-            if len(node.groups) != len(agents):
-                fail(f"--env {args.env}: observe() gave {len(node.groups)} prompts for {len(agents)} agents.")
+            node.groups = [SimpleNamespace(prompt=prompt) for prompt in observe(args, env, node.task, node.history)]
         for i, agent in enumerate(agents):
             select(agent)
             groups, stops = [node.groups[i] for node in nodes], set(agent.stop_ids.tolist())
@@ -401,10 +420,13 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
             for choice in joint
         ]
         steps = env.step(branches)
-        if len(steps) != len(branches):
-            fail(f"--env {args.env}: step() gave {len(steps)} Steps for {len(branches)} branches.")
-        if bad := [step.reward for step in steps if not math.isfinite(step.reward)]:
-            fail(f"--env {args.env}: step() gave the reward {bad[0]}; a reward is a finite number.")
+        try:
+            bad = [x for step in steps for x in (step.reward, step.done, *step.parts.values()) if not math.isfinite(x)]
+        except (AttributeError, TypeError) as error:
+            fail(f"--env {args.env}: step() must return Steps (actions, reward, parts, done) of numbers: {error}.")
+        if bad or len(steps) != len(branches):
+            what = f"the number {bad[0]}" if bad else f"{len(steps)} Steps for {len(branches)} branches"
+            fail(f"--env {args.env}: step() gave {what}; return a Step of finite numbers for each branch.")
         for k, node in enumerate(nodes):
             node.joint, node.steps, node.children = joint, steps[k * len(joint) : (k + 1) * len(joint)], []
             for step in node.steps:
@@ -501,6 +523,7 @@ if __name__ == "__main__":
     # arguments
     here, script = os.path.split(os.path.abspath(__file__))
     script = script.removesuffix(".py")
+    signal.signal(signal.SIGINT, lambda *_: sys.exit("interrupted before the first iteration"))
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     args = tyro.cli(Args, description=__doc__)
     state_file = os.path.join(args.resume or "", "checkpoint", "state.pt")
@@ -510,7 +533,7 @@ if __name__ == "__main__":
         with open(os.path.join(args.resume, "args.json")) as file:
             about = json.load(file)
         if (about["script"], about["processes"]) != (script, world_size):
-            fail(f"--resume {args.resume}: a run of {about['script']}.py on {about['processes']} process(es); do so.")
+            fail(f"--resume {args.resume}: use {about['script']}.py with {about['processes']} process(es), as before.")
         if about["args"].keys() != asdict(args).keys():
             fail(f"--resume {args.resume}: that run's arguments are those of another version of {script}.py; use it.")
         args = tyro.cli(Args, description=__doc__, default=Args(**about["args"]))
@@ -528,11 +551,11 @@ if __name__ == "__main__":
         args.max_batch_tokens = 16384 if tiny else 8192
     may_be_zero = ("seed", "num_iterations", "log_groups", "eval_tasks", "eval_temperature", "gamma", "lora_rank")
     for name, value in vars(args).items():
-        if type(value) in (int, float) and (value < 0 or (value == 0 and name not in may_be_zero)):
+        if type(value) in (int, float) and not (0 < value < math.inf or (value == 0 and name in may_be_zero)):
             least = "0 or more" if name in may_be_zero else "above 0"
-            fail(f"--{name.replace('_', '-')} {value}: must be {least}.")
+            fail(f"--{name.replace('_', '-')} {value}: must be a number {least}.")
     if G < 2:
-        fail(f"--num-generations {G}: a group has 2 or more completions.")
+        fail(f"--num-generations {G}: a group needs 2 completions; give 2 or more.")
     if args.eval_temperature == 0 and args.eval_generations > 1:
         fail("--eval-temperature 0 draws the same each time; leave --eval-generations at 1.")
     if len(args.model) not in (1, N):
@@ -545,7 +568,7 @@ if __name__ == "__main__":
         try:
             kind = torch.empty(0, device=name).device.type
         except (RuntimeError, AssertionError) as error:
-            fail(f"--devices {name}: {str(error).splitlines()[0]}; name devices of this machine, such as cuda:0.")
+            fail(f"--devices {name}: {str(error).splitlines()[0]}; name devices of this machine, such as cpu.")
         if kind not in ("cpu", "cuda"):
             fail(f"--devices {name}: the scripts know cpu and cuda; name one of these.")
     if B % world_size:
@@ -574,17 +597,15 @@ if __name__ == "__main__":
                 fail(f"--env {args.env}: there is no folder envs/ beside this file; use module:Class of your own.")
             env_class = vars(importlib.import_module(module)).get(name)
             env = env_class(**setup) if env_class else fail(f"--env {args.env}: no class {name!r} there; correct it.")
-        train_tasks, test_tasks = env.tasks("train"), env.tasks("test")
+        train_tasks, test_tasks = (list(env.tasks(split) or ()) for split in ("train", "test"))
     except (ValueError, ModuleNotFoundError) as error:
-        fail(error)
+        fail(f"--env {args.env}: {error}" if ":" in args.env else error)
     chosen = np.random.default_rng(0).permutation(len(test_tasks))[: args.eval_tasks or None]
     held_out = [test_tasks[k] for k in chosen]
     eval_tasks = held_out[rank::world_size]
-    first_prompts = [env.observe(task, []) for task in [*train_tasks, *held_out]]
-    if bad := [len(prompts) for prompts in first_prompts if len(prompts) != N]:
-        fail(f"--env {args.env}: observe() gave {bad[0]} prompts for {N} agents.")
+    first_prompts = [observe(args, env, task, []) for task in [*train_tasks, *held_out]]
     if not train_tasks or len(held_out) < world_size:
-        fail(f"--env {args.env}: {len(train_tasks)} tasks to train on and {len(held_out)} to evaluate are too few.")
+        fail(f"--env {args.env}: {len(train_tasks)} tasks to train on, {len(held_out)} to evaluate; it needs more.")
 
     # processes and run folder
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
@@ -628,8 +649,11 @@ if __name__ == "__main__":
             if not (model := shared.get((name, place))):
                 model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
             tokenizer = AutoTokenizer.from_pretrained(path)
-        except (OSError, ValueError) as error:
-            fail(f"--model {name}: agent {i} cannot load it: {str(error).splitlines()[0]}")
+        except Exception as error:  # whatever transformers, its backends and the hub raise; all of it is reported
+            reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+            fail(f"--model {name}: agent {i} cannot load it ({reason}); name a folder or a hub id that loads.")
+        if vars(model.config).get("quantization_config"):
+            fail(f"--model {name}: its weights are quantized and cannot be trained; use the original ones.")
         stops = [tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id)]
         stop_ids = torch.tensor([int(stop) for stop in stops if stop is not None], device=place)
         # The cache of recurrent layers cannot be shared, and gradient checkpointing knows no cache.
@@ -645,6 +669,8 @@ if __name__ == "__main__":
             model.add_adapter(peft.LoraConfig(r=args.lora_rank, lora_alpha=2 * args.lora_rank, **form), adapter)
         agent = SimpleNamespace(tokenizer=tokenizer, stop_ids=stop_ids, share=share, adapter=adapter)
         agent.model = model.eval()  # no dropout
+        if args.gradient_checkpointing:
+            model.gradient_checkpointing_enable()
         longest = max((prompts[i] for prompts in first_prompts), key=len)
         ids = encode(agent, [longest], args.max_new_tokens)[0][-64:]
         # Better to stop than to train wrongly a model that does more with its logits than this file knows, or attends
@@ -655,13 +681,12 @@ if __name__ == "__main__":
                 drawn, sampled = zip(*sample(probe, [ids], 2, 1.0, most, args.max_batch_tokens)[0])
                 logits = model(torch.tensor([ids + completion for completion in drawn])).logits[:, len(ids) - 1 : -1]
                 theirs = logits.log_softmax(-1).gather(-1, torch.tensor(drawn)[..., None]).flatten()
+                recompute(model)
                 for ours in (token_logprobs(agent, [(ids, drawn)], 1.0), torch.tensor(sampled).flatten()):
                     if not torch.allclose(ours, theirs, atol=1e-3):
-                        fail(f"--model {name} has other log-probabilities (soft-capping? attention?); use another.")
-        if args.gradient_checkpointing:  # which needs training mode
-            if any(value for key, value in model.config.to_dict().items() if "drop" in key):
-                fail(f"--gradient-checkpointing would turn on the dropout of {name}; set it to 0 in its config.json.")
-            model.gradient_checkpointing_enable()
+                        why = "scaled or capped logits? attention? dropout with --gradient-checkpointing?"
+                        fail(f"--model {name} has other log-probabilities ({why}); use another.")
+                model.eval()
         trained = [p for p in model.to(place).parameters() if p.requires_grad]
         if not trained and args.num_iterations:
             fail(f"--model {name}: an adapter, whose weights are frozen; merge it into its model to train it further.")
@@ -689,7 +714,8 @@ if __name__ == "__main__":
     if args.resume:
         state = torch.load(state_file, map_location="cpu", weights_only=False)
         done = saved = state["iteration"]
-        if done >= args.num_iterations:
+        whole = all(os.path.exists(os.path.join(run_dir, f"agent_{i}", "config.json")) for i in range(N))
+        if done > args.num_iterations or (done == args.num_iterations and whole):
             fail(f"--resume {args.resume}: it is at iteration {done}; give a larger --num-iterations.")
         evaluations = state["evaluations"]
         for agent, weights, moments in zip(agents, state["models"], state["optimizers"]):
@@ -782,7 +808,7 @@ if __name__ == "__main__":
             select(agent)
             device = agent.model.device
             loss = torch.zeros((), device=device)
-            agent.model.train(args.gradient_checkpointing)
+            recompute(agent.model)
             for batch in micro_batches(agent, groups, args.max_batch_tokens):
                 weights = [w for _, completions, ws in batch for ids, w in zip(completions, ws) for _ in ids]
                 logprobs = token_logprobs(agent, [part[:2] for part in batch], args.temperature)
@@ -857,7 +883,8 @@ if __name__ == "__main__":
     if rank == 0:
         for i, example in enumerate(json.loads(lines[-1])["agents"] if lines else ()):
             print(f"\nagent {i} wrote: {example['completions'][0]}")
-        print(f"\nevaluation: return {evaluations[0]:.3f} at first, {evaluations[-1]:.3f} at last")
+        later = f" at first, {evaluations[-1]:.3f} at last" if len(evaluations) > 1 else " before training"
+        print(f"\nevaluation: return {evaluations[0]:.3f}{later}")
         if rates:
             print(f"{np.mean(rates):.0f} tokens/s sampled and trained; agents in {run_dir}/agent_0 ...")
         more = f" --num-iterations {2 * saved}" if saved == args.num_iterations else ""  # it has come to its end

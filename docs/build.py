@@ -102,8 +102,9 @@ TREE_DETAILS = [
      "would favour long bad answers.", "weight = node.weight / G * args.gamma**t / args.max_new_tokens"),
     ("All denominators are fixed before batches are cut: the gradient does not depend on `--max-batch-tokens`.",
      "for batch in micro_batches(agent, groups, args.max_batch_tokens):"),
-    ("Completions without an advantage, such as those of a group whose returns are all equal, are not computed: they add "
-     "nothing. Where no completion has one, the gradient is zero and AdamW steps on.", "if chosen := "),
+    ("Equal completions of a prompt are computed once, with the sum of their weights, and those without an advantage, "
+     "such as of a group whose returns are all equal, not at all. Where no completion has one, the gradient is zero and "
+     "AdamW steps on.", "if chosen := "),
     ("One optimizer step per rollout, so the policy is always the one that sampled and no ratio is needed.",
      "agent.optimizer.step()"),
 ]  # fmt: skip
@@ -136,7 +137,7 @@ METRICS = """| metric | meaning |
 | `*/zero_variance_groups` | share of the groups of two or more in which all returns are equal |
 | `agent_0/loss` | L_i; its size says little, since the baseline changes with the policy |
 | `agent_0/grad_norm` | norm of the gradient before clipping |
-| `agent_0/entropy` | estimate of the policy's entropy, in nats a token: the mean of -log pi over the sampled tokens; of greedy evaluation it is no entropy |
+| `agent_0/entropy` | estimate of the policy's entropy, in nats a token: the mean of -log pi over the sampled tokens; for greedy evaluation it is not an entropy |
 | `agent_0/completion_length` | tokens, with the stop token |
 | `agent_0/stopped` | share of the completions that ended by themselves |
 | `eval/agent_0/...` | entropy, completion_length and stopped of evaluation |

@@ -105,7 +105,8 @@ def test_gradient_is_the_slow_one(script, flags, run, updates, model_dir):
 
 
 @pytest.mark.parametrize(
-    "case", ["pad is eos", "no chat template", "one stop id", "dropout", "sliding window", "tied"]
+    "case",
+    ["pad is eos", "no chat template", "one stop id", "dropout", "dropout, recomputed", "sliding window", "tied"],
 )
 def test_gradient_of_other_models(case, run, updates, tmp_path):
     options = {
@@ -113,12 +114,14 @@ def test_gradient_of_other_models(case, run, updates, tmp_path):
         "no chat template": {"tokenizer": make_tokenizer(chat_template=None)},
         "one stop id": {"stops": [STOP]},
         "dropout": {"attention_dropout": 0.5},
+        "dropout, recomputed": {"attention_dropout": 0.5},
         "sliding window": {"model_class": MistralForCausalLM, "sliding_window": 20},
         "tied": {"tie_word_embeddings": True},
     }[case]
     path = save_model(tmp_path / "model", **options)
-    names = run(CRITIC_FREE[0], *TOY, "--model", path, "--num-turns", 2)
-    assert all(agent.share for agent in names["agents"])
+    flags = ("--gradient-checkpointing",) if "recomputed" in case else ()
+    names = run(CRITIC_FREE[0], *TOY, "--model", path, "--num-turns", 2, *flags)
+    assert all(agent.share != bool(flags) for agent in names["agents"])
     check(updates, CRITIC_FREE[0], [path])
 
 
@@ -134,6 +137,18 @@ def test_prompt_may_hold_the_pad_and_stop_tokens(run, updates, tmp_path):
     run(CRITIC_FREE[0], *TOY, "--model", path)
     assert {START, STOP, END} <= set(updates[0][1][0][0].groups[0].prompt_ids)
     check(updates, CRITIC_FREE[0], [path])
+
+
+@pytest.mark.parametrize("script", CRITIC_FREE, ids=lambda path: path.stem)
+def test_gradient_of_a_model_that_repeats_itself(script, run, updates, tmp_path):
+    """Equal completions, and those of equal prompts in the second turn, are computed once for all."""
+    path = save_model(tmp_path / "sure", initializer_range=0.4, stops=range(20, 259))
+    run(script, *TOY, "--model", path, "--num-turns", 2, "--num-generations", 12, "--num-agents", 1)
+    for _, turns, _ in updates:
+        counts = [len(set(map(tuple, group.completion_ids))) for node in turns[0] for group in node.groups]
+        assert min(counts) < 12 < sum(counts)
+        assert len({node.groups[0].prompt for node in turns[1]}) < len(turns[1])
+    check(updates, script, [path])
 
 
 @pytest.fixture

@@ -179,6 +179,15 @@ def test_first_step_is_the_slow_one(flags, options, run, updates, model_dir):
     assert abs(names["metrics"]["agent_0/approx_kl"]) < 1e-6 and names["metrics"]["agent_0/clipfrac"] == 0
 
 
+def test_step_of_a_model_that_repeats_itself_is_the_slow_one(run, updates, tmp_path):
+    path = save_model(tmp_path / "sure", initializer_range=0.4, stops=range(20, 259))
+    more = ("--update-epochs", 2, "--num-minibatches", 1, "--learning-rate", 0.003, "--num-generations", 12)
+    names = run(SCRIPT, *TOY, "--model", path, *more, "--num-turns", 2)
+    groups = [group for nodes in names["turns"] for node in nodes for group in node.groups]
+    assert min(len(set(map(tuple, group.completion_ids))) / len(group.completion_ids) for group in groups) < 1
+    check(updates, [path])
+
+
 @pytest.mark.parametrize("flags", [(), ("--no-clip-vloss",)])
 def test_later_steps_are_clipped_as_they_should_be(flags, run, updates, model_dir):
     more = ("--update-epochs", 4, "--num-minibatches", 1, "--learning-rate", 0.003, "--critic-learning-rate", 0.1)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import pathlib
 import random
@@ -207,6 +208,10 @@ def test_a_resume_remembers_what_the_one_before_changed(script, run, model_dir, 
     with pytest.raises(SystemExit):
         run(script, "--resume", run_dir)
     assert "it is at iteration 2" in capsys.readouterr().err
+    saved = weights_of(run_dir, 1)
+    shutil.rmtree(os.path.join(run_dir, "agent_1"))  # as where the disk was full when agents were saved
+    run(script, "--resume", run_dir)
+    assert all(torch.equal(weights_of(run_dir, 1)[name], weight) for name, weight in saved.items())
     run(script, "--resume", run_dir, "--num-iterations", 3)
     assert [line["iteration"] for line in metrics_of(run_dir)] == [0, 1, 2, 3]
 
@@ -303,8 +308,18 @@ def test_defaults_depend_on_the_model(script, run, model_dir):
     "name, broken, said",
     [
         ("step", lambda self, branches: [], "0 Steps for"),
-        ("observe", lambda self, task, history: ["?"], "1 prompts for 2 agents"),
-        ("observe", None, "1 prompts for 2 agents"),  # in the second turn
+        ("step", lambda self, branches: None, "step() must return Steps"),
+        ("step", lambda self, branches: [1.0 for _ in branches], "step() must return Steps"),
+        ("step", lambda self, branches: [Step(b[2], "1", {}, False) for b in branches], "step() must return Steps"),
+        ("step", lambda self, branches: [Step(b[2], 1.0, None, False) for b in branches], "step() must return Steps"),
+        ("step", lambda self, branches: [Step(b[2], 1, {"x": math.inf}, False) for b in branches], "the number inf"),
+        ("tasks", lambda self, split: None, "0 tasks to train on"),
+        ("tasks", lambda self, split: [int("x")], "--env toy:Letters: invalid literal"),
+        ("observe", lambda self, task, history: None, "observe() gave None; let it return 2 prompts"),
+        ("observe", lambda self, task, history: "Say a.", "observe() gave 'Say a.'"),
+        ("observe", lambda self, task, history: [1, 2], "observe() gave [1, 2]"),
+        ("observe", lambda self, task, history: ["?"], "observe() gave ['?']"),
+        ("observe", None, "let it return 2 prompts"),  # in the second turn
         ("step", lambda self, branches: [Step(b[2], 1.0, {"return": 9.0}, False) for b in branches], "part 'return'"),
     ],
 )
@@ -318,6 +333,15 @@ def test_environments_that_break_their_contract_are_told(name, broken, said, run
     with pytest.raises(SystemExit) as stop:
         run(SCRIPTS[0], *TOY, "--model", model_dir)
     assert stop.value.code == 2 and said in capsys.readouterr().err
+
+
+@two_scripts
+def test_an_interrupt_before_the_first_iteration_needs_no_traceback(script, model_dir, tmp_path):
+    code = "import os, signal, toy\ntoy.Letters.tasks = lambda self, split: os.kill(os.getpid(), signal.SIGINT)"
+    process = subprocess_run(script, *TOY, "--model", model_dir, cwd=tmp_path, code=code)
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 1 and "interrupted before the first iteration" in printed
+    assert "Traceback" not in printed
 
 
 @two_scripts
@@ -549,6 +573,8 @@ BAD = {
     "agents": (("--num-agents", 0), "--num-agents"),
     "negative": (("--eval-every", -1), "--eval-every"),
     "learning rate": (("--learning-rate", 0), "--learning-rate"),
+    "no number": (("--learning-rate", "nan"), "--learning-rate nan"),
+    "no end": (("--gamma", "inf"), "--gamma inf"),
     "device": (("--devices", "nowhere"), "--devices nowhere"),
     "device of no use": (("--devices", "meta"), "--devices meta"),
     "greedy and several": (("--eval-temperature", 0, "--eval-generations", 2), "--eval-generations"),
@@ -629,6 +655,40 @@ def test_logits_that_are_not_the_heads_are_refused(script, run, tmp_path, capsys
     with pytest.raises(SystemExit) as stop:
         run(script, *TOY, "--model", path)
     assert stop.value.code == 2 and "has other log-probabilities" in capsys.readouterr().err
+
+
+@two_scripts
+def test_layers_that_would_drop_out_when_they_are_recomputed_are_refused(script, run, tmp_path, capsys):
+    from transformers import OPTForCausalLM
+
+    sizes = {"ffn_dim": 48, "word_embed_proj_dim": 16}  # its head is narrower than its layers
+    path = save_model(tmp_path / "m", model_class=OPTForCausalLM, dropout=0.5, **sizes)
+    run(script, *TOY, "--model", path, "--num-iterations", 1)
+    with pytest.raises(SystemExit) as stop:
+        run(script, *TOY, "--model", path, "--gradient-checkpointing")
+    assert stop.value.code == 2 and "dropout with --gradient-checkpointing" in capsys.readouterr().err
+
+
+@two_scripts
+def test_models_that_cannot_be_trained_are_told(script, run, model_dir, tmp_path, monkeypatch, capsys):
+    def quantized(*args, **kwargs):
+        model = load(*args, **kwargs)
+        model.config.quantization_config = {"quant_method": "bitsandbytes"}
+        return model
+
+    for name in ("broken", "unread"):
+        shutil.copytree(model_dir, tmp_path / name)
+    (tmp_path / "broken" / "model.safetensors").write_bytes(b"nothing")
+    for path in (tmp_path / "unread").glob("*token*"):
+        path.unlink()
+    load = AutoModelForCausalLM.from_pretrained
+    cases = ((tmp_path / "broken", "cannot load it"), (tmp_path / "unread", "no tokens"), (model_dir, "quantized"))
+    for path, said in cases:
+        if said == "quantized":
+            monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", quantized)
+        with pytest.raises(SystemExit) as stop:
+            run(script, *TOY, "--model", path)
+        assert stop.value.code == 2 and said in capsys.readouterr().err
 
 
 @every_script
