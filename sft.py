@@ -83,7 +83,7 @@ class Args:
 
 
 def fail(message):
-    """Ends the program with one sentence to the person who can mend it."""
+    """Ends the program with one sentence to the person who can correct it."""
     print(f"{os.path.basename(__file__)}: error: {message}", file=sys.stderr)
     sys.exit(2)
 
@@ -257,16 +257,22 @@ if __name__ == "__main__":
         args.learning_rate = {"scratch": 3e-3, "tiny": 1e-3}.get(args.model, 1e-5)
     for name, value in vars(args).items():
         least = {"seed": "0 or more", "warmup": "0 or more", "eval_fraction": "0 or more"}.get(name, "above 0")
-        if type(value) in (int, float) and name != "min_reward" and (value < 0 or (value == 0 and least == "above 0")):
-            fail(f"--{name.replace('_', '-')} {value}: must be {least}.")
+        good = type(value) not in (int, float) or 0 < value < math.inf or (value == 0 and least == "0 or more")
+        if not good and name != "min_reward":
+            fail(f"--{name.replace('_', '-')} {value}: must be a number {least}.")
     if args.eval_fraction > 0.5:
         fail(f"--eval-fraction {args.eval_fraction}: at most half can be held out; give 0.5 or less.")
     if len(args.num_turns) not in (1, len(args.env)):
         fail(f"--num-turns: {len(args.num_turns)} numbers for {len(args.env)} environments; one for all, or one each.")
     if args.min_reward is not None and not args.data:
         fail("--min-reward filters rollouts: give them with --data.")
-    if args.device == "cuda" and not torch.cuda.is_available():
-        fail("--device cuda: torch finds no CUDA device here; use --device cpu.")
+    if args.num_heads % max(1, args.num_heads // 2) or args.hidden_size % (2 * args.num_heads):
+        fail(f"--num-heads {args.num_heads}: use 1 or an even number, and a multiple of twice it as --hidden-size.")
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        fail(f"--device {device}: {str(error).splitlines()[0]}; name a device of this machine, such as cpu.")
 
     # seeds
     random.seed(args.seed)
@@ -286,9 +292,9 @@ if __name__ == "__main__":
         try:
             tokenizer = AutoTokenizer.from_pretrained(path)
             model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-        except (OSError, ValueError) as error:
-            fail(f"--model {args.model}: {str(error).splitlines()[0]} Use a folder or hub id that can be loaded.")
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
+        except Exception as error:  # whatever transformers, its backends and the hub raise; all of it is reported
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            fail(f"--model {args.model}: it cannot be loaded ({reason}); use a folder or hub id that can.")
     model.to(device).eval()  # no dropout
     if not any(p.requires_grad for p in model.parameters()):
         fail(f"--model {args.model}: an adapter, whose weights are frozen; merge it into its model first.")

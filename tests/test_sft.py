@@ -209,6 +209,10 @@ def test_turns_belong_to_their_environments(monkeypatch):
         (["--env", "tutti_silent_env:Silent"], ["--env tutti_silent_env:Silent", "no demonstrations()", "--data"]),
         (["--num-steps", "0"], ["--num-steps 0"]),
         (["--learning-rate", "0"], ["--learning-rate 0", "above 0"]),
+        (["--learning-rate", "nan"], ["--learning-rate nan", "above 0"]),
+        (["--num-heads", "5"], ["--num-heads 5", "--hidden-size"]),
+        (["--num-heads", "6"], ["--num-heads 6", "--hidden-size"]),
+        (["--device", "nowhere"], ["--device nowhere"]),
         (["--warmup", "-1"], ["--warmup -1", "0 or more"]),
         (["--eval-fraction", "1"], ["--eval-fraction 1", "0.5 or less"]),
         (
