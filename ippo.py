@@ -182,13 +182,13 @@ def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # 
     """
     # scores are to be float32 products of what sdpa takes in training, which is bfloat16 under autocast
     rounded = lambda x: x.to(value.dtype).float()
-    new = rounded(key), value
+    keys_and_values = rounded(key), value
     if t is None:
-        held[module] = [states.contiguous() for states in new], None
+        held[module] = [states.contiguous() for states in keys_and_values], None
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     (prompt_keys, prompt_values), rooms = held[module]
     (R, K, P, E), S = prompt_keys.shape, len(query) // len(prompt_keys)
-    for room, states in zip(rooms, new):
+    for room, states in zip(rooms, keys_and_values):
         room[:, :, t : t + 1] = states
     keys, values = (room[:, :, : t + 1].unflatten(0, (R, -1)) for room in rooms)  # (R, S, K, t + 1, E)
     query = rounded(query).view(R, S, K, -1, E) * kwargs["scaling"]  # (R, S, K, H / K, E)
@@ -204,7 +204,7 @@ def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # 
 
 @contextmanager
 def attending(held, t=None):
-    """Within it every model's sdpa is `attention`, with these."""
+    """Within it every model's sdpa is `attention` with these: a model takes its attention from a table, by name."""
     before = AttentionInterface()["sdpa"]
     AttentionInterface.register("sdpa", partial(attention, held, t))
     try:
@@ -256,7 +256,7 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
     while waiting:
         R = max(1, max_batch_tokens // (len(prompts[waiting[0]]) + S * max_new_tokens))
         rows, waiting = waiting[:R], waiting[R:]
-        distinct = list(dict.fromkeys(tuple(prompts[b]) for b in rows))
+        distinct = list(dict.fromkeys(tuple(prompts[b]) for b in rows))  # texts, of which each is computed once
         cache, held = None if grouped else DynamicCache(config=agent.model.config), {}
         with attending(held) if grouped else nullcontext():
             hidden, mask = prefill(agent, [list(ids) for ids in distinct], cache)
@@ -264,7 +264,7 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
         hidden, mask = hidden[of_row, -1].repeat_interleave(S, 0), mask[of_row]  # (R * S, D), (R, P)
         position_ids = mask.sum(-1, keepdim=True).expand(-1, S)  # (R, S)
         if grouped:
-            mask = mask[:, None, None].log()  # (R, 1, 1, P): what is added to the scores of the prompt
+            mask = mask[:, None, None].log()  # (R, 1, 1, P): 0 or -inf, to be added to the scores of the prompt
             # room for all tokens from the start: a DynamicCache copies itself for each
             for module, (states, _) in held.items():
                 rooms = [x.new_empty(len(rows) * S, x.shape[1], max_new_tokens, x.shape[3]) for x in states]
@@ -533,7 +533,7 @@ def summarize(split, turns, num_turns):
     for root in turns[0]:
         sums["return"] += (root.value, 1)
         ends = list(zip(root.steps, root.children)) if split == "eval" else []
-        while any(child for _, child in ends):
+        while any(child for _, child in ends):  # evaluation draws one child each
             ends = [(child.steps[0], child.children[0]) if child else (step, None) for step, child in ends]
         if ends and "all_passed" in ends[0][0].parts:
             n, failed = len(ends), sum(not step.parts["all_passed"] for step, _ in ends)
