@@ -77,7 +77,8 @@ def prepare_class(texts, assigned, class_name, base):
 
     An agent's definitions count wherever they stand, also inside a class of that name; so does a method that is
     assigned. Of those in the skeleton only the agent's own are taken; of its imports, further functions and other
-    statements all, but in the class only functions and assignments, and none of HOOKS.
+    statements all, but in the class only functions and assignments, and none of HOOKS. Of a block without methods
+    only what the blocks with methods read.
 
     Returns (syntax tree, None where there is no program that compiles; facts). Facts:
     written: list[list[bool]], for each assigned method whether its agent wrote it, with more than a stub for a body
@@ -90,6 +91,16 @@ def prepare_class(texts, assigned, class_name, base):
     methods = {node.name: i for i, node in enumerate(owner.body) if isinstance(node, FUNCTIONS)}
     given = {node.name for node in program.body if isinstance(node, (*FUNCTIONS, ast.ClassDef))} | methods.keys()
     written, writers, errors, imports, constants, further = [], {}, [], [], [], []
+
+    def is_method(node):
+        if not isinstance(node, FUNCTIONS):
+            return False
+        return node.name in methods or any(first.arg in ("self", "cls") for first in node.args.args[:1])
+
+    def is_of_class(node):
+        named = isinstance(node, ast.ClassDef) and node.name == class_name
+        return named or is_method(node) or bool(_stored(node, class_name, inside=False) & methods.keys())
+
     for text, names in zip(texts, assigned):
         bodies, unread = (read_blocks(text), "") if names else ([[]], "")
         if not bodies:
@@ -97,12 +108,14 @@ def prepare_class(texts, assigned, class_name, base):
             bodies = [body]
         errors.append(unread[:200])
         found, foreign = {}, []  # foreign: what sets another agent's method
-        for node in itertools.chain(*bodies):
+        chosen = [body for body in bodies if any(map(is_of_class, body))] or bodies
+        others = [node for body in bodies if body not in chosen for node in body]
+        chosen = list(itertools.chain(*chosen))
+        for node in _needed(others, chosen, class_name) + chosen:
             if isinstance(node, ast.ClassDef) and node.name == class_name:
                 inside, outside = node.body, []
             else:
-                is_method = isinstance(node, FUNCTIONS) and node.args.args and node.args.args[0].arg in ("self", "cls")
-                inside, outside = ([node], []) if is_method else ([], [node])
+                inside, outside = ([node], []) if is_method(node) else ([], [node])
             for part in inside + outside:
                 if isinstance(part, FUNCTIONS):
                     stored = set() if is_stub(part) else {part.name} & methods.keys()
@@ -170,8 +183,8 @@ def is_stub(function):
 def read_function(text, name):
     """(statements, first syntax error): the code of a completion that is to define the function `name`.
 
-    It is the whole text, or else its last block that defines the function with something in it, behind what other
-    blocks import and define; or else the beginning of the first block.
+    It is the whole text, or else its last block that defines the function with something in it, behind what it needs
+    of the imports and definitions in other blocks; or else the beginning of the first block.
     """
     bodies = read_blocks(text)
     functions = [_function(body, name) for body in bodies]
@@ -180,7 +193,26 @@ def read_function(text, name):
         blocks = _fenced(text)
         return _parse(next((block for block in blocks if re.search(rf"\bdef\s+{name}\b", block)), blocks[0]))
     others = [node for body, function in zip(bodies, functions) if function is None for node in body]
-    return [node for node in others if isinstance(node, (*DEFINITIONS, *IMPORTS))] + chosen[-1], ""
+    others = [node for node in others if isinstance(node, (*DEFINITIONS, *IMPORTS))]
+    return _needed(others, chosen[-1], name) + chosen[-1], ""
+
+
+def _needed(others, code, name):
+    """Those of the other statements that the code reads, or that one of them reads in turn; but no further `name`.
+
+    What is left out may be a test or an example, which imports what is not there.
+    """
+    others = [node for node in others if name not in _gives(node)]
+    read, before = {"*", "annotations"}.union(*map(_loaded, code)), None  # import * may be read, the future always
+    while read != before:
+        read, before = read.union(*[_loaded(node) for node in others if _gives(node) & read]), read
+    return [node for node in others if _gives(node) & read]
+
+
+def _gives(statement):
+    """The names to which a statement gives a meaning where it stands."""
+    parts = statement.names if isinstance(statement, IMPORTS) else [statement]
+    return set().union(*map(_binds, parts), *map(_bound, _statements([statement])))
 
 
 def read_blocks(text):

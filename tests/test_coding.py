@@ -423,12 +423,23 @@ FORMATS = {
     "draft": f"```python\ndef f(numbers):\n    return 7\n```\nBetter:\n```python\n{MAIN}```",
     "other ends of lines in a string": MAIN.replace("return", "'\u2028\u2029\x0b\x0c\x85'\n    return"),
     "other ends of lines in a fence": "```\n" + MAIN.replace("return", "'\u2028\x0c'\n    return") + "```",
+    "tests behind it": f"```\n{MAIN}```\nTests:\n```\nimport absent\nfrom solution import f\n\n"
+    "@absent.mark\ndef test_f():\n    assert f([1]) == 2\n```",
+    "the future apart": "```\nfrom __future__ import annotations\nfrom math import *\n```\nand\n"
+    "```\ndef f(n: list[Unknown]):\n    return trunc(sum(map(aux, n)))\n```",
+    "what another block needs": "```\nimport operator\ndef g(x):\n    return operator.add(h(x), 0)\n```\nand\n"
+    "```\ndef h(x):\n    return aux(x)\n```\nso\n```\ndef f(n):\n    return sum(map(g, n))\n```",
 }
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_formats_of_an_answer(name):
     assert reward(AUX, FORMATS[name]) == pytest.approx(4)
+
+
+def test_a_helper_may_show_how_it_is_used():
+    usage = "```\nfrom helpers import aux\n\ndef main():\n    return aux(2)\n```"
+    assert reward(f"```\n{AUX}```\nFor example:\n{usage}", MAIN) == pytest.approx(4)
 
 
 def test_a_text_that_breaks_off_counts_as_defined_but_not_as_a_program():
