@@ -77,8 +77,8 @@ def prepare_class(texts, assigned, class_name, base):
 
     An agent's definitions count wherever they stand, also inside a class of that name; so does a method that is
     assigned. Of those in the skeleton only the agent's own are taken; of its imports, further functions and other
-    statements all, but in the class only functions and assignments, and none of HOOKS. Of a block without methods
-    only what the blocks with methods read.
+    statements all, but in the class only functions and assignments, and none of HOOKS, and outside none that uses or
+    replaces the class. Of a block without methods only what the blocks with methods read.
 
     Returns (syntax tree, None where there is no program that compiles; facts). Facts:
     written: list[list[bool]], for each assigned method whether its agent wrote it, with more than a stub for a body
@@ -138,7 +138,7 @@ def prepare_class(texts, assigned, class_name, base):
         written.append([name in found for name in names])
     late = [n for n in constants if _stored(n, class_name, inside=True) & methods.keys()]  # in place of a stub
     owner.body = [n for n in constants if n not in late] + owner.body + late  # methods' defaults may read constants
-    program.body = imports + program.body + further
+    program.body = imports + program.body + _apart(further, class_name)
     program.body.sort(key=lambda node: not (isinstance(node, ast.ImportFrom) and node.module == "__future__"))
     error = next(filter(None, errors), "")
     if not error:
@@ -159,6 +159,22 @@ def _stored(statement, class_name, inside):
     names |= {n.attr for n in targets if isinstance(n, ast.Attribute) and _root(n.value) == class_name}
     attributes = [c.args[1] for c in calls if _root(c.func) == "setattr" and _root(c.args[0]) == class_name]
     return names | {a.value for a in attributes if isinstance(a, ast.Constant)}
+
+
+def _apart(statements, class_name):
+    """Those statements outside of a class that define something, or name it only to set an attribute of that name.
+
+    Of the others an example of use may fail, and one like `Box = Whole` puts another class in its place.
+    """
+    kept, closed = [], {"globals", "locals", "vars", "exec", "eval"}
+    for statement in statements:
+        said = [getattr(n, field, None) for n in ast.walk(statement) for field in ("id", "attr", "value")]
+        apart = said.count(class_name) == len(_stored(statement, class_name, inside=False)) and closed.isdisjoint(said)
+        if not apart:
+            closed |= _gives(statement)  # what goes on with an example is one
+        if apart or isinstance(statement, DEFINITIONS):
+            kept.append(statement)
+    return kept
 
 
 def is_stub(function):

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import textwrap
 
 import datasets
 import pytest
@@ -163,6 +164,22 @@ FORMS = {
     "its constructor too": "class Box:\n    def __init__(self): 1 / 0\n    def size(self): return len(self.items)",
     "redefined constant": "def Box(): pass\ndef size(self): return len(self.items)",
     "decorated": "import functools\n@functools.wraps(len)\ndef size(self):\n    return len(self.items)",
+    "an example": "def size(self): return len(self.items)\nbox = Box(1, 2)\nn = box.size()\nprint(n / 0)",
+    "an example in a function": "def size(self): return len(self.items)\ndef main(): Box(1, 2)\nmain()",
+    "an example in a loop": "def size(self): return len(self.items)\nfor x in Box(1, 2).items:\n    x.size()",
+    "guarded import": "try:\n    import absent as o\nexcept ImportError:\n    import operator as o\n"
+    "def size(self): return o.length_hint(self.items)",
+    "table filled by a loop": "T = {}\nfor i in range(9):\n    T[i] = i\ndef size(self): return T[len(self.items)]",
+    "table filled by a call": "T = []\nT.extend(range(9))\ndef size(self): return T[len(self.items)]",
+    "expression": "import re\nEACH = re.compile('[0-9]')\ndef size(self): return len(EACH.findall(str(self.items)))",
+    "named tuple": "import collections\nN = collections.namedtuple('N', 'n')\n"
+    "def size(self): return N(len(self.items)).n",
+    "enumeration": "import enum\nclass E(enum.Enum):\n    A = 1\nONE = E.A.value\n"
+    "def size(self): return ONE * len(self.items)",
+    "data class": "import dataclasses\n@dataclasses.dataclass\nclass D:\n    n: int\nONE = D(1)\n"
+    "def size(self): return ONE.n * len(self.items)",
+    "class that knows the class": "class N:\n    def n(self, box): return isinstance(box, Box) and len(box.items)\n"
+    "def size(self): return N().n(self)",
     "nested": "def size(self):\n    def f():\n        return len(self.items)\n    return f()",
 }
 
@@ -172,6 +189,33 @@ def test_forms_of_an_answer(name):
     found = score(ONE, FORMS[name])
     assert found.findings["written"] == [[True, True], [True, False]]
     assert found.findings["passed"] == 4, found
+
+
+TAKEOVERS = {  # of the class, with all methods in it, by the agent that has two of them to write
+    "its name": "Box = Whole",
+    "its name, among others": "Box, Box.more = Whole, 0",
+    "its name, in a branch": "if 1:\n    Box = Box.more = Whole",
+    "its name, in a function": "def take():\n    global Box\n    Box = Whole\n_ = take()",
+    "its name, in the module": "import sys\nsetattr(sys.modules[__name__], 'Box', Whole)",
+    "an attribute of the module": "import sys\nsys.modules[__name__].Box = Whole",
+    "globals": "globals()['Box'] = Whole",
+    "globals, in a value": "Box.more = globals().update(Box=Whole)",
+    "exec": "exec('Box = Whole')",
+    "a loop over its methods": "for k, v in vars(Whole).items():\n    if k[0] != '_': setattr(Box, k, v)",
+    "a loop over names": "for name in ('size', 'area'):\n    setattr(Box, name, getattr(Whole, name))",
+    "a loop that sets more": "for name in ('size', 'area'):\n    Box.more = 0\n"
+    "    setattr(Box, name, getattr(Whole, name))",
+    "the type's setattr": "type.__setattr__(Box, 'size', Whole.size); type.__setattr__(Box, 'area', Whole.area)",
+    "another name": "Other = Box\nOther.size, Other.area = Whole.size, Whole.area",
+}
+
+
+@pytest.mark.parametrize("name", TAKEOVERS)
+def test_no_agent_writes_the_whole_class_by_another_name(name):
+    whole = "class Whole:\n    def __init__(self): self.items = []\n"
+    whole += textwrap.indent(ADD + SIZE + "@staticmethod\n" + DOUBLE + AREA, "    ")
+    found = score(ONE + whole + TAKEOVERS[name], "")
+    assert (found.findings["passed"], found.parts["written"], found.findings["error"]) == (3, 1, "")
 
 
 def test_a_static_method_stays_one_and_may_say_so_itself():
