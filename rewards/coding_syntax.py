@@ -324,16 +324,23 @@ def _cooperation(body, entry_point, helpers):
     # Who gives a name another meaning at the outermost level does not use what it meant.
     top = [node for node in body if isinstance(node, FUNCTIONS)]
     rebound = {name for node in _walk(body) if node not in top for name in _binds(node)}
-    # The functions and classes, at any depth, that the asked function leads to by their names.
+    # The functions and classes, at any depth, that the asked function leads to by their names, or by those of what
+    # the outermost level binds or changes, itself or by a function that it reads.
     definitions = [node for part in body for node in ast.walk(part) if isinstance(node, DEFINITIONS)]
+    outside = list(_statements(body))  # of no use but for the names that they bind
+    effects = [(_bound(s) | _changed(s, set()), _read(s)) for s in outside]
+    at_once = set().union(*[read for _, read in effects])
+    for node in definitions:
+        if node.name in at_once:
+            effects += [(_bound(s) | _changed(s, set()), {node.name}) for s in _statements(node.body)]
     named, before = {entry_point}, None
     while named != before:
         before = set(named)
         named |= {name for node in definitions if node.name in named for name in _loaded(node)}
+        named = named.union(*[read for altered, read in effects if altered & named])
     reached = [node for node in definitions if node.name in named]
     reached += [n for node in reached if isinstance(node, ast.ClassDef) for n in node.body if isinstance(n, FUNCTIONS)]
     inside = [statement for node in reached for statement in [node, *_statements(node.body)]]
-    outside = list(_statements(body))  # at the outermost level: of no use but for the names that they bind
     # What may be seen elsewhere when it is changed in place: arguments, and what functions of the text do.
     shared = {n.arg for node in reached for n in ast.walk(node) if isinstance(n, ast.arg)}
     shared |= {node.name for node in definitions}
@@ -396,10 +403,11 @@ def _loaded(node):
 
 
 def _read(statement):
-    """Names that a statement reads; a bare mention is nothing."""
+    """Names that a statement reads, and what a class binds, to be read as its attribute; a bare mention is nothing."""
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Name):
         return set()
-    return {name for e in _expressions(statement) for name in _loaded(e)}
+    own = _statements(statement.body) if isinstance(statement, ast.ClassDef) else []
+    return {name for e in _expressions(statement) for name in _loaded(e)}.union(*map(_bound, own))
 
 
 def _root(node):

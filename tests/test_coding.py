@@ -102,6 +102,18 @@ USES = {
     "table": "return sum(TABLE[x] for x in numbers)\nTABLE = {x: aux(x) for x in range(-9, 9)}",
     "default": "return g(numbers)\ndef g(n, h=aux):\n    return sum(h(x) for x in n)",
     "heap": "import heapq\n    h = []\n    for x in numbers:\n        heapq.heappush(h, aux(x))\n    return sum(h)",
+    "function made of another": "return sum(map(solve, numbers))\ndef _solve(x):\n    return aux(x)\n"
+    "import functools\nsolve = functools.lru_cache(None)(_solve)",
+    "list of functions": "return sum(g(x) for x in numbers for g in STEPS)\ndef step(x):\n    return aux(x)\n"
+    "STEPS = [step]",
+    "object of the module": "return sum(map(c.double, numbers))\nclass C:\n    def double(self, x): return aux(x)\n"
+    "c = C()",
+    "table filled by a function": "return sum(TABLE[x] for x in numbers)\nTABLE = {}\ndef fill():\n"
+    "    for x in range(-9, 9):\n        TABLE[x] = aux(x)\nfill()",
+    "table given to a function": "return sum(TABLE[x] for x in numbers)\nTABLE = {}\ndef fill(t):\n"
+    "    for x in range(-9, 9):\n        t[x] = aux(x)\nfill(TABLE)",
+    "a class's function": "return sum(map(C.h, numbers))\nclass C:\n    h = staticmethod(aux)",
+    "a class's table": "return sum(C.T[x] for x in numbers)\nclass C:\n    T = {i: aux(i) for i in range(-9, 9)}",
     "nonlocal": "t = 0\n    def g(x):\n        nonlocal t\n        t += aux(x)\n    [*map(g, numbers)]\n    return t",
 }
 
@@ -289,6 +301,7 @@ IGNORES = {
     "statement with an argument": "aux(numbers)",
     "never reached": "if False:\n        aux(3)",
     "len": "len([aux(3)])",
+    "statement in a class": "class C:\n        n = 3\n        aux(n)\n    numbers[C.n:]",
 }
 
 
@@ -306,6 +319,8 @@ NEITHER = {
     "bare mention": "aux",
     "nested function never called": "def g(x):\n        return aux(x)",
     "further function never called": "pass\n    return 2 * sum(numbers)\ndef g():\n    aux(3)\ndef h():",
+    "another table filled": "r = []\n    return 2 * sum(numbers, sum(r))\n"
+    "def g():\n    r = []\n    r.append(1)\n    aux(3)\ndef h():",
     "table never read": "pass\n    return 2 * sum(numbers)\nTABLE = [aux(3)]\ndef g():",
     "attribute": "numbers = numbers + []\n    type('T', (), {'aux': lambda self, x: x})().aux(3)",
     "variable of that name": "aux = lambda x: x\n    aux(3)",
