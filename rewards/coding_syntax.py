@@ -47,7 +47,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
         body = [
             node for node in body if not (isinstance(node, FUNCTIONS) and node.name in owned and node.name != name)
         ]
-        bodies.append(body)
+        bodies.append([node for node in body if not _is_idle(node, owned)])
         defined.append(_returns(_function(body, name)))
     facts = {"defined": defined, "syntax": False, "uses": [], "ignored": []}
     facts |= {"errors": errors, "error": next(filter(None, errors), "")}
@@ -112,6 +112,8 @@ def prepare_class(texts, assigned, class_name, base):
         others = [node for body in bodies if body not in chosen for node in body]
         chosen = list(itertools.chain(*chosen))
         for node in _needed(others, chosen, class_name) + chosen:
+            if _is_idle(node, [class_name]):
+                continue
             if isinstance(node, ast.ClassDef) and node.name == class_name:
                 inside, outside = node.body, []
             else:
@@ -223,6 +225,18 @@ def _needed(others, code, name):
     while read != before:
         read, before = read.union(*[_loaded(node) for node in others if _gives(node) & read]), read
     return [node for node in others if _gives(node) & read]
+
+
+def _is_idle(statement, known):
+    """Whether a statement adds nothing: an assert, a print, a name (the word "python"), an import of known names only.
+
+    It may fail, as what it asks for stands further below, or in no module.
+    """
+    if isinstance(statement, ast.ImportFrom):
+        return all(part.name in known and part.asname in (None, part.name) for part in statement.names)
+    if isinstance(statement, ast.Expr):
+        return isinstance(statement.value, ast.Name) or _root(statement.value) == "print"
+    return isinstance(statement, ast.Assert)
 
 
 def _gives(statement):

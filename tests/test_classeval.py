@@ -155,6 +155,7 @@ FORMS = {
     "default from the class": "class Box:\n    one = 1\n    def size(self, by=one): return by * len(self.items)",
     "assigned in the class": "class Box:\n    size = lambda self: len(self.items)",
     "import": "import operator\ndef size(self):\n    return operator.length_hint(self.items)",
+    "import named as a method": "from operator import add\ndef size(self): return add(0, len(self.items))",
     "import of the future": "from __future__ import annotations\ndef size(self) -> No:\n    return len(self.items)",
     "constant": "ONE = 1\ndef size(self):\n    return ONE * len(self.items)",
     "further function": "def count(x):\n    return len(x)\n\ndef size(self):\n    return count(self.items)",
@@ -165,6 +166,8 @@ FORMS = {
     "redefined constant": "def Box(): pass\ndef size(self): return len(self.items)",
     "decorated": "import functools\n@functools.wraps(len)\ndef size(self):\n    return len(self.items)",
     "an example": "def size(self): return len(self.items)\nbox = Box(1, 2)\nn = box.size()\nprint(n / 0)",
+    "an example that fails": "python\ndef n(x): return x\ndef size(self): return n(len(self.items))\nassert n(1) == 2",
+    "import of the class": "from box import Box\ndef size(self): return len(self.items)",
     "an example in a function": "def size(self): return len(self.items)\ndef main(): Box(1, 2)\nmain()",
     "an example in a loop": "def size(self): return len(self.items)\nfor x in Box(1, 2).items:\n    x.size()",
     "guarded import": "try:\n    import absent as o\nexcept ImportError:\n    import operator as o\n"

@@ -355,6 +355,20 @@ def test_each_agent_defines_its_own_function_only():
     assert reward(AUX, "def aux(x):\n    return 2 * x\n") == pytest.approx(0.4)
 
 
+def test_what_an_agent_imports_of_another_is_there_already():
+    assert reward(AUX, "from helpers import aux\n" + MAIN) == pytest.approx(4)
+    assert reward("from solution import f as f\n" + AUX, f"```\nfrom aux import aux\n\n{MAIN}```") == pytest.approx(4)
+    first, second = (AUX.replace("aux", name) for name in ("aux1", "aux2"))
+    both = "from .helpers import aux1, aux2\ndef f(n):\n    return sum(map(aux1, n[1:])) + sum(map(aux2, n[:1]))"
+    assert reward(first, second, both) == pytest.approx(4)
+    assert scores([AUX, "from helpers import aux, other\n" + MAIN])[0].parts["tests"] == 0
+
+
+@pytest.mark.parametrize("example", ["print(f([3]))", "assert f([3]) == 6", "assert aux(1) == 7, 'wrong'", "python"])
+def test_examples_in_the_text_are_not_run(example):
+    assert reward(f"{example}\n{AUX}{example}\n", f"{example}\n{MAIN}{example}\n") == pytest.approx(4)
+
+
 def test_several_helpers_share_their_levels():
     first, second = (AUX.replace("aux", name) for name in ("aux1", "aux2"))
     one = "def f(numbers):\n    return sum(aux1(x) for x in numbers)\n"
