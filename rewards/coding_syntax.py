@@ -16,6 +16,8 @@ DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 BOM = "\ufeff"
 IMPORTS = (ast.Import, ast.ImportFrom)
 FENCE = r"[ \t]*(?:`{3,}|~{3,})[^`\r\n]*"
+CODE = r"(async )?def \w|class \w|import \w|from [\w.]+ import |@\w"
+PROSE = rf"{FENCE}$|(?!\s)\W*[A-Z][\w']*[,:*]*( [^=]|\s*$)"  # "It is", "**Note:** ..."
 NEWLINE = r"\r\n|\r|\n"  # str.splitlines would know more of them, which a string may hold
 # What would let a class find its methods elsewhere.
 HOOKS = {"__getattribute__", "__getattr__", "__new__", "__init_subclass__", "__set_name__"}
@@ -248,7 +250,8 @@ def _gives(statement):
 def read_blocks(text):
     """The statements of a completion: all of it, or else those of each fenced block that defines or imports something.
 
-    A block ends at the first fence that leaves Python behind, since a docstring may hold fences.
+    A block ends at the first fence that leaves Python behind, since a docstring may hold fences. Where there is none,
+    the code may stand between lines of prose.
     """
     whole = _statements_of(text.lstrip(BOM))
     if whole is not None:
@@ -264,7 +267,16 @@ def read_blocks(text):
                 bodies.append(body)
                 end = stop
                 break
-    return bodies
+    return bodies or _between_prose(lines)
+
+
+def _between_prose(lines):
+    """[statements] from the first line that begins code to a line of prose; [] where anything else ends the code."""
+    first = next((i for i, line in enumerate(lines) if re.match(CODE, line)), len(lines))
+    body, error = _parse("\n".join(lines[first:]))
+    rest = lines[first + body[-1].end_lineno :] if body else []
+    end = next((line for line in rest if line.strip() and line[0] != "#"), "")
+    return [body] if body and (not error or re.match(PROSE, end)) else []
 
 
 def _unwrapped(text):

@@ -105,7 +105,8 @@ CASES = {
     ),
     "its own left to the other": ([ADD, TWO + DOUBLE], 1.5, 3.2, 0),
     "what was given": (["def __init__(self):\n    self.items = [7]\n" + ONE, TWO], 2, 4, 0),
-    "no Python": ([ONE, TWO + "This adds numbers."], 0, 0, 0),
+    "no Python": ([ONE, "This adds numbers."], 0, 0, 0),
+    "a text that breaks off": ([ONE, TWO + "def n("], 0, 0, 0),
     "a bracket": ([ONE, "def size(self):\n    return (len(self.items)"], 0, 0, 0),
     "does not compile": ([ONE, TWO + "return 5"], 0, 0, 0),
 }
@@ -166,6 +167,7 @@ FORMS = {
     "redefined constant": "def Box(): pass\ndef size(self): return len(self.items)",
     "decorated": "import functools\n@functools.wraps(len)\ndef size(self):\n    return len(self.items)",
     "an example": "def size(self): return len(self.items)\nbox = Box(1, 2)\nn = box.size()\nprint(n / 0)",
+    "prose around": "The methods:\n\ndef size(self):\n    return len(self.items)\n\nThis counts the box's items.",
     "an example that fails": "python\ndef n(x): return x\ndef size(self): return n(len(self.items))\nassert n(1) == 2",
     "import of the class": "from box import Box\ndef size(self): return len(self.items)",
     "an example in a function": "def size(self): return len(self.items)\ndef main(): Box(1, 2)\nmain()",

@@ -454,6 +454,11 @@ FORMATS = {
     "other ends of lines in a fence": "```\n" + MAIN.replace("return", "'\u2028\x0c'\n    return") + "```",
     "tests behind it": f"```\n{MAIN}```\nTests:\n```\nimport absent\nfrom solution import f\n\n"
     "@absent.mark\ndef test_f():\n    assert f([1]) == 2\n```",
+    "prose before": "Here's the function. It is\n(as asked) short:\n\n" + MAIN,
+    "prose behind": MAIN + "\nThis function uses the helper's result.\n\n- It doesn't fail.\n",
+    "prose around": "Sure! The code:\n\nimport math\n" + MAIN + "# So\n\n**Explanation:** `aux(x)` doubles.",
+    "prose and a fence that ends": MAIN + "```\nThis sums.",
+    "prose and a fence that begins": "So:\n```python\n" + MAIN + "\nIt sums (twice.",
     "the future apart": "```\nfrom __future__ import annotations\nfrom math import *\n```\nand\n"
     "```\ndef f(n: list[Unknown]):\n    return trunc(sum(map(aux, n)))\n```",
     "what another block needs": "```\nimport operator\ndef g(x):\n    return operator.add(h(x), 0)\n```\nand\n"
@@ -473,7 +478,18 @@ def test_a_helper_may_show_how_it_is_used():
 
 def test_a_text_that_breaks_off_counts_as_defined_but_not_as_a_program():
     assert reward(AUX, ALONE + "\ndef g(") == pytest.approx(1.0)
-    assert reward(AUX + "This function doubles.", ALONE) == pytest.approx(1.0)
+    assert reward(AUX + "x = aux(", ALONE) == pytest.approx(1.0)
+    assert reward(AUX + "    Else x", ALONE) == pytest.approx(1.0)
+
+
+def test_prose_alone_is_no_program():
+    for text in (
+        "Sure, here it is.",
+        "The function\ndef f is short.",
+        "from here\nimport it",
+        "Note:\nimport math\nThis is it.",
+    ):
+        assert reward(AUX, text) == pytest.approx(0.4)
 
 
 def test_asserts_over_several_lines_in_loops_and_with_helpers():
