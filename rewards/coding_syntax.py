@@ -95,13 +95,7 @@ def prepare_class(texts, assigned, class_name, base):
     written, writers, errors, imports, constants, further = [], {}, [], [], [], []
 
     def is_method(node):
-        if not isinstance(node, FUNCTIONS):
-            return False
-        return node.name in methods or any(first.arg in ("self", "cls") for first in node.args.args[:1])
-
-    def is_of_class(node):
-        named = isinstance(node, ast.ClassDef) and node.name == class_name
-        return named or is_method(node) or bool(_stored(node, class_name, inside=False) & methods.keys())
+        return isinstance(node, FUNCTIONS) and any(first.arg in ("self", "cls") for first in node.args.args[:1])
 
     for text, names in zip(texts, assigned):
         bodies, unread = (read_blocks(text), "") if names else ([[]], "")
@@ -110,12 +104,10 @@ def prepare_class(texts, assigned, class_name, base):
             bodies = [body]
         errors.append(unread[:200])
         found, foreign = {}, []  # foreign: what sets another agent's method
-        chosen = [body for body in bodies if any(map(is_of_class, body))] or bodies
+        chosen = [b for b in bodies if any(is_method(n) or getattr(n, "name", None) in given for n in b)] or bodies
         others = [node for body in bodies if body not in chosen for node in body]
         chosen = list(itertools.chain(*chosen))
-        for node in _needed(others, chosen, class_name) + chosen:
-            if _is_idle(node, [class_name]):
-                continue
+        for node in [n for n in _needed(others, chosen) + chosen if not _is_idle(n, [class_name])]:
             if isinstance(node, ast.ClassDef) and node.name == class_name:
                 inside, outside = node.body, []
             else:
@@ -214,15 +206,14 @@ def read_function(text, name):
         return _parse(next((block for block in blocks if re.search(rf"\bdef\s+{name}\b", block)), blocks[0]))
     others = [node for body, function in zip(bodies, functions) if function is None for node in body]
     others = [node for node in others if isinstance(node, (*DEFINITIONS, *IMPORTS))]
-    return _needed(others, chosen[-1], name) + chosen[-1], ""
+    return _needed(others, chosen[-1]) + chosen[-1], ""
 
 
-def _needed(others, code, name):
-    """Those of the other statements that the code reads, or that one of them reads in turn; but no further `name`.
+def _needed(others, code):
+    """Those of the other statements that the code reads, or that one of them reads in turn.
 
     What is left out may be a test or an example, which imports what is not there.
     """
-    others = [node for node in others if name not in _gives(node)]
     read, before = {"*", "annotations"}.union(*map(_loaded, code)), None  # import * may be read, the future always
     while read != before:
         read, before = read.union(*[_loaded(node) for node in others if _gives(node) & read]), read
@@ -230,10 +221,7 @@ def _needed(others, code, name):
 
 
 def _is_idle(statement, known):
-    """Whether a statement adds nothing: an assert, a print, a name (the word "python"), an import of known names only.
-
-    It may fail, as what it asks for stands further below, or in no module.
-    """
+    """Whether a statement adds nothing, but may fail: an assert, a print, a bare name, an import of known names."""
     if isinstance(statement, ast.ImportFrom):
         return all(part.name in known and part.asname in (None, part.name) for part in statement.names)
     if isinstance(statement, ast.Expr):
@@ -355,10 +343,8 @@ def _cooperation(body, entry_point, helpers):
     definitions = [node for part in body for node in ast.walk(part) if isinstance(node, DEFINITIONS)]
     outside = list(_statements(body))  # of no use but for the names that they bind
     effects = [(_bound(s) | _changed(s, set()), _read(s)) for s in outside]
-    at_once = set().union(*[read for _, read in effects])
-    for node in definitions:
-        if node.name in at_once:
-            effects += [(_bound(s) | _changed(s, set()), {node.name}) for s in _statements(node.body)]
+    at_once = [node for node in definitions if any(node.name in read for _, read in effects)]
+    effects += [(_bound(s) | _changed(s, set()), {node.name}) for node in at_once for s in _statements(node.body)]
     named, before = {entry_point}, None
     while named != before:
         before = set(named)

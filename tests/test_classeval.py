@@ -149,8 +149,6 @@ FORMS = {
     "from solution import Box\n\n@absent.mark\ndef test_size():\n    assert Box().size() == 0\n```",
     "what it needs apart": "```\nimport operator\nONE = 1\ndef n(x):\n    return ONE * operator.length_hint(x)\n```\n"
     "```\ndef size(self):\n    return self.n()\n```\n```\ndef n(self):\n    return n(self.items)\n```",
-    "assigned apart": "```\ndef n(self):\n    return 0\n```\n"
-    "```\nimport operator\nBox.size = lambda self: operator.length_hint(self.items)\n```",
     "byte order mark": "\ufeffdef size(self):\n    return len(self.items)\n",
     "assignment in the class": "class Box:\n    one: int = 1\n    def size(self): return self.one * len(self.items)",
     "default from the class": "class Box:\n    one = 1\n    def size(self, by=one): return by * len(self.items)",

@@ -478,7 +478,7 @@ def test_a_helper_may_show_how_it_is_used():
 
 def test_a_text_that_breaks_off_counts_as_defined_but_not_as_a_program():
     assert reward(AUX, ALONE + "\ndef g(") == pytest.approx(1.0)
-    assert reward(AUX + "x = aux(", ALONE) == pytest.approx(1.0)
+    assert reward(AUX + "# Then\ndef g(", ALONE) == pytest.approx(1.0)
     assert reward(AUX + "    Else x", ALONE) == pytest.approx(1.0)
 
 
