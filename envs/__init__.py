@@ -17,6 +17,7 @@ import importlib
 import inspect
 import json
 import os
+import re
 import sys
 from typing import Any, NamedTuple
 
@@ -40,6 +41,9 @@ ENVIRONMENTS = {
     "coophumaneval": "envs.coding:Coding",
     "classeval": "envs.classeval:ClassEval",
 }
+
+# The columns that may hold something else than a text: a number, lists of texts.
+NO_TEXT = {"task_id", "test_imports", "test_list"}
 
 
 def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, **options):
@@ -92,13 +96,13 @@ def read_rows(dataset, columns, hub, hub_splits, hub_config=None, say=print):
     dataset: "hub" for the environment's own set, another hub id (all of its train and test), or a local file. A file
         whose rows have a column `split` is split by it; of another file the last tenth, at least one row, is test, and
         the rest train. Nothing is shuffled.
-    columns: the columns every row must have
+    columns: the columns every row must have, as text but for those of NO_TEXT
     hub, hub_config: id and configuration of the environment's own set
     hub_splits: dict, the slice of the own set for each split, e.g. {"train": "train[:1000]", "test": "test[:1000]"}
     say: gets a line about how a file was split
 
     Returns dict(split -> list of dicts). Raises ValueError, one sentence, for a file that is missing or malformed, a
-    hub that does not answer, a missing column and an empty split.
+    hub that does not answer, a missing column, what is no text and an empty split.
     """
     if dataset.endswith((".jsonl", ".json", ".parquet")):
         splits = _split_rows(dataset, _file_rows(dataset), say)
@@ -109,18 +113,22 @@ def read_rows(dataset, columns, hub, hub_splits, hub_config=None, say=print):
     for split, rows in splits.items():
         if not rows:
             raise ValueError(f"--dataset {dataset}: the split {split} is empty; use a dataset with rows in it.")
-        for row in rows:
+        for number, row in enumerate(rows, 1):
             if missing := [column for column in columns if column not in row]:
                 raise ValueError(
                     f"--dataset {dataset}: missing column {', '.join(missing)} (found {', '.join(row) or 'none'}); "
                     f"rename the columns to {', '.join(columns)}."
                 )
-            if empty := [column for column in columns if row[column] is None]:
+            if odd := [c for c in columns if row[c] is None or not (c in NO_TEXT or _is_text(row[c]))]:
                 raise ValueError(
-                    f"--dataset {dataset}: a row of the split {split} has nothing in {', '.join(empty)}; fill it, or "
-                    "leave the row out."
+                    f"--dataset {dataset}: row {number} of the split {split} has nothing, or what is no UTF-8 text, "
+                    f"in {', '.join(odd)}; mend it, or leave the row out."
                 )
     return splits
+
+
+def _is_text(value):
+    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)  # no tokenizer takes half a character
 
 
 def _file_rows(path):
@@ -128,10 +136,10 @@ def _file_rows(path):
         raise ValueError(f"--dataset {path}: there is no such file; check the path.")
     if path.endswith(".parquet"):
         return _datasets_rows(path, "parquet", data_files=path, split="train")
-    with open(path, encoding="utf-8") as file:
+    with open(path, encoding="utf-8-sig") as file:
         try:
             rows = json.load(file) if path.endswith(".json") else [json.loads(line) for line in file if line.strip()]
-        except ValueError as error:  # not JSON, or not UTF-8
+        except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, nested too deeply
             raise ValueError(f"--dataset {path}: not valid {path.rsplit('.')[-1]} ({error}); mend the file.") from None
     if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
         raise ValueError(f"--dataset {path}: the file must hold one JSON object per row; mend the file.")

@@ -6,12 +6,10 @@ own. The reward is in rewards/classeval.py. In the published partition, methods 
 """
 
 import ast
-import doctest
 import random
-import warnings
 
 from envs import samples
-from envs.coding import benchmark_rows, scored_step, syntax_remarks
+from envs.coding import benchmark_rows, parsed, read_examples, scored_step, syntax_remarks
 from rewards.classeval import ClassAnswer, class_rewards, run_classes
 from rewards.coding_syntax import FUNCTIONS, is_stub
 from rewards.sandbox import require_protection
@@ -23,7 +21,7 @@ BENCHMARK = {
     "hub_config": None,
     "hub_splits": {"all": "test"},
     "columns": ["task_id", "skeleton", "test", "class_name", "solution_code"],
-    "number": r"ClassEval_(\d+)",
+    "number": r"ClassEval_(\d{1,9})",
     "splits": {"train": range(66), "validation": range(82, 100), "test": range(66, 82)},
 }
 _verdicts = {}  # (solution, test) -> (why the reference solution fails or "", the examples that hold for it)
@@ -216,23 +214,19 @@ def _task(row, dataset):
     The keys: task_id, problem, class_name, methods (the names to be written, in order), base (source of the module
     that they are put into), names (of that module, for the tests), tests, setup, examples, solution.
     """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # some regular expressions are no raw strings
-            solution = ast.parse(row["solution_code"])
-            base = _base(row, solution)
-            ast.parse(row["test"])
-            owner, reference = [_class(tree, row["class_name"]) for tree in (base, solution)]
-            # A constructor may do nothing in the reference too.
-            idle = {node.name for node in reference.body if isinstance(node, FUNCTIONS) and is_stub(node)}
-            todo = [n for n in owner.body if isinstance(n, FUNCTIONS) and is_stub(n) and n.name not in idle]
-            examples = [source for node in todo for source in _examples(ast.get_docstring(node) or "")]
-    except (SyntaxError, ValueError, StopIteration) as error:
-        raise ValueError(
-            f"--dataset {dataset}: task {row['task_id']} is not in ClassEval's form ({error!r}); mend it."
-        ) from error
+    return parsed(_parse, row, dataset, "ClassEval's")
+
+
+def _parse(row):
+    solution = ast.parse(row["solution_code"])
+    base = _base(row, solution)
+    ast.parse(row["test"])
+    owner, reference = [_class(tree, row["class_name"]) for tree in (base, solution)]
+    # A constructor may do nothing in the reference too.
+    idle = {node.name for node in reference.body if isinstance(node, FUNCTIONS) and is_stub(node)}
+    todo = [n for n in owner.body if isinstance(n, FUNCTIONS) and is_stub(n) and n.name not in idle]
     if not todo:
-        raise ValueError(f"--dataset {dataset}: task {row['task_id']} has no method to be written; mend it.")
+        raise ValueError("no method is left to be written")
     imports = [n for n in [*base.body, *solution.body] if isinstance(n, (ast.Import, ast.ImportFrom))]
     return {
         "task_id": row["task_id"],
@@ -243,7 +237,7 @@ def _task(row, dataset):
         "names": [node.name for node in base.body if isinstance(node, (*FUNCTIONS, ast.ClassDef))],
         "tests": row["test"],
         "setup": "\n".join(dict.fromkeys(map(ast.unparse, imports))),
-        "examples": examples,
+        "examples": [source for node in todo for source in _examples(ast.get_docstring(node) or "")],
         "solution": row["solution_code"],
     }
 
@@ -267,11 +261,7 @@ def _base(row, solution):
 def _examples(docstring):
     """The >>> examples of a docstring, each as the lines that lead to it and an assert."""
     sources, lines = [], []
-    try:
-        examples = doctest.DocTestParser().get_examples(docstring)
-    except ValueError:  # a line without its blank after >>>, or indented differently
-        return []
-    for example in examples:
+    for example in read_examples(docstring):
         line, want = example.source.strip(), example.want.strip()
         try:
             ast.parse(line)

@@ -28,7 +28,7 @@ BENCHMARKS = {
         "hub_config": None,
         "hub_splits": {"all": "test"},
         "columns": HUMANEVAL_COLUMNS,
-        "number": r"HumanEval/(\d+)",
+        "number": r"HumanEval/(\d{1,9})",
         "splits": {"train": range(33, 133), "validation": range(32), "test": range(133, 164)},
     },
     "coophumaneval": {
@@ -36,7 +36,7 @@ BENCHMARKS = {
         "hub_config": None,
         "hub_splits": {"all": "test"},
         "columns": HUMANEVAL_COLUMNS,
-        "number": r"CoopHumanEval/(\d+)",
+        "number": r"CoopHumanEval/(\d{1,9})",
         "splits": {"train": range(50), "validation": range(50, 66), "test": range(66, 82)},
     },
     "mbpp": {
@@ -44,7 +44,7 @@ BENCHMARKS = {
         "hub_config": "sanitized",
         "hub_splits": {"all": "train+test+validation+prompt"},
         "columns": MBPP_COLUMNS,
-        "number": r"(\d+)",
+        "number": r"(\d{1,9})",
         "splits": {"train": range(601, 975), "validation": range(511, 601), "test": range(11, 511)},
     },
 }
@@ -263,13 +263,18 @@ def _task(row, dataset):
     examples (asserts that may be shown), prelude (goes before the answer), setup (goes before the tests); and of
     sample tasks helper and main. The rows are trusted, so they are parsed here; model-written text never is.
     """
+    return parsed(_mbpp_task if "test_list" in row else _humaneval_task, row, dataset, "the benchmark's")
+
+
+def parsed(parse, row, dataset, benchmark):
+    """parse(row), or ValueError, one sentence that names the task, for whatever a malformed row makes it raise."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # some of MBPP's regular expressions are no raw strings
-            return _mbpp_task(row) if "test_list" in row else _humaneval_task(row)
-    except (SyntaxError, ValueError, StopIteration, TypeError, AttributeError, IndexError) as error:
+            warnings.simplefilter("ignore")  # some regular expressions of the benchmarks are no raw strings
+            return parse(row)
+    except Exception as error:  # the parser's MemoryError and RecursionError too
         raise ValueError(
-            f"--dataset {dataset}: task {row['task_id']} is not in the benchmark's form ({error!r}); mend it."
+            f"--dataset {dataset}: task {row['task_id']} is not in {benchmark} form ({error!r}); mend it."
         ) from error
 
 
@@ -279,6 +284,9 @@ def _humaneval_task(row):
     body = ast.parse(row["prompt"]).body
     asked = next(n for n in body if isinstance(n, ast.FunctionDef) and n.name == entry_point)
     prelude = ast.unparse(ast.Module(body=[n for n in body if n is not asked], type_ignores=[]))
+    checks = [n for n in ast.parse(row["test"]).body if isinstance(n, ast.FunctionDef) and n.name == "check"]
+    if not any(isinstance(n, ast.Assert) for check in checks for n in ast.walk(check)):
+        raise ValueError("test has no function check with an assert in it")
     return {
         "task_id": row["task_id"],
         "problem": row["prompt"],
@@ -305,7 +313,10 @@ def _mbpp_task(row):
     names = {n.id for n in ast.walk(tests) if isinstance(n, ast.Name)} & defined
     functions = {n.name for n in solution if isinstance(n, ast.FunctionDef)}
     calls = [n.func for n in ast.walk(ast.parse(example)) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
+    if not isinstance(row["test_imports"], list):  # the letters of a text could be joined as well
+        raise ValueError("test_imports is no list")
     imports = "\n".join(row["test_imports"])
+    ast.parse(imports)
     # One task's tests use a module that only its solution imports.
     setup = [n for n in solution if isinstance(n, (ast.Import, ast.ImportFrom))]
     return {
@@ -323,10 +334,18 @@ def _mbpp_task(row):
 def _doctests(docstring):
     """The >>> examples of a docstring as asserts; those whose expected output is no Python value are left out."""
     asserts = []
-    for example in doctest.DocTestParser().get_examples(docstring):
+    for example in read_examples(docstring):
         try:
             ast.parse(example.source.strip(), mode="eval"), ast.literal_eval(example.want.strip())
         except (SyntaxError, ValueError):  # a statement, a traceback, a line of prose
             continue
         asserts.append(f"assert {example.source.strip()} == {example.want.strip()}")
     return asserts
+
+
+def read_examples(docstring):
+    """The >>> examples of a docstring as doctest reads them; none where it does not."""
+    try:
+        return doctest.DocTestParser().get_examples(docstring)
+    except ValueError:  # a line without its blank after >>>, or indented differently
+        return []

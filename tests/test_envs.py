@@ -10,7 +10,7 @@ import datasets
 import pytest
 
 import envs
-from envs import writing
+from envs import samples, writing
 from rewards.writing import ARXIV, pair_reward
 
 DATA = os.path.join(os.path.dirname(__file__), "..", "..", "shared", "data")
@@ -142,10 +142,18 @@ def test_a_split_column_is_obeyed(tmp_path):
         ('{"prompt": "a", "completion": "b"}\n', ["1 rows", "at least 2"]),
         ('{"prompt": "a"}\n{"prompt": "b"}\n', ["missing column completion", "found prompt"]),
         ('{"text": "a"}\n{"text": "b"}\n', ["missing column prompt, completion", "found text"]),
-        ('{"prompt": "a", "completion": null}\n' * 2, ["a row of the split train has nothing in completion"]),
+        ('{"prompt": "a", "completion": null}\n' * 2, ["row 1 of the split train has nothing", "in completion;"]),
         ('{"prompt": "a", "completion": "b", "split": "train"}\n' * 2, ["split test is empty"]),
         ("{'prompt'\n", ["not valid jsonl"]),
         ("[1]\n[2]\n", ["one JSON object per row"]),
+        ('{"prompt": ' + "[" * 100_000 + "]" * 100_000 + "}\n", ["not valid jsonl"]),
+        (
+            json.dumps(rows(1)[0]) + '\n{"prompt": "a", "completion": 3}\n' * 2,
+            ["row 2 of the split train", "completion"],
+        ),
+        ('{"prompt": ["a"], "completion": "b"}\n' * 2, ["row 1 of the split train", "prompt"]),
+        ('{"prompt": {"a": 1}, "completion": "b"}\n' * 2, ["row 1 of the split train", "prompt"]),
+        ('{"prompt": "half \\ud83d", "completion": "b"}\n' * 2, ["row 1 of the split train", "prompt", "UTF-8"]),
     ],
 )
 def test_what_a_file_can_lack(tmp_path, content, words):
@@ -156,6 +164,91 @@ def test_what_a_file_can_lack(tmp_path, content, words):
     message = str(caught.value)
     assert all(word in message for word in [f"--dataset {path}", *words]), message
     assert "\n" not in message
+
+
+def test_binary_text_is_refused(tmp_path):
+    path = str(tmp_path / "posts.parquet")
+    datasets.Dataset.from_list([{"abstract_text": b"a"}] * 2).to_parquet(path)
+    with pytest.raises(ValueError, match=r"--dataset .*row 1 of the split train.*UTF-8.*abstract_text.*\.$"):
+        envs.make("arxiv", dataset=path)
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    for name, text in (
+        ("a.jsonl", '{"abstract_text": "é"}\n' * 2),
+        ("a.json", json.dumps([{"abstract_text": "é"}] * 2)),
+    ):
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+        assert envs.make("arxiv", dataset=str(tmp_path / name)).tasks("test") == [{"abstract_text": "é"}]
+
+
+HUMANEVAL, CLASSEVAL = samples.coding_tasks("train", 1, 1)[0], samples.class_tasks("train", 1, 1)[0]
+MBPP = {"task_id": 7, "prompt": "Add one.", "code": "def f(x):\n    return x + 1", "test_imports": []}
+MBPP["test_list"] = ["assert f(1) == 2", "assert f(2) == 3"]
+# Tests of HumanEval's form by which every answer would fail, and so earn nothing, for as long as it is trained.
+UNUSABLE_TESTS = {
+    "syntax error": "def check(candidate:\n    assert candidate(1)",
+    "byte order mark": "\ufeff" + HUMANEVAL["test"],
+    "indented": "    " + HUMANEVAL["test"].strip(),
+    "NUL": HUMANEVAL["test"] + "\0",
+    "surrogate": HUMANEVAL["test"] + "# \ud83d",
+    "empty": "",
+    "number": 5,
+    "list": [],
+    "no check": "def test(candidate):\n    assert candidate(1) == 1",
+    "a check without an assert": "def check(candidate):\n    candidate(1)",
+    "asserts alone": "assert f(1) == 1",
+}
+DEEP = {"signs": "-" * 20_000 + "x", "attributes": "x" + ".a" * 5000}
+MALFORMED = {
+    **{f"test: {name}": ("humaneval", HUMANEVAL, {"test": test}) for name, test in UNUSABLE_TESTS.items()},
+    **{
+        f"prompt: {name}": ("humaneval", HUMANEVAL, {"prompt": f"y = {deep}\n{HUMANEVAL['prompt']}"})
+        for name, deep in DEEP.items()
+    },
+    **{f"code: {name}": ("mbpp", MBPP, {"code": f"{MBPP['code']}\ny = {deep}"}) for name, deep in DEEP.items()},
+    "imports in one text": ("mbpp", MBPP, {"test_imports": "import math"}),
+    "imports that are no text": ("mbpp", MBPP, {"test_imports": [5]}),
+    "imports that are no Python": ("mbpp", MBPP, {"test_imports": ["import"]}),
+    "tests that are no text": ("mbpp", MBPP, {"test_list": [*MBPP["test_list"], {}]}),
+    **{
+        f"{column}: {value!r}": ("classeval", CLASSEVAL, {column: value})
+        for column in ("skeleton", "test", "solution_code", "class_name")
+        for value in (5, ["a"], {"a": 1}, "\ud83d")
+    },
+    **{
+        f"{column}: {name}": ("classeval", CLASSEVAL, {column: f"{CLASSEVAL[column]}\ny = {deep}"})
+        for column in ("skeleton", "test", "solution_code")
+        for name, deep in DEEP.items()
+    },
+    "a class that is not there": ("classeval", CLASSEVAL, {"class_name": "Nowhere"}),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_rows_that_cannot_be_trained_on_are_named(name, tmp_path):
+    env, row, change = MALFORMED[name]
+    path = write_jsonl(tmp_path / "rows.jsonl", [{**row, "task_id": "good"}, {**row, "task_id": "odd", **change}] * 2)
+    with pytest.raises(ValueError) as caught:
+        envs.make(env, dataset=path)
+    message = str(caught.value)
+    assert message.startswith(f"--dataset {path}: ") and "\n" not in message and message.endswith(".")
+    column = "".join(change)
+    assert "task odd is not in" in message or ("row 2 of the split train" in message and f" in {column};" in message)
+
+
+def test_a_task_number_may_be_long(tmp_path):
+    lines = [{**HUMANEVAL, "task_id": "HumanEval/" + "9" * 5000}] * 2
+    env = envs.make("humaneval", dataset=write_jsonl(tmp_path / "rows.jsonl", lines))
+    assert len(env.tasks("train")) == len(env.tasks("test")) == 1
+
+
+def test_a_malformed_doctest_is_no_example(tmp_path):
+    prompt = 'def f(x):\n    """One more.\n    >>>f(1)\n    2\n    """\n'
+    row = {"task_id": "odd", "prompt": prompt, "entry_point": "f", "test": "def check(f):\n    assert f(1) == 2"}
+    env = envs.make("humaneval", 1, dataset=write_jsonl(tmp_path / "rows.jsonl", [row] * 2))
+    task = env.tasks("test")[0]
+    assert task["examples"] == [] and env.step([(task, [], ["def f(x):\n    return x + 1"])])[0].done
 
 
 def test_hub_asks_for_the_documented_slices(monkeypatch):
