@@ -66,7 +66,7 @@ class Job(NamedTuple):
     """One piece of model-written code, and what is done with it.
 
     texts: what the models wrote, as it is; more than MAX_SOURCE characters fail
-    tests: trusted source; each `assert` in it counts, also one that a loop runs again
+    tests: trusted source; each `assert` outside of classes counts, also one that a loop runs again
     names: the candidate's functions and classes that the tests use
     prepare: trusted source of `prepare(texts, **options) -> (program, facts)`, run beside the model's text where a
         crash does no harm: `program` is the source or syntax tree to run, or None; `facts`, plain data, are reported

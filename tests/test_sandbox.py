@@ -1416,6 +1416,25 @@ check(f)
     assert run_tests([job(code, "f(1)")])[0].reason == "no assert ran"
 
 
+def test_an_assert_in_a_test_method_fails_the_method():
+    # It must not be counted beside a method that then passes, or wrong answers would earn half.
+    tests = """
+import unittest
+class Test(unittest.TestCase):
+    def test_one(self):
+        assert f(1) == 1
+    def test_rounds(self):
+        for i in range(3):
+            assert f(i) == i
+for test in unittest.defaultTestLoader.loadTestsFromTestCase(Test):
+    result = unittest.TestResult()
+    test.run(result)
+    assert result.wasSuccessful()
+"""
+    outcomes = [run_tests([job(f"def f(x): return {x}", tests)])[0].outcomes for x in ("x", "-x", "1")]
+    assert outcomes == [[True, True], [False, False], [True, False]]
+
+
 def test_examples_say_what_happened_and_do_not_count():
     code = "def f(x):\n    if x == 3: raise ValueError('three')\n    return x"
     examples = ["assert f(1) == 1", "assert f(2) == 5", "assert f(3) == 3", "assert g(3) == 3"]
