@@ -290,7 +290,8 @@ def _candidate(channel):
         try:
             send(channel, [*function(), *([folder.changes()] if share else [])])
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: whatever it is, the call failed
-            send(channel, ["error", type(error).__name__, str(error)[:200], *([folder.changes()] if share else [])])
+            names = [kind.__name__ for kind in type(error).__mro__]
+            send(channel, ["error", names, str(error)[:200], *([folder.changes()] if share else [])])
 
     def load():
         exec(compile(program, "<candidate>", "exec"), vars(module))
@@ -452,12 +453,13 @@ class _Remote:
             *reply, files = reply
             self.folder.apply(files)
         if reply[0] != "value":
-            _, name, text = reply
-            self.last = CandidateError(f"raised {name}: {text}"[:200])
-            kind = getattr(builtins, name, None)
+            _, names, text = reply
+            self.last = CandidateError(f"raised {names[0]}: {text}"[:200])
+            kinds = [vars(builtins).get(name) for name in names]
+            kind = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Exception)), None)
             # StopIteration would end a loop of the test's, and BaseExceptions the grader.
-            if not (isinstance(kind, type) and issubclass(kind, Exception)) or issubclass(kind, StopIteration):
-                raise CandidateError(f"{name}: {text}")
+            if kind is None or issubclass(kind, StopIteration):
+                raise CandidateError(f"{names[0]}: {text}")
             raise kind(str(text))
         _, value, changed, *numbers = reply
         for index, new in changed:

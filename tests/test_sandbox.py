@@ -338,7 +338,8 @@ HACKS = {
     "errors that are none": """
         import os, struct
         def f(x):
-            for text in (b'["error", "type", "x"]', b'["error", "__import__", "os"]', b'["error", [], {}]'):
+            for names in b'["type"]', b'["__import__"]', b'["SystemExit"]', b'"type"', b'[]', b'[[], 3]', b'{}', b'5':
+                text = b'["error", ' + names + b', "os"]'
                 os.write(3, struct.pack('>I', len(text)) + text)
     """,
     "shared lists with 2 ** 40 leaves": "def f(x):\n    r = 3\n    for _ in range(40): r = [r, r]\n    return r",
@@ -889,6 +890,34 @@ def test_random_numbers_are_not_shared_with_the_tests():
     tests = "import random\nassert [random.random() for _ in range(3)] != f()"
     guess = "import random\ndef f(): return [random.random() for _ in range(3)]"
     assert run_tests([job(guess, tests)])[0].reason == ""
+
+
+def test_an_exception_is_caught_by_its_built_in_base():
+    code = """
+        import json
+        class Bad(ValueError): pass
+        class Worse(Bad): pass
+        class Own(Exception): pass
+        class End(StopIteration): pass
+        class Exit(SystemExit): pass
+        kinds = [ValueError, Bad, Worse, Own, End, Exit]
+        def f(x): json.loads('{') if x < 0 else exec('raise kinds[x]("text")', {'kinds': kinds, 'x': x})
+    """
+    tests = """
+def caught(x, kind):
+    try:
+        f(x)
+    except kind as error:
+        return str(error)
+for x in -1, 0, 1, 2:
+    assert "property name" in caught(x, ValueError) if x < 0 else caught(x, ValueError) == "text"
+assert "text" in caught(3, Exception)
+for x in 4, 5:  # the one would end a loop of the tests, the other the grader
+    assert caught(x, Exception) == ["End: text", "Exit: text"][x - 4]
+"""
+    result = run_tests([job(code, tests)._replace(examples=["assert f(1)", "assert f(3)"])])[0]
+    assert result.outcomes == [True] * 7, result
+    assert result.examples == ["raised Bad: text", "raised Own: text"]
 
 
 def test_same_code_same_outcome():
