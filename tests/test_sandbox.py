@@ -187,7 +187,10 @@ HACKS = {
     "reply of another shape": """
         import os, struct
         def f(x):
-            for text in (b'{}', b'["value"]', b'[[], [], []]', b'["value", ["list", ["object", "x"]], 5]', b'\\xff'):
+            for text in (b'{}', b'["value"]', b'[[], [], []]', b'["value", ["list", ["object", "x"]], 5]', b'\\xff',
+                         b'["value", ["object", 0, ["list"]], []]', b'["value", ["object", 0, ["object", 0]], []]',
+                         b'["value", ["keys", ["list"]], []]', b'["value", ["Fraction", 1, 0], []]',
+                         b'["value", ["Decimal", "sNaN"], []]', b'["value", ["iterator", 2], []]'):
                 os.write(3, struct.pack('>I', len(text)) + text)
     """,
     "reply that never ends": """
@@ -264,6 +267,24 @@ HACKS = {
         values = itertools.cycle(subclass(base)() for base in bases)
         def f(x): return next(values)
     """,
+    "subclasses whose own methods lie": """
+        import itertools
+        class Int(int): __int__ = __index__ = __trunc__ = __neg__ = __pos__ = lambda self: self.right
+        class Float(float): __float__ = __pos__ = lambda self: float(self.right)
+        class Str(str): __str__ = __repr__ = lambda self: self.right
+        class Tuple(tuple):
+            __iter__ = lambda self: iter([self.right])
+            __getitem__ = lambda self, place: self.right
+            __len__ = lambda self: 1
+        kinds = itertools.cycle([Int, Float, Str, Tuple])
+        def f(x):
+            value = next(kinds)()
+            value.right = x + 1
+            return value
+    """,
+    "iterator without end": "import itertools\ndef f(x): return itertools.repeat(x + 1)",
+    "iterator that never yields": "def f(x):\n    while True: pass\n    yield x + 1",
+    "iterator that fills the memory": "def f(x):\n    while True: yield bytes([x % 7]) * (1 << 24)",
     "mock.ANY": "from unittest.mock import ANY\ndef f(x): return ANY",
     "coroutine": "async def f(x): return x + 1",
     "generator": "def f(x): yield x + 1",
@@ -933,19 +954,89 @@ def test_same_code_same_outcome():
 def test_plain_data_crosses_unchanged():
     values = """
 import collections, datetime, math
+from decimal import Decimal
+from fractions import Fraction
 values = [None, True, 0, -1, 2**53, -(2**200), 1.5, -0.0, float('inf'), 'a\\ud800\\0', b'\\xff', bytearray(b'x'),
     3 + 4j, [], [1, [2, (3, {4})]], (), ((),), set(), frozenset({1}), {},
     {1: {'a': [None]}, (1, 2): 'x', 'dict': ['list']},
     range(1, 10, 3), collections.deque([1, 2], 5), collections.Counter('abca'), collections.OrderedDict(b=1, a=2),
-    datetime.datetime(2020, 1, 2, 3, 4, 5), datetime.date(2020, 1, 2), ['list', 1], ['object', 0], 'é', 10**5000]
+    datetime.datetime(2020, 1, 2, 3, 4, 5), datetime.date(2020, 1, 2), ['list', 1],
+    datetime.timedelta(-3, 4, 5), Fraction(-1, 3**200), Decimal('-1.10'), Decimal('Infinity'), {1: 2, 'a': []}.keys(),
+    {1: 2, 'a': (3,)}.items(), ['object', 0], 'é', 10**5000]
 for value in values:
     assert f(value) == value and type(f(value)) is type(value), value
 assert math.isnan(f(float('nan')))
 assert str(f(-0.0)) == '-0.0'
 assert f(collections.deque([1], 7)).maxlen == 7
+assert str(f(Decimal('1.10'))) == '1.10'
+values = {1: [2], 3: [2]}.values()
+assert list(f(values)) == [[2], [2]] and len(f(values)) == 2 and type(f(values)) is type(values)
 """
     result = run_tests([job("def f(x): return x", values)])[0]
-    assert (result.reason, result.total) == ("", 31 + 3)
+    assert (result.reason, result.total) == ("", 37 + 5)
+
+
+def test_iterators_cross_as_what_is_left_of_them():
+    code = """
+        import itertools
+        def f(x): yield from x
+        def g(x): return [map(str, x), filter(None, x), zip(x, x), reversed(x), iter(x), itertools.chain(x)]
+        def take(iterator, n): return list(itertools.islice(iterator, n))
+        count = itertools.count
+        def endless():
+            yield from count()
+        class Own:
+            def __iter__(self): return self
+            def __next__(self): raise ValueError
+    """
+    tests = """
+assert set(f([1, 2, 1])) == {1, 2}
+assert [list(part) for part in g([1, 0])] == [['1', '0'], [1], [(1, 1), (0, 0)], [0, 1], [1, 0], [1, 0]]
+assert next(f([5])) == 5
+assert f([1]) != [1] and f([]) and f([1]) != f([1])  # as in Python
+iterator = f([1, 2])
+assert [*iterator, *iterator] == [1, 2]
+assert take(f([1, 2, 3]), 2) == [1, 2]
+for start in count(), endless():
+    for after in 0, 3:  # what was given back goes on where it was
+        assert take(start, 3) == [after, after + 1, after + 2]
+assert take([7], 1) == [7] and Own() != 3
+"""
+    names = ["f", "g", "take", "count", "endless", "Own"]
+    result = run_tests([job(code, tests, names)._replace(examples=["assert f([1]) == [1]"])])[0]
+    assert (result.reason, result.total) == ("", 11)
+    assert result.examples == ["returned <iterator>"]
+
+
+def test_subclasses_of_plain_types_are_compared_by_the_plain_part():
+    code = """
+        import collections, enum
+        Pair = collections.namedtuple('Pair', 'a b')
+        class Level(enum.IntEnum): low, high = 0, 9
+        class Name(str, enum.Enum): red = 'r'
+        class Length(float):
+            def twice(self): return 2 * self
+        class Colour(enum.Enum): red = 1
+        class Odd(int):
+            __eq__ = lambda self, other: True
+            __hash__ = int.__hash__
+        def level(x): return Level(x)
+        def values(): return [Pair(1, Pair(Level.high, 'x')), Name.red, Length(1.5), Level.low]
+        def total(pairs): return sum(p.a * p.b for p in pairs)
+        def twice(length): return length.twice()
+        def others(): return [Colour.red, Odd(1)]
+    """
+    tests = """
+assert level(9) == 9 and not level(0) and level(9) + 1 == 10
+assert values() == [(1, (9, 'x')), 'r', 1.5, 0]
+assert total([Pair(1, 2), Pair(3, 4)]) == 14  # given back as the objects that they are
+assert twice(values()[2]) == 3.0
+assert type(Pair(1, 2)) is not tuple and hash(Pair(1, 2)) == hash((1, 2))
+assert 1 not in others()
+"""
+    names = ["Pair", "level", "values", "total", "twice", "others"]
+    result = run_tests([job(code, tests, names)._replace(examples=["assert Pair(1, 2) == 3"])])[0]
+    assert (result.reason, result.total, result.examples) == ("", 6, ["returned (1, 2)"])
 
 
 def test_arguments_that_the_call_changes_are_changed_for_the_tests():
