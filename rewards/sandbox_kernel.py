@@ -45,7 +45,7 @@ msgget 68 186  msgsnd 69 189  msgrcv 70 188  msgctl 71 187  mq_open 240 180  mq_
 reboot 169 142  sethostname 170 161  setdomainname 171 162  iopl 172 -  ioperm 173 -  syslog 103 116
 init_module 175 105  finit_module 313 273  delete_module 176 106  kexec_load 246 104  kexec_file_load 320 294
 settimeofday 164 170  clock_settime 227 112  adjtimex 159 171  clock_adjtime 305 266  io_setup 206 0
-sync 162 81  syncfs 306 267
+sync 162 81  syncfs 306 267  inotify_init 253 -  inotify_init1 294 26  timer_create 222 107
 """
 # Calls whose second argument is a command, and the commands that a job needs. With others a descriptor sends signals
 # to any process of the user, or is marked, or its file is, for whoever else has it.
@@ -201,13 +201,14 @@ def confine(layers, folder, seconds):
     os.chdir(folder)
     # The kernel counts threads by user and user namespace: without one, the trainer's and all jobs' together.
     threads = 64 if layers["namespaces"] else 4096
-    limits = {"AS": MEMORY, "CPU": seconds, "FSIZE": DISK, "NOFILE": 64, "NPROC": threads, "CORE": 0}
+    limits = {"CPU": seconds, "FSIZE": DISK, "NOFILE": 64, "NPROC": threads, "CORE": 0}
+    if sys.platform == "linux":  # macOS refuses the one and has not the other, of which each timer takes one
+        limits |= {"AS": MEMORY, "SIGPENDING": 64}
     for name, value in limits.items():
         kind = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        if sys.platform == "linux" or name != "AS":  # macOS refuses this one
-            resource.setrlimit(kind, (value, value))
+        resource.setrlimit(kind, (value, value))
     if sys.platform == "linux" and MACHINE in MACHINES:
         call(libc.prctl, PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # die with the template
         call(libc.prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

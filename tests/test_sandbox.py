@@ -600,6 +600,15 @@ ESCAPES = {
         "def f():\n    kept = []\n    return attempt(lambda: [kept.append(os.dup(1)) for _ in range(5000)])",
         REFUSED,
     ),
+    "what the kernel counts by user": (
+        """
+        def f():
+            timer = ctypes.byref(ctypes.c_long())
+            calls = (libc.inotify_init,), (libc.inotify_init1, 0), (libc.timer_create, 0, None, timer)
+            return [attempt(*call) for call in calls]
+        """,
+        "3 * ['refused']",
+    ),
     "large file": (
         "def f():\n    def write():\n        with open('large', 'wb') as file:\n            for _ in range(200):"
         " file.write(bytes(1 << 20))\n    return attempt(write)",
@@ -814,6 +823,21 @@ def test_namespaces_alone_kill_what_was_forked(tmp_path):
         assert reasons == ["", ""], reasons
         workers = min(2, len(os.sched_getaffinity(0)))
         assert len(descendants()) == 2 * workers, descendants()  # two templates each
+    """)
+
+
+def test_namespaces_alone_limit_timers():
+    # Where seccomp is missing, timers can be made; each holds one of the signals that may wait for the user.
+    in_a_process("""
+        without('seccomp')
+        timers = job('''
+            import ctypes
+            def f():
+                timer, made = ctypes.c_long(), 0
+                while made < 1000 and ctypes.CDLL(None).timer_create(0, None, ctypes.byref(timer)) == 0: made += 1
+                return made
+        ''', 'assert 0 < f() <= 64')
+        assert [r.reason for r in run_tests([job(GOOD), timers, job(GOOD)])] == [''] * 3
     """)
 
 
