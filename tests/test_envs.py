@@ -251,6 +251,18 @@ def test_a_malformed_doctest_is_no_example(tmp_path):
     assert task["examples"] == [] and env.step([(task, [], ["def f(x):\n    return x + 1"])])[0].done
 
 
+def test_asserts_may_stand_in_a_function_beside_check(tmp_path):
+    """As in HumanEval+, where each of a loop's rounds counts."""
+    test = "def assertion(out, exp):\n    assert out == exp\n\n"
+    test += (
+        "def check(candidate):\n    for x, y in [(1, 2), (2, 3), (5, 6), (0, 7)]:\n        assertion(candidate(x), y)"
+    )
+    row = {"task_id": "plus", "prompt": 'def f(x):\n    """One more."""\n', "entry_point": "f", "test": test}
+    env = envs.make("humaneval", 1, dataset=write_jsonl(tmp_path / "rows.jsonl", [row] * 2))
+    step = env.step([(env.tasks("test")[0], [], ["def f(x):\n    return x + 1"])])[0]
+    assert step.parts["passed_share"] == 0.75
+
+
 def test_hub_asks_for_the_documented_slices(monkeypatch):
     asked = []
 
