@@ -106,7 +106,7 @@ def test_a_run_leaves_what_the_readme_says(script, run, model_dir, capsys):
     assert f"--resume {run_dir}" in printed and "tokens/s" in printed
 
 
-@every_script
+@two_scripts
 def test_metrics_follow_from_the_rollouts(script, run, model_dir):
     names = run(script, *TOY, "--model", model_dir, "--num-iterations", 2, "--log-groups", 99)
     lines = [json.loads(line) for line in open(os.path.join(names["run_dir"], "rollouts.jsonl"))]
@@ -127,7 +127,7 @@ def test_metrics_follow_from_the_rollouts(script, run, model_dir):
     assert held_out[:2] == held_out[2:4] and set(held_out) <= set("ghij")
 
 
-@every_script
+@two_scripts
 def test_every_epoch_visits_every_task_once_in_its_own_order(script, run, model_dir):
     names = run(script, *TOY, "--model", model_dir, "--num-iterations", 6, "--log-groups", 99)
     lines = [json.loads(line) for line in open(os.path.join(names["run_dir"], "rollouts.jsonl"))]
@@ -228,7 +228,7 @@ def test_numbers_of_numpy_stay_numbers(run, model_dir, monkeypatch):
         assert {type(reward) for line in file for reward in json.loads(line)["rewards"]} == {float}
 
 
-@every_script
+@two_scripts
 def test_zero_iterations_only_evaluate(script, run, model_dir, capsys):
     names = run(script, *TOY, "--model", model_dir, "--num-iterations", 0)
     assert [line["iteration"] for line in metrics_of(names["run_dir"])] == [0]
@@ -236,7 +236,7 @@ def test_zero_iterations_only_evaluate(script, run, model_dir, capsys):
     assert "evaluation" in capsys.readouterr().out
 
 
-@every_script
+@two_scripts
 @pytest.mark.parametrize("num_agents", [1, 3])
 def test_other_numbers_of_agents(script, run, model_dir, num_agents):
     names = run(script, *TOY, "--model", model_dir, "--num-iterations", 1, "--num-agents", num_agents)
@@ -252,7 +252,7 @@ def test_several_trajectories_per_evaluation_task(script, run, model_dir):
     assert all(len(x["rewards"]) == 1 for x in lines if x["turn"] == 2)
 
 
-@every_script
+@two_scripts
 def test_evaluation_is_greedy_at_temperature_zero(script, run, model_dir):
     said = {}
     for temperature, seed in itertools.product((0, 1), (1, 2)):
@@ -278,12 +278,12 @@ def test_evaluation_draws_the_same_each_time_on_the_same_tasks(script, run, mode
     assert letters[0][:2] == ["ghij"[k] for k in np.random.default_rng(0).permutation(4)[:2]]
 
 
-@every_script
+@two_scripts
 def test_large_seeds_work(script, run, model_dir):
     run(script, *TOY, "--model", model_dir, "--num-iterations", 0, "--seed", 20261121)
 
 
-@every_script
+@two_scripts
 def test_the_gradient_is_clipped(script, run, model_dir, monkeypatch):
     norms, step = [], torch.optim.AdamW.step
 
@@ -297,7 +297,7 @@ def test_the_gradient_is_clipped(script, run, model_dir, monkeypatch):
     assert max(norms) <= 1.001e-3 < names["metrics"]["agent_0/grad_norm"]
 
 
-@every_script
+@two_scripts
 def test_defaults_depend_on_the_model(script, run, model_dir):
     names = run(script, *TOY[:-8], "--num-turns", 2, "--model", model_dir, "--num-iterations", 0)
     assert names["args"].learning_rate == 5e-6 and names["args"].max_batch_tokens == 8192
@@ -335,10 +335,9 @@ def test_environments_that_break_their_contract_are_told(name, broken, said, run
     assert stop.value.code == 2 and said in capsys.readouterr().err
 
 
-@two_scripts
-def test_an_interrupt_before_the_first_iteration_needs_no_traceback(script, model_dir, tmp_path):
+def test_an_interrupt_before_the_first_iteration_needs_no_traceback(model_dir, tmp_path):
     code = "import os, signal, toy\ntoy.Letters.tasks = lambda self, split: os.kill(os.getpid(), signal.SIGINT)"
-    process = subprocess_run(script, *TOY, "--model", model_dir, cwd=tmp_path, code=code)
+    process = subprocess_run(SCRIPTS[0], *TOY, "--model", model_dir, cwd=tmp_path, code=code)
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 1 and "interrupted before the first iteration" in printed
     assert "Traceback" not in printed
@@ -493,7 +492,7 @@ os.replace = replace_and_copy
     assert all(torch.equal(w, weights_of(tmp_path / "copy")[name]) for name, w in weights_of(whole).items())
 
 
-@every_script
+@two_scripts
 def test_learning_rate_anneals(script, run, model_dir, monkeypatch):
     seen, step = [], torch.optim.AdamW.step
 
@@ -545,7 +544,7 @@ def test_weights_that_are_not_finite_stop_a_run_in_which_all_rewards_are_equal(s
     assert re.search("agent 0: at iteration 2 the loss is 0.0.* the entropy nan", str(stop.value))
 
 
-@every_script
+@two_scripts
 def test_a_reward_that_is_not_finite_stops_the_run(script, run, model_dir, monkeypatch, capsys):
     from toy import Letters
 
@@ -587,7 +586,7 @@ BAD = {
 }
 
 
-@every_script
+@two_scripts
 @pytest.mark.parametrize("case", BAD)
 def test_bad_arguments_give_one_sentence_before_a_model_loads(script, case, run, tmp_path, monkeypatch, capsys):
     (tmp_path / "columns.jsonl").write_text('{"text": "a"}\n' * 20)
@@ -613,7 +612,7 @@ def test_a_group_of_one_has_nothing_to_compare(script, run, capsys):
     assert stop.value.code == 2 and "--num-generations" in capsys.readouterr().err
 
 
-@every_script
+@two_scripts
 def test_bad_models_give_one_sentence(script, run, tmp_path, capsys, monkeypatch):
     path = save_model(tmp_path / "model", max_position_embeddings=40)
     bare = tmp_path / "bare"
@@ -633,7 +632,7 @@ def test_bad_models_give_one_sentence(script, run, tmp_path, capsys, monkeypatch
         assert "Traceback" not in printed and printed.splitlines()[-1].startswith(f"{script.name}: error: ")
 
 
-@every_script
+@two_scripts
 def test_resume_of_another_configuration_is_refused(script, run, model_dir, capsys):
     run_dir = run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
     with pytest.raises(SystemExit) as stop:
@@ -646,7 +645,7 @@ def test_resume_of_another_configuration_is_refused(script, run, model_dir, caps
     assert stop.value.code == 2 and "other.py" in capsys.readouterr().err
 
 
-@every_script
+@two_scripts
 def test_logits_that_are_not_the_heads_are_refused(script, run, tmp_path, capsys):
     """A model whose forward does more than its head says would be trained on other log-probabilities than it has."""
     from transformers import CohereForCausalLM
@@ -691,7 +690,7 @@ def test_models_that_cannot_be_trained_are_told(script, run, model_dir, tmp_path
         assert stop.value.code == 2 and said in capsys.readouterr().err
 
 
-@every_script
+@two_scripts
 def test_attention_that_sampling_does_not_know_is_refused(script, run, tmp_path, capsys, monkeypatch):
     """Completions see their prompt by the script's own attention, which has to be the model's."""
     split = torch.Tensor.tensor_split  # which that attention calls, and no model does
@@ -702,7 +701,7 @@ def test_attention_that_sampling_does_not_know_is_refused(script, run, tmp_path,
     assert stop.value.code == 2 and "has other log-probabilities" in capsys.readouterr().err
 
 
-@every_script
+@two_scripts
 def test_tracker_gets_the_metrics(script, run, model_dir, monkeypatch):
     from types import SimpleNamespace
 
@@ -714,7 +713,7 @@ def test_tracker_gets_the_metrics(script, run, model_dir, monkeypatch):
     assert {"iteration": 2} | seen[3][1] == metrics_of(names["run_dir"], but=())[2]
 
 
-@every_script
+@two_scripts
 def test_help_shows_every_argument(script, run, capsys):
     names_of_args = re.findall(
         r"^    (\w+): .*  # (.+)$", script.read_text().split("class Args:")[1].split("\n\n\n")[0], re.M
