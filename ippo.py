@@ -417,6 +417,7 @@ def micro_batches(agent, groups, max_batch_tokens):
         size = max(1, int((max_batch_tokens - len(prompt)) / each)) if agent.share else 1
         for k in range(0, len(completions), size):
             parts.append((prompt, completions[k : k + size], values[k : k + size]))
+    # a row is a prompt for all its completions, or else for each of them again
     length = lambda part: len(part[0]) + (0 if agent.share else len(part[1][0]))
     for part in sorted(parts, key=length, reverse=True):  # rows of like length together
         P = length((batch or [part])[0])  # the longest of the batch, to which the others are padded
@@ -916,7 +917,7 @@ if __name__ == "__main__":
                 ]
                 weight, totals = 1 / (len(minibatch) * args.max_new_tokens), torch.zeros(6, device=device)
                 for batch in micro_batches(agent, groups, args.max_batch_tokens):
-                    old, index, start = [], [], 0
+                    old, index, start = [], [], 0  # index: the tokens of each trajectory among those that are computed
                     for ids, members in (pair for _, *pairs in batch for pair in zip(*pairs)):
                         for group, k, discount in members:
                             numbers = (group.logprobs[k], group.values[k], group.advantages[k], group.targets[k])
@@ -925,7 +926,7 @@ if __name__ == "__main__":
                         start += len(ids)
                     old_logprobs, old_values, advantages, targets, discounts = torch.tensor(old, device=device).T
                     computed = evaluate_tokens(agent, [part[:2] for part in batch], args.temperature)
-                    logprobs, entropies, values = (x[torch.tensor(index, device=device)] for x in computed)
+                    logprobs, entropies, values = torch.stack(computed)[:, torch.tensor(index, device=device)]
                     ratios = (logprobs - old_logprobs).exp()
                     clipped = ratios.clamp(1 - args.clip_coef, 1 + args.clip_coef)
                     policy_loss = -(discounts * torch.min(ratios * advantages, clipped * advantages)).sum() * weight
@@ -943,7 +944,7 @@ if __name__ == "__main__":
                             [loss, policy_loss, value_loss, kl, outside, torch.ones_like(ratios).sum()]
                         )
                 for p in agent.learner.parameters():
-                    if p.requires_grad and p.grad is None:  # no token here came to it, as to an expert
+                    if p.requires_grad and p.grad is None:  # an expert that no token here came to
                         p.grad = torch.zeros_like(p)
                 if world_size > 1:  # the mean over processes, of their means over trajectories
                     tensors = [totals, *(p.grad for p in agent.learner.parameters() if p.grad is not None)]

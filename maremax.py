@@ -366,6 +366,7 @@ def micro_batches(agent, groups, max_batch_tokens):
         size = max(1, int((max_batch_tokens - len(prompt)) / each)) if agent.share else 1
         for k in range(0, len(completions), size):
             parts.append((prompt, completions[k : k + size], values[k : k + size]))
+    # a row is a prompt for all its completions, or else for each of them again
     length = lambda part: len(part[0]) + (0 if agent.share else len(part[1][0]))
     for part in sorted(parts, key=length, reverse=True):  # rows of like length together
         P = length((batch or [part])[0])  # the longest of the batch, to which the others are padded
@@ -802,7 +803,7 @@ if __name__ == "__main__":
                         weights[tuple(group.prompt_ids)][tuple(ids)] += weight * advantage
             groups = []  # (prompt, completions, a weight for each)
             for prompt_ids, members in weights.items():
-                # without a weight a completion adds nothing, and rounding gives none: Adam's own eps is 1e-8
+                # of equal returns only rounding is left, far below this, which itself is far below Adam's eps
                 if chosen := [(list(ids), w) for ids, w in members.items() if abs(w) > 1e-12]:
                     groups.append((list(prompt_ids), *zip(*chosen)))
             select(agent)
@@ -818,7 +819,7 @@ if __name__ == "__main__":
                 loss += batch_loss.detach()
             agent.model.eval()
             for p in agent.model.parameters():
-                if p.requires_grad and p.grad is None:  # no token here came to it, as to an expert, or there was none
+                if p.requires_grad and p.grad is None:  # an expert that no token came to, or nothing to learn from
                     p.grad = torch.zeros_like(p)
             if world_size > 1:  # the mean over processes, of their means over tasks
                 tensors = [loss, *(p.grad for p in agent.model.parameters() if p.grad is not None)]

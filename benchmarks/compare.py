@@ -65,7 +65,6 @@ def train(args, script, seed):
             scores = {key.removeprefix("eval/"): value for key, value in line.items() if key.startswith("eval/")}
             row = {"script": script, "seed": seed, "iteration": line["iteration"]}
             row |= {"tokens": round(tokens), "seconds": round(seconds, 1), "update_seconds": round(updating, 1)}
-            # since the evaluation before
             row["train_zero_variance_groups"] = round(sum(equal) / len(equal), 3) if equal else None
             rows.append(row | scores)
             equal.clear()
