@@ -176,30 +176,30 @@ def head(model, hidden):  # (..., D) -> (..., V)
 def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # (rows, H, L, E) -> (rows, L, H, E)
     """transformers' sdpa of prompts; then that of completions to their prompt and, apart from it, to themselves.
 
-    Where t is None, `held` takes up each module's keys and values of R prompts, (R, K, P, E). Then come R * S rows,
-    token t of each completion, and `held` also has rooms for their keys and values, (R * S, K, C, E). The prompts' are
+    Where t is None, `held` takes up each module's keys and values of R prompts, (K, R, P, E). Then come R * S rows,
+    token t of each completion, and `held` also has rooms for their keys and values, (K, R * S, C, E). The prompts' are
     read once for their S completions, and no query head has a copy of its own.
     """
     # scores are to be float32 products of what sdpa takes in training, which is bfloat16 under autocast
     rounded = lambda x: x.to(value.dtype).float()
-    keys_and_values = rounded(key), value
+    keys_and_values = [states.transpose(0, 1) for states in (rounded(key), value)]  # (K, rows, L, E)
     if t is None:
         held[module] = [states.contiguous() for states in keys_and_values], None
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     (prompt_keys, prompt_values), rooms = held[module]
-    (R, K, P, E), S = prompt_keys.shape, len(query) // len(prompt_keys)
     for room, states in zip(rooms, keys_and_values):
         room[:, :, t : t + 1] = states
-    keys, values = (room[:, :, : t + 1].unflatten(0, (R, -1)) for room in rooms)  # (R, S, K, t + 1, E)
-    query = rounded(query).view(R, S, K, -1, E) * kwargs["scaling"]  # (R, S, K, H / K, E)
-    heads_first = lambda x: x.transpose(1, 2).flatten(2, 3)  # -> (R, K, S * H / K, ...)
-    heads_last = lambda x: x.unflatten(2, (S, -1)).transpose(1, 2)
+    keys, values = (room[:, :, : t + 1] for room in rooms)  # (K, R * S, t + 1, E)
+    (K, R, P, E), rows = prompt_keys.shape, len(query)
+    query = rounded(query).view(rows, K, -1, E) * kwargs["scaling"]
+    query = query.transpose(0, 1).contiguous()  # (K, R * S, H / K, E)
     with torch.autocast(query.device.type, enabled=False):
-        far = heads_first(query) @ prompt_keys.mT + attention_mask  # of the prompt
-        near = heads_first(query @ keys.mT)  # of the completion's own tokens
+        far = query.view(K, R, -1, E) @ prompt_keys.mT + attention_mask.transpose(0, 1)  # (K, R, S * H / K, P)
+        near = (query @ keys.mT).view(K, R, -1, t + 1)
     far, near = torch.cat([far, near], -1).softmax(-1).tensor_split([P], -1)
-    out = heads_last(far @ prompt_values) + heads_last(near) @ values
-    return out.flatten(0, 1).flatten(1, 2)[:, None].contiguous(), None
+    out = near.reshape(K, rows, -1, t + 1) @ values  # (K, R * S, H / K, E)
+    out = out + (far @ prompt_values).view_as(out)
+    return out.transpose(0, 1).flatten(1, 2)[:, None], None
 
 
 @contextmanager
@@ -234,7 +234,7 @@ def draw(weights):  # (rows, n) -> (rows, 1)
     return column.clamp(max=weights.shape[-1] - 1)  # NaN points past the end: the update stops the run and says why
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_batch_tokens):
     """Draws completions from the model's whole distribution at `temperature`; 0 takes the likeliest token.
 
@@ -267,8 +267,8 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
             mask = mask[:, None, None].log()  # (R, 1, 1, P): 0 or -inf, to be added to the scores of the prompt
             # room for all tokens from the start: a DynamicCache copies itself for each
             for module, (states, _) in held.items():
-                rooms = [x.new_empty(len(rows) * S, x.shape[1], max_new_tokens, x.shape[3]) for x in states]
-                held[module] = [x[of_row] for x in states], rooms
+                rooms = [x.new_empty(len(x), len(rows) * S, max_new_tokens, x.shape[3]) for x in states]
+                held[module] = [x[:, of_row] for x in states], rooms
         else:
             cache.reorder_cache(of_row)
         alive = torch.arange(len(rows) * S, device=device).view(-1, S)
@@ -298,7 +298,7 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
                 kept = (alive, token, position_ids, running)
                 alive, token, position_ids, running = (x[remaining].gather(1, columns) for x in kept)
                 for module, (states, rooms) in held.items():
-                    held[module] = [x[remaining] for x in states], [x[index] for x in rooms]
+                    held[module] = [x[:, remaining] for x in states], [x[:, index] for x in rooms]
                 if not grouped:
                     cache.reorder_cache(index)
             mask = mask if grouped else pad(mask, (0, 1), value=1)

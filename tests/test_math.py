@@ -433,27 +433,29 @@ def test_cache_holds_what_attention_reads(script):
     """
     module, held, scores = load(script), {}, torch.Generator().manual_seed(0)
     near = lambda mean, *shape: mean * (1 + 0.06 * torch.randn(*shape, generator=scores))
-    states = near(8, 2, 1, 3, 4).bfloat16()  # two prompts of three tokens, for which three heads ask
-    first = torch.randn(2, 1, 3, 4).bfloat16()
+    states = near(8, 2, 2, 3, 4).bfloat16()  # two prompts, two key heads of three query heads each, three tokens
+    first = torch.randn(2, 2, 3, 4).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
-        module.attention(held, None, "layer", states.repeat(1, 3, 1, 1), states, first, None, scaling=1.0)
-        (keys, values), rooms = held["layer"]
+        asked = states.repeat_interleave(3, 1)
+        layer = torch.nn.Identity()  # something that hashes and has attributes
+        layer.num_key_value_groups = 3
+        module.attention(held, None, layer, asked, states, first, None, scaling=1.0)
+        (keys, values), rooms = held[layer]
         assert keys.dtype == torch.float32 and values.dtype == torch.bfloat16 and rooms is None
-        assert torch.equal(keys, states.float()) and torch.equal(values, first)
-        rooms = [x.new_empty(4, 1, 2, 4) for x in (keys, values)]  # two completions of each prompt, of two tokens
-        held["layer"], mask = ((keys, values), rooms), torch.tensor([[0.0, 0.0, 0.0], [-math.inf, 0.0, 0.0]])
-        for t, new in enumerate(near(8, 2, 4, 1, 1, 4)):
-            query, value = near(2, 4, 3, 1, 4), torch.randn(4, 1, 1, 4).bfloat16()
-            out, _ = module.attention(held, t, "layer", query, new, value, mask[:, None, None], scaling=0.5)
-            assert torch.equal(rooms[0][:, :, t : t + 1], new.bfloat16().float())
-            assert torch.equal(rooms[1][:, :, t : t + 1], value)
-            for row in range(4):
-                seen = slice(1, None) if row // 2 else slice(None)  # the second prompt is padded by one
-                own = torch.cat([keys[row // 2, 0, seen], rooms[0][row, 0, : t + 1]]).double()
-                read = torch.cat([values[row // 2, 0, seen], rooms[1][row, 0, : t + 1]]).double()
-                weights = (0.5 * query[row, :, 0].bfloat16().double() @ own.T).softmax(-1)
-                for head, exact in zip(out[row, 0], weights @ read):
-                    assert head.tolist() == pytest.approx(exact.tolist(), abs=0.015)
+        assert torch.equal(keys, states.float().transpose(0, 1)) and torch.equal(values, first.transpose(0, 1))
+        rooms = [x.new_empty(2, 4, 2, 4) for x in (keys, values)]  # two completions of each prompt, of two tokens
+        held[layer], mask = ((keys, values), rooms), torch.tensor([[0.0, 0.0, 0.0], [-math.inf, 0.0, 0.0]])
+        for t, new in enumerate(near(8, 2, 4, 2, 1, 4)):
+            query, value = near(2, 4, 6, 1, 4), torch.randn(4, 2, 1, 4).bfloat16()
+            out, _ = module.attention(held, t, layer, query, new, value, mask[:, None, None], scaling=0.5)
+            assert torch.equal(rooms[0][:, :, t : t + 1], new.bfloat16().float().transpose(0, 1))
+            assert torch.equal(rooms[1][:, :, t : t + 1], value.transpose(0, 1))
+            for row, head in itertools.product(range(4), range(6)):
+                seen, k = slice(row // 2, None), head // 3  # the second prompt is padded by one
+                own = torch.cat([keys[k, row // 2, seen], rooms[0][k, row, : t + 1]]).double()
+                read = torch.cat([values[k, row // 2, seen], rooms[1][k, row, : t + 1]]).double()
+                weights = (0.5 * own @ query[row, head, 0].bfloat16().double()).softmax(-1)
+                assert out[row, 0, head].tolist() == pytest.approx((weights @ read).tolist(), abs=0.015)
 
 
 @every_script
