@@ -85,7 +85,7 @@ class Args:
     joint_mode: Literal["align", "cross"] = "align"  # the g-th of all agents together (J = G), or each with each (G^N)
     temperature: float = 1.0  # of sampling and of the trained log-probabilities
     max_new_tokens: int | None = None  # C; by default 96 for tiny (arxiv: 256), 256 for other models
-    max_batch_tokens: int | None = None  # tokens in memory at once; by default 16384 for tiny, 8192 for other models
+    max_batch_tokens: int | None = None  # tokens trained at once (sampled: 4 times as many); 4096 for tiny, else 8192
 
     # optimization
     num_tasks: int = 4  # B, tasks per iteration, over all processes
@@ -406,8 +406,10 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
             select(agent)
             groups, stops = [node.groups[i] for node in nodes], set(agent.stop_ids.tolist())
             prompt_ids = encode(agent, [group.prompt for group in groups], args.max_new_tokens)
+            # of a token that is sampled only keys and values are kept, of one that is trained on all activations
+            budget = 4 * args.max_batch_tokens
             with autocast(agent.model):  # around all of it, so that weights are cast once
-                drawn = sample(agent, prompt_ids, G, temperature, args.max_new_tokens, args.max_batch_tokens)
+                drawn = sample(agent, prompt_ids, G, temperature, args.max_new_tokens, budget)
             for group, ids, pairs in zip(groups, prompt_ids, drawn):
                 group.prompt_ids, (group.completion_ids, group.logprobs) = ids, zip(*pairs)
                 group.stopped = [ids[-1] in stops for ids in group.completion_ids]
@@ -549,7 +551,7 @@ if __name__ == "__main__":
     if args.max_new_tokens is None:
         args.max_new_tokens = 96 if tiny and args.env != "arxiv" else 256
     if args.max_batch_tokens is None:
-        args.max_batch_tokens = 16384 if tiny else 8192
+        args.max_batch_tokens = 4096 if tiny else 8192
     may_be_zero = ("seed", "num_iterations", "log_groups", "eval_tasks", "eval_temperature", "gamma", "lora_rank")
     for name, value in vars(args).items():
         if type(value) in (int, float) and not (0 < value < math.inf or (value == 0 and name in may_be_zero)):

@@ -43,7 +43,7 @@ sys.path.insert(0, ROOT)
 @dataclass
 class Args:
     models: list[str] = field(default_factory=lambda: ["qwen2.5-0.5b", "qwen3-1.7b"])  # workloads of peers.py
-    max_batch_tokens: list[int] = field(default_factory=lambda: [8192, 24_576])  # the script's, and a whole rollout
+    max_batch_tokens: list[int] = field(default_factory=lambda: [4096, 8192])  # half the script's, and the script's
     script: str = "magrpo"  # whose functions are measured
     rounds: int = 5  # medians are over these; one more warms up
     seed: int = 1  # of weights, prompts and sampling
@@ -316,8 +316,8 @@ def measure_model(args, script, machine, name, tables):
 
     for most in args.max_batch_tokens:
         most = max(1, most // args.shrink)
-        sampled = measure(args, partial(sampling, script, agent, prompts, workload, most))
-        weights, cache = decode_bytes(model, workload, most, itemsize)
+        sampled = measure(args, partial(sampling, script, agent, prompts, workload, 4 * most))  # as rollout() has it
+        weights, cache = decode_bytes(model, workload, 4 * most, itemsize)
         floor = (weights + cache) / machine.bandwidth
         row = [name, most, number(weights / 1e9), number(cache / 1e9), number(floor)]
         if sampled is None:

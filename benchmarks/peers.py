@@ -49,7 +49,7 @@ class Args:
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = 1  # of each process
     seed: int = 1  # of model and prompts; the round is added for sampling
-    max_batch_tokens: int = 0  # of ours; 0: the whole rollout, as the peers have it
+    max_batch_tokens: int = 0  # of ours; 0: its default for tiny on a CPU, for other models on a GPU. Theirs is all
     trl_rows: int = 0  # completions in a training batch of trl, where memory forbids the whole rollout; 0: all of it
     shrink: bool = False  # tiny sizes, to see whether everything runs; measures nothing
     pip_args: str = ""  # of the peers' installation, as one string, such as an index with CPU builds of torch
@@ -186,9 +186,7 @@ def run_ours(args, job, script, more, num_agents, folder):
     command += ["--model", job["model"], "--num-agents", num_agents, "--num-iterations", job["updates"] + 1]
     command += ["--num-tasks", job["num_tasks"], "--num-generations", job["num_generations"]]
     command += ["--max-new-tokens", job["completion_tokens"], "--learning-rate", job["learning_rate"]]
-    rows = job["num_tasks"] * job["num_generations"]
-    whole = rows * (job["prompt_tokens"] + job["completion_tokens"])
-    command += ["--max-batch-tokens", args.max_batch_tokens or whole]
+    command += ["--max-batch-tokens", args.max_batch_tokens or (4096 if args.device == "cpu" else 8192)]
     # evaluation cannot be switched off: one task, before the first update and after the last, outside of the times
     command += ["--eval-tasks", 1, "--eval-every", 10**6, "--save-every", 10**6]
     command += ["--seed", job["seed"], "--output-dir", folder, *more]
@@ -200,6 +198,7 @@ def run_ours(args, job, script, more, num_agents, folder):
         lines = [json.loads(line) for line in file]
     lines = [line for line in lines if line["iteration"] > 1]  # 0 is the evaluation before training, 1 warms up
     seconds = [sum(value for key, value in line.items() if key.startswith("time/")) for line in lines]
+    rows = job["num_tasks"] * job["num_generations"]
     tokens = [rows * sum(line[f"agent_{i}/completion_length"] for i in range(num_agents)) for line in lines]
     with open(peak) as file:
         return {"seconds": seconds, "tokens": tokens, **json.load(file)}

@@ -45,7 +45,8 @@ CURVES = {
 }
 SMALLER = {  # so that the largest point of the curve takes seconds
     "num_turns": {"num_generations": 4, "num_tasks": 2, "prompt_tokens": 100, "completion_tokens": 50},
-    "prompt_tokens": {"num_tasks": 2, "completion_tokens": 50},
+    # a batch that a prompt with its generations fits in, so that it is computed once
+    "prompt_tokens": {"num_tasks": 2, "completion_tokens": 50, "max_batch_tokens": 16384},
     "completion_tokens": {"num_tasks": 2},
 }
 

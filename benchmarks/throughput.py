@@ -44,7 +44,7 @@ class Args:
     completion_tokens: int = 100  # C
     num_generations: int = 8  # G
     num_tasks: int = 4  # B
-    max_batch_tokens: int = 16384  # as in the script
+    max_batch_tokens: int = 4096  # of training, as in the script; sampling has four times as many
     rounds: int = 5  # of both, in turns
     threads: int = 1  # of torch
     natural: bool = False  # sample posts and the model's own stop token, instead of fixed lengths
@@ -71,7 +71,8 @@ def prepare(args):
 
 
 def ours_sample(args, script, agent, prompts):
-    return script.sample(agent, prompts, args.num_generations, 1.0, args.completion_tokens, args.max_batch_tokens)
+    budget = 4 * args.max_batch_tokens
+    return script.sample(agent, prompts, args.num_generations, 1.0, args.completion_tokens, budget)
 
 
 def plain_sample(args, agent, prompts):
@@ -145,7 +146,8 @@ class Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
-        if name in ("mm", "addmm", "bmm", "baddbmm") or "scaled_dot_product" in name:
+        # inference mode hands over `linear` and `matmul` whole; elsewhere they come as what they are made of
+        if name in ("linear", "matmul", "mm", "addmm", "bmm", "baddbmm") or "scaled_dot_product" in name:
             shape = lambda x: ("tensor", tuple(x.shape), x.stride(), x.dtype, x.device)
             shapes = tree_map_only(torch.Tensor, shape, (tuple(args), tuple((kwargs or {}).items())))
             self.calls[func, shapes] += 1

@@ -93,8 +93,8 @@ class Weights(TorchDispatchMode):
         self.bytes = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
-            self.bytes += args[-1].nbytes + (args[0].nbytes if len(args) == 3 else 0)  # the matrix and its bias
+        if func.overloadpacket is torch.ops.aten.linear:
+            self.bytes += sum(x.nbytes for x in args[1:] if x is not None)  # the matrix and its bias
         return func(*args, **(kwargs or {}))
 
 
