@@ -905,9 +905,8 @@ if __name__ == "__main__":
             for minibatch in itertools.chain.from_iterable(
                 torch.randperm(len(trajectories)).tensor_split(args.num_minibatches) for _ in range(args.update_epochs)
             ):
-                owners = defaultdict(
-                    lambda: defaultdict(list)
-                )  # by prompt and completion: equal ones are computed once
+                # by prompt and completion: equal ones are computed once
+                owners = defaultdict(lambda: defaultdict(list))
                 for trajectory in (trajectories[k] for k in minibatch.tolist()):
                     for t, (node, k) in enumerate(trajectory):
                         group = node.groups[i]
