@@ -139,7 +139,7 @@ def encode(agent, prompts, max_new_tokens):
         prompts = [agent.tokenizer.apply_chat_template([{"role": "user", "content": p}], **chat) for p in prompts]
     prompt_ids = agent.tokenizer(prompts, add_special_tokens=not agent.tokenizer.chat_template).input_ids
     if not all(prompt_ids):
-        fail("--env: a prompt has no tokens; let it begin with some text (or are the tokenizer's files missing?).")
+        fail("--env: a prompt has no tokens; let it begin with some text.")
     config = agent.model.config.get_text_config()
     longest, context = max(map(len, prompt_ids)), config.max_position_embeddings
     rope = config.to_dict().get("rope_parameters") or {}
@@ -164,8 +164,8 @@ def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # 
     """transformers' sdpa of prompts; then that of completions to their prompt and, apart from it, to themselves.
 
     Where t is None, `held` takes up each module's keys and values of R prompts, (K, R, P, E). Then come R * S rows,
-    token t of each completion, and `held` also has rooms for their keys and values, (K, R * S, C, E). The prompts' are
-    read once for their S completions, and no query head has a copy of its own.
+    token t of each completion, and `held` also has buffers for their keys and values, (K, R * S, C, E). Those of a
+    prompt are read once for its S completions, and no query head has a copy of its own.
     """
     # scores are to be float32 products of what sdpa takes in training, which is bfloat16 under autocast
     rounded = lambda x: x.to(value.dtype).float()
@@ -173,10 +173,10 @@ def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # 
     if t is None:
         held[module] = [states.contiguous() for states in keys_and_values], None
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    (prompt_keys, prompt_values), rooms = held[module]
-    for room, states in zip(rooms, keys_and_values):
-        room[:, :, t : t + 1] = states
-    keys, values = (room[:, :, : t + 1] for room in rooms)  # (K, R * S, t + 1, E)
+    (prompt_keys, prompt_values), buffers = held[module]
+    for buffer, states in zip(buffers, keys_and_values):
+        buffer[:, :, t : t + 1] = states
+    keys, values = (buffer[:, :, : t + 1] for buffer in buffers)  # (K, R * S, t + 1, E)
     (K, R, P, E), rows = prompt_keys.shape, len(query)
     query = rounded(query).view(rows, K, -1, E) * kwargs["scaling"]
     query = query.transpose(0, 1).contiguous()  # (K, R * S, H / K, E)
@@ -254,8 +254,8 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
             mask = mask[:, None, None].log()  # (R, 1, 1, P): 0 or -inf, to be added to the scores of the prompt
             # room for all tokens from the start: a DynamicCache copies itself for each
             for module, (states, _) in held.items():
-                rooms = [x.new_empty(len(x), len(rows) * S, max_new_tokens, x.shape[3]) for x in states]
-                held[module] = [x[:, of_row] for x in states], rooms
+                buffers = [x.new_empty(len(x), len(rows) * S, max_new_tokens, x.shape[3]) for x in states]
+                held[module] = [x[:, of_row] for x in states], buffers
         else:
             cache.reorder_cache(of_row)
         alive = torch.arange(len(rows) * S, device=device).view(-1, S)
@@ -273,19 +273,19 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
                 token = token.clamp(max=V - 1)  # the last block is padded
             else:
                 token = logits.argmax(-1, keepdim=True)
-            tokens[alive, t], logprobs[alive, t] = token.view_as(alive), probs.gather(-1, token).log().view_as(alive)
-            token = token.view_as(alive)  # (R, S)
+            logprobs[alive, t] = probs.gather(-1, token).log().view_as(alive)
+            tokens[alive, t] = token = token.view_as(alive)  # (R, S)
             running = running & ~torch.isin(token, agent.stop_ids)
             remaining, most = running.any(1).nonzero()[:, 0], running.sum(1).max()
             if len(remaining) == 0 or t + 1 == max_new_tokens:
                 break
-            if 8 * len(remaining) * most <= 7 * running.numel():  # not for each that stops: a copy has its price
+            if 8 * len(remaining) * most <= 7 * running.numel():  # not for each that stops: what stays is copied
                 columns = running[remaining].int().argsort(1, descending=True)[:, :most]
                 index, mask = (remaining[:, None] * running.shape[1] + columns).flatten(), mask[remaining]
                 kept = (alive, token, position_ids, running)
                 alive, token, position_ids, running = (x[remaining].gather(1, columns) for x in kept)
-                for module, (states, rooms) in held.items():
-                    held[module] = [x[:, remaining] for x in states], [x[:, index] for x in rooms]
+                for module, (states, buffers) in held.items():
+                    held[module] = [x[:, remaining] for x in states], [x[:, index] for x in buffers]
                 if not grouped:
                     cache.reorder_cache(index)
             mask = mask if grouped else pad(mask, (0, 1), value=1)
@@ -294,9 +294,8 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
             position_ids = position_ids + 1
         stops = torch.isin(tokens, agent.stop_ids)
         lengths = torch.where(stops.any(1), stops.int().argmax(1) + 1, max_new_tokens)
-        for b, group in zip(rows, zip(*(x.split(S) for x in (tokens, logprobs, lengths)))):
-            for ids, logprob, length in zip(*(x.tolist() for x in group)):
-                drawn[b].append((ids[:length], logprob[:length]))
+        for k, (ids, logprob, length) in enumerate(zip(*(x.tolist() for x in (tokens, logprobs, lengths)))):
+            drawn[rows[k // S]].append((ids[:length], logprob[:length]))
     return [group[:G] for group in drawn]
 
 
@@ -383,7 +382,7 @@ def micro_batches(agent, groups, max_batch_tokens):
 def observe(args, env, task, history):
     """The agents' prompts."""
     prompts = env.observe(task, history)
-    if list(map(type, prompts or ())) != [str] * args.num_agents:
+    if not isinstance(prompts, (list, tuple)) or list(map(type, prompts)) != [str] * args.num_agents:
         fail(f"--env {args.env}: observe() gave {prompts!r:.60}; let it return {args.num_agents} prompts (str).")
     return prompts
 
@@ -396,7 +395,7 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
     number of each agent's completion), steps and children (J each), and groups: for each agent its prompt, prompt_ids,
     G completions (text), completion_ids, logprobs (of the sampling loop), stopped (by themselves) and returns (G,).
     """
-    turns, seconds = [], Counter()
+    turns, seconds, N = [], Counter(), len(agents)
     nodes = [SimpleNamespace(task=task, history=[], weight=1 / len(tasks)) for task in tasks]
     for t, G in enumerate(generations):
         began = time.perf_counter()
@@ -415,7 +414,6 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
                 group.stopped = [ids[-1] in stops for ids in group.completion_ids]
                 group.completions = agent.tokenizer.batch_decode(group.completion_ids, skip_special_tokens=True)
         sampled = time.perf_counter()
-        N = len(agents)
         joint = list(itertools.product(range(G), repeat=N)) if joint_mode == "cross" else [(g,) * N for g in range(G)]
         branches = [
             (node.task, node.history, [group.completions[g] for group, g in zip(node.groups, choice)])
@@ -424,8 +422,9 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
         ]
         steps = env.step(branches)
         try:
+            steps = list(steps)
             bad = [x for step in steps for x in (step.reward, step.done, *step.parts.values()) if not math.isfinite(x)]
-        except (AttributeError, TypeError) as error:
+        except (AttributeError, TypeError, ValueError) as error:
             fail(f"--env {args.env}: step() must return Steps (actions, reward, parts, done) of numbers: {error}.")
         if bad or len(steps) != len(branches):
             what = f"the number {bad[0]}" if bad else f"{len(steps)} Steps for {len(branches)} branches"
@@ -438,7 +437,7 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
                 node.children.append(None if ends else child)
         turns.append(nodes)
         nodes = [child for node in nodes for child in node.children if child]
-        # a Counter, which adds
+        # Counter.update adds to what is there
         seconds.update(sample=sampled - began, reward=time.perf_counter() - sampled)
         if not nodes:
             break
@@ -530,18 +529,22 @@ if __name__ == "__main__":
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     args = tyro.cli(Args, description=__doc__)
     state_file = os.path.join(args.resume or "", "checkpoint", "state.pt")
-    if args.resume:
+    if args.resume is not None:
         if not os.path.exists(state_file):
             fail(f"--resume {args.resume}: no checkpoint/state.pt in there; name the folder of a run that saved one.")
-        with open(os.path.join(args.resume, "args.json")) as file:
-            about = json.load(file)
-        if (about["script"], about["processes"]) != (script, world_size):
-            fail(f"--resume {args.resume}: use {about['script']}.py with {about['processes']} process(es), as before.")
-        if about["args"].keys() != asdict(args).keys():
+        try:
+            with open(os.path.join(args.resume, "args.json")) as file:
+                about = json.load(file)
+            before, names = (about["script"], about["processes"]), about["args"].keys()
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            fail(f"--resume {args.resume}: its args.json cannot be read ({error!r}); restore it, or start a new run.")
+        if before != (script, world_size):
+            fail(f"--resume {args.resume}: use {before[0]}.py with {before[1]} process(es), as before.")
+        if names != asdict(args).keys():
             fail(f"--resume {args.resume}: that run's arguments are those of another version of {script}.py; use it.")
         args = tyro.cli(Args, description=__doc__, default=Args(**about["args"]))
         free = {"resume", "num_iterations", "save_every", "eval_every", "log_groups", "track", "devices"}
-        for name in about["args"].keys() - free:
+        for name in names - free:
             if getattr(args, name) != about["args"][name]:
                 fail(f"--resume {args.resume}: --{name.replace('_', '-')} was {about['args'][name]}; leave it out.")
     N, T, B, G = args.num_agents, args.num_turns, args.num_tasks, args.num_generations
@@ -554,9 +557,9 @@ if __name__ == "__main__":
         args.max_batch_tokens = 4096 if tiny else 8192
     may_be_zero = ("seed", "num_iterations", "log_groups", "eval_tasks", "eval_temperature", "gamma", "lora_rank")
     for name, value in vars(args).items():
-        if type(value) in (int, float) and not (0 < value < math.inf or (value == 0 and name in may_be_zero)):
+        if type(value) in (int, float) and not (0 < value < 2**63 or (value == 0 and name in may_be_zero)):
             least = "0 or more" if name in may_be_zero else "above 0"
-            fail(f"--{name.replace('_', '-')} {value}: must be a number {least}.")
+            fail(f"--{name.replace('_', '-')} {value}: must be a number {least}, and below 2^63.")
     if G < 2:
         fail(f"--num-generations {G}: a group needs 2 completions; give 2 or more.")
     if args.eval_temperature == 0 and args.eval_generations > 1:
@@ -602,7 +605,7 @@ if __name__ == "__main__":
             env = env_class(**setup) if env_class else fail(f"--env {args.env}: no class {name!r} there; correct it.")
         train_tasks, test_tasks = (list(env.tasks(split) or ()) for split in ("train", "test"))
     except (ValueError, ModuleNotFoundError) as error:
-        fail(f"--env {args.env}: {error}" if ":" in args.env else error)
+        fail(error if str(error).startswith("--") else f"--env {args.env}: {error}")
     chosen = np.random.default_rng(0).permutation(len(test_tasks))[: args.eval_tasks or None]
     held_out = [test_tasks[k] for k in chosen]
     eval_tasks = held_out[rank::world_size]
@@ -650,46 +653,53 @@ if __name__ == "__main__":
         place = torch.device(args.devices[i % len(args.devices)]) if args.devices else device
         try:
             if not (model := shared.get((name, place))):
-                model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+                how = {"dtype": torch.float32, "attn_implementation": "sdpa", "output_loading_info": True}
+                model, report = AutoModelForCausalLM.from_pretrained(path, **how)
+                if report["missing_keys"]:
+                    fail(f"--model {name}: its files lack {min(report['missing_keys'])}; name one that is whole.")
             tokenizer = AutoTokenizer.from_pretrained(path)
-        except Exception as error:  # whatever transformers, its backends and the hub raise; all of it is reported
+            if vars(model.config).get("quantization_config"):
+                fail(f"--model {name}: its weights are quantized and cannot be trained; use the original ones.")
+            stops = [tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id)]
+            stop_ids = torch.tensor([int(stop) for stop in stops if stop is not None], device=place)
+            # The cache of recurrent layers cannot be shared, and gradient checkpointing knows no cache.
+            layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
+            share = layers <= {DynamicLayer, DynamicSlidingWindowLayer} and not args.gradient_checkpointing
+            adapter = f"agent_{i}" if args.lora_rank else None
+            if adapter:
+                if (name, place) not in shared and vars(model).get("peft_config"):
+                    fail(f"--model {name}: an adapter, which a new one would replace; merge it into its model.")
+                shared[name, place] = model
+                form = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+                warnings.filterwarnings("ignore", "Already found a `peft_config`")  # as it should: one for each agent
+                model.add_adapter(peft.LoraConfig(r=args.lora_rank, lora_alpha=2 * args.lora_rank, **form), adapter)
+            agent = SimpleNamespace(tokenizer=tokenizer, stop_ids=stop_ids, share=share, adapter=adapter)
+            agent.model = model.eval()  # no dropout
+            if args.gradient_checkpointing:
+                model.gradient_checkpointing_enable()
+            longest = max((prompts[i] for prompts in first_prompts), key=lambda prompt: len(prompt.encode()))
+            if not tokenizer(longest, add_special_tokens=False).input_ids:
+                fail(f"--model {name}: its tokenizer makes no tokens of a prompt; are its files missing?")
+            ids = encode(agent, [longest], args.max_new_tokens)[0][-64:]
+            # Better to stop than to train wrongly a model that does more with its logits than this file knows, or
+            # attends otherwise. Only on a CPU, where all is float32: a shared model on its GPU was checked before.
+            if model.device.type == "cpu":
+                probe, most = SimpleNamespace(model=model, stop_ids=torch.tensor([-1])), min(8, args.max_new_tokens)
+                with torch.no_grad(), torch.random.fork_rng([]):
+                    drawn, sampled = zip(*sample(probe, [ids], 2, 1.0, most, args.max_batch_tokens)[0])
+                    logits = model(torch.tensor([ids + completion for completion in drawn])).logits[
+                        :, len(ids) - 1 : -1
+                    ]
+                    theirs = logits.log_softmax(-1).gather(-1, torch.tensor(drawn)[..., None]).flatten()
+                    recompute(model)
+                    for ours in (token_logprobs(agent, [(ids, drawn)], 1.0), torch.tensor(sampled).flatten()):
+                        if not torch.allclose(ours, theirs, atol=1e-3):
+                            why = "not finite? scaled or capped? attention? dropout with --gradient-checkpointing?"
+                            fail(f"--model {name} has other log-probabilities ({why}); use another.")
+                    model.eval()
+        except Exception as error:  # whatever transformers, its backends, the hub and a template raise; it is reported
             reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-            fail(f"--model {name}: agent {i} cannot load it ({reason}); name a folder or a hub id that loads.")
-        if vars(model.config).get("quantization_config"):
-            fail(f"--model {name}: its weights are quantized and cannot be trained; use the original ones.")
-        stops = [tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id)]
-        stop_ids = torch.tensor([int(stop) for stop in stops if stop is not None], device=place)
-        # The cache of recurrent layers cannot be shared, and gradient checkpointing knows no cache.
-        layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
-        share = layers <= {DynamicLayer, DynamicSlidingWindowLayer} and not args.gradient_checkpointing
-        adapter = f"agent_{i}" if args.lora_rank else None
-        if adapter:
-            if (name, place) not in shared and vars(model).get("peft_config"):
-                fail(f"--model {name}: an adapter, which a new one would replace; merge it into its model.")
-            shared[name, place] = model
-            form = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
-            warnings.filterwarnings("ignore", "Already found a `peft_config`")  # as it should: one for each agent
-            model.add_adapter(peft.LoraConfig(r=args.lora_rank, lora_alpha=2 * args.lora_rank, **form), adapter)
-        agent = SimpleNamespace(tokenizer=tokenizer, stop_ids=stop_ids, share=share, adapter=adapter)
-        agent.model = model.eval()  # no dropout
-        if args.gradient_checkpointing:
-            model.gradient_checkpointing_enable()
-        longest = max((prompts[i] for prompts in first_prompts), key=len)
-        ids = encode(agent, [longest], args.max_new_tokens)[0][-64:]
-        # Better to stop than to train wrongly a model that does more with its logits than this file knows, or attends
-        # otherwise. Only on a CPU, where all is float32: a shared model that is on its GPU was checked before.
-        if model.device.type == "cpu":
-            probe, most = SimpleNamespace(model=model, stop_ids=torch.tensor([-1])), min(8, args.max_new_tokens)
-            with torch.no_grad(), torch.random.fork_rng([]):
-                drawn, sampled = zip(*sample(probe, [ids], 2, 1.0, most, args.max_batch_tokens)[0])
-                logits = model(torch.tensor([ids + completion for completion in drawn])).logits[:, len(ids) - 1 : -1]
-                theirs = logits.log_softmax(-1).gather(-1, torch.tensor(drawn)[..., None]).flatten()
-                recompute(model)
-                for ours in (token_logprobs(agent, [(ids, drawn)], 1.0), torch.tensor(sampled).flatten()):
-                    if not torch.allclose(ours, theirs, atol=1e-3):
-                        why = "scaled or capped logits? attention? dropout with --gradient-checkpointing?"
-                        fail(f"--model {name} has other log-probabilities ({why}); use another.")
-                model.eval()
+            fail(f"--model {name}: agent {i} cannot use it ({reason}); name a folder or a hub id that works.")
         trained = [p for p in model.to(place).parameters() if p.requires_grad]
         if not trained and args.num_iterations:
             fail(f"--model {name}: an adapter, whose weights are frozen; merge it into its model to train it further.")
@@ -711,37 +721,42 @@ if __name__ == "__main__":
     )
 
     # state of the run
-    transformers.set_seed(2 * (1000 * args.seed + rank) % 2**32)
-    eval_seed = 2 * (1000 * args.seed + rank) + 1  # no two processes share a seed, nor training and evaluation
+    # no two processes share a seed, nor do training and evaluation
+    train_seed = 2 * (1000 * args.seed + rank) % 2**32
+    eval_seed = train_seed + 1
+    transformers.set_seed(train_seed)
     done, saved, evaluations, rates, lines = 0, 0, [], [], []
     if args.resume:
-        state = torch.load(state_file, map_location="cpu", weights_only=False)
-        done = saved = state["iteration"]
-        whole = all(os.path.exists(os.path.join(run_dir, f"agent_{i}", "config.json")) for i in range(N))
-        if done > args.num_iterations or (done == args.num_iterations and whole):
-            fail(f"--resume {args.resume}: it is at iteration {done}; give a larger --num-iterations.")
-        evaluations = state["evaluations"]
-        for agent, weights, moments in zip(agents, state["models"], state["optimizers"]):
-            report = agent.model.load_state_dict(weights, strict=not args.lora_rank)
-            if report.unexpected_keys:
-                fail(f"--resume {args.resume}: this peft names adapters differently; use the run's (args.json).")
-            agent.optimizer.load_state_dict(moments)
-        torch_state, cuda_states, python_state, numpy_state = state["rng"][rank]
-        torch.set_rng_state(torch_state)
-        torch.cuda.set_rng_state_all(cuda_states[: torch.cuda.device_count()])
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        if rank == 0:
-            about["args"] = asdict(args) | {"resume": None}  # for the next --resume
-            path = os.path.join(run_dir, "args.json")
+        try:
+            state = torch.load(state_file, map_location="cpu", weights_only=False)
+            done = saved = state["iteration"]
+            # at the end of a run that could not save its agents, only that is left to do
+            whole = all(os.path.exists(os.path.join(run_dir, f"agent_{i}", "tokenizer_config.json")) for i in range(N))
+            if done > args.num_iterations or (done == args.num_iterations and whole):
+                fail(f"--resume {args.resume}: it is at iteration {done}; give a larger --num-iterations.")
+            evaluations = state["evaluations"]
+            for agent, weights, moments in zip(agents, state["models"], state["optimizers"]):
+                report = agent.model.load_state_dict(weights, strict=not args.lora_rank)
+                if report.unexpected_keys:
+                    fail(f"--resume {args.resume}: this peft names adapters differently; use the run's (args.json).")
+                agent.optimizer.load_state_dict(moments)
+            torch_state, cuda_states, python_state, numpy_state = state["rng"][rank]
+            torch.set_rng_state(torch_state)
+            torch.cuda.set_rng_state_all(cuda_states[: torch.cuda.device_count()])
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
+            # what came after the checkpoint comes again, to the same numbers; args.json is for the next --resume
+            kept = {"args.json": [json.dumps(about | {"args": asdict(args) | {"resume": None}}, indent=2)]}
+            for name in ("metrics.jsonl", "rollouts.jsonl"):
+                with open(os.path.join(run_dir, name)) as file:
+                    lines = [line for line in file if line.endswith("\n") and json.loads(line)["iteration"] <= done]
+                kept[name] = lines
+        except Exception as error:  # whatever a damaged file raises; it is reported
+            fail(f"--resume {args.resume}: the run is damaged ({error!r:.200}); resume another, or start a new one.")
+        for name, content in kept.items() if rank == 0 else ():
+            path = os.path.join(run_dir, name)
             with open(path + ".tmp", "w") as file:
-                json.dump(about, file, indent=2)
-            os.replace(path + ".tmp", path)
-        for path in [os.path.join(run_dir, name) for name in ("metrics.jsonl", "rollouts.jsonl") if rank == 0]:
-            with open(path) as file:  # what came after the checkpoint comes again, to the same numbers
-                lines = [line for line in file if line.endswith("\n") and json.loads(line)["iteration"] <= done]
-            with open(path + ".tmp", "w") as file:
-                file.writelines(lines)
+                file.writelines(content)
             os.replace(path + ".tmp", path)
     track = lambda metrics, step: None
     if args.track == "tensorboard" and rank == 0:
@@ -809,12 +824,11 @@ if __name__ == "__main__":
                 if chosen := [(list(ids), w) for ids, w in members.items() if abs(w) > 1e-12]:
                     groups.append((list(prompt_ids), *zip(*chosen)))
             select(agent)
-            device = agent.model.device
-            loss = torch.zeros((), device=device)
+            loss = torch.zeros((), device=agent.model.device)
             recompute(agent.model)
             for batch in micro_batches(agent, groups, args.max_batch_tokens):
                 pairs = (pair for _, completions, values in batch for pair in zip(completions, values))
-                of_token = torch.tensor([weight for ids, weight in pairs for _ in ids], device=device)
+                of_token = torch.tensor([weight for ids, weight in pairs for _ in ids], device=loss.device)
                 logprobs = token_logprobs(agent, [part[:2] for part in batch], args.temperature)
                 batch_loss = -(of_token * logprobs).sum()
                 batch_loss.backward()
@@ -830,13 +844,6 @@ if __name__ == "__main__":
                 for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
                     tensor.copy_(total.view_as(tensor) / world_size)
             grad_norm = torch.nn.utils.clip_grad_norm_(agent.model.parameters(), args.max_grad_norm)
-            entropy = metrics[f"agent_{i}/entropy"]  # of what was drawn: the loss may have had nothing to see
-            if not all(map(math.isfinite, (loss, grad_norm, entropy))):
-                kept = f"iteration {saved}'s in {run_dir}" if saved else "none yet"
-                sys.exit(
-                    f"agent {i}: at iteration {iteration} the loss is {loss.item()}, the gradient norm "
-                    f"{grad_norm.item()} and the entropy {entropy}; the last good checkpoint: {kept}."
-                )
             decay = 1 - (iteration - 1) / args.num_iterations if args.anneal_lr else 1.0
             agent.optimizer.param_groups[0]["lr"] = decay * args.learning_rate
             agent.optimizer.step()
@@ -858,6 +865,9 @@ if __name__ == "__main__":
             eval_metrics, eval_lines = evaluate(args, env, agents, eval_tasks, iteration, eval_seed)
             metrics, lines = metrics | eval_metrics, lines + eval_lines
             evaluations.append(eval_metrics["eval/return"])
+        if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
+            kept = f"iteration {saved}'s in {run_dir}" if saved else "none yet"
+            sys.exit(f"at iteration {iteration} {bad[0]} is {metrics[bad[0]]}; the last checkpoint: {kept}.")
         log(iteration, metrics, lines)
 
         # 6 CHECKPOINT
@@ -879,12 +889,11 @@ if __name__ == "__main__":
     bar.close()
 
     # what is left behind
-    if rank == 0 and saved:
-        for i, agent in enumerate(agents):
+    if rank == 0:
+        for i, agent in enumerate(agents if saved else ()):
             select(agent)
             agent.model.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
             agent.tokenizer.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
-    if rank == 0:
         for i, example in enumerate(json.loads(lines[-1])["agents"] if lines else ()):
             print(f"\nagent {i} wrote: {example['completions'][0]}")
         later = f" at first, {evaluations[-1]:.3f} at last" if len(evaluations) > 1 else " before training"
@@ -892,7 +901,8 @@ if __name__ == "__main__":
         if rates:
             print(f"{np.mean(rates):.0f} tokens/s sampled and trained; agents in {run_dir}/agent_0 ...")
         more = f" --num-iterations {2 * saved}" if saved == args.num_iterations else ""  # it has come to its end
-        print(f"run folder {run_dir}" + (f"; to go on: python {script}.py --resume {run_dir}{more}" if saved else ""))
+        how = "python" if world_size == 1 else f"torchrun --nproc-per-node {world_size}"
+        print(f"run folder {run_dir}" + (f"; to go on: {how} {script}.py --resume {run_dir}{more}" if saved else ""))
     if world_size > 1:
         dist.barrier()  # no process leaves while another still writes
         # An ordinary exit now and then aborts in gloo's threads, and torchrun then calls the whole run failed.

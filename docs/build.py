@@ -78,7 +78,7 @@ DETAILS = [
     ("The completions of a prompt decode as one row: attention reads its keys once for all of them, and they stay apart "
      "from the completions' own.", "def attention("),
     ("The cache has room for all tokens from the start; transformers' own copies everything for each new one.",
-     "rooms = [x.new_empty("),
+     "buffers = [x.new_empty("),
     ("Logits are float32 (on CUDA TF32 products) whatever the model runs in, and at the sampling temperature.",
      "with torch.autocast(model.device.type, enabled=False):"),
     ("The logits of a batch never stand whole: pieces of them are computed again in the backward pass.",
@@ -91,7 +91,8 @@ DETAILS = [
     ("Every epoch visits the tasks in an order of its own; no state is needed to find it again.",
      "order = np.random.default_rng([args.seed, epoch])"),
     ("With several processes the gradient is the mean of theirs, and each has its own seed.", "dist.all_reduce(flat)"),
-    ("A loss or gradient that is not finite stops the run; no constant takes its place.", "the last good checkpoint: "),
+    ("A number that is not finite, such as a loss, a gradient norm or the entropy of what was sampled, stops the run "
+     "before anything is saved; no constant takes its place.", "the last checkpoint: "),
     ("A checkpoint is written beside the old one and renamed.", "os.replace(state_file"),
 ]  # fmt: skip
 

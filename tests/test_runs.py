@@ -310,6 +310,8 @@ def test_defaults_depend_on_the_model(script, run, model_dir):
         ("step", lambda self, branches: [], "0 Steps for"),
         ("step", lambda self, branches: None, "step() must return Steps"),
         ("step", lambda self, branches: [1.0 for _ in branches], "step() must return Steps"),
+        ("step", lambda self, branches: (1.0 for _ in branches), "step() must return Steps"),
+        ("step", lambda self, branches: [Step(b[2], torch.ones(2), {}, False) for b in branches], "must return Steps"),
         ("step", lambda self, branches: [Step(b[2], "1", {}, False) for b in branches], "step() must return Steps"),
         ("step", lambda self, branches: [Step(b[2], 1.0, None, False) for b in branches], "step() must return Steps"),
         ("step", lambda self, branches: [Step(b[2], 1, {"x": math.inf}, False) for b in branches], "the number inf"),
@@ -318,6 +320,7 @@ def test_defaults_depend_on_the_model(script, run, model_dir):
         ("observe", lambda self, task, history: None, "observe() gave None; let it return 2 prompts"),
         ("observe", lambda self, task, history: "Say a.", "observe() gave 'Say a.'"),
         ("observe", lambda self, task, history: [1, 2], "observe() gave [1, 2]"),
+        ("observe", lambda self, task, history: 7, "observe() gave 7"),
         ("observe", lambda self, task, history: ["?"], "observe() gave ['?']"),
         ("observe", None, "let it return 2 prompts"),  # in the second turn
         ("step", lambda self, branches: [Step(b[2], 1.0, {"return": 9.0}, False) for b in branches], "part 'return'"),
@@ -487,6 +490,7 @@ os.replace = replace_and_copy
         process = subprocess_run(script, *more, cwd=tmp_path, processes=2, code=code)
         printed, _ = process.communicate(timeout=120)
         assert process.returncode == 0, printed
+        assert f"to go on: torchrun --nproc-per-node 2 {script.name} --resume" in printed
     (whole,) = tmp_path.glob("runs/*")
     assert metrics_of(whole) == metrics_of(tmp_path / "copy")
     assert all(torch.equal(w, weights_of(tmp_path / "copy")[name]) for name, w in weights_of(whole).items())
@@ -526,11 +530,18 @@ def test_a_loss_that_is_not_finite_stops_the_run(script, save_every, kept, run, 
         patch.setattr(torch.nn.utils, "clip_grad_norm_", poisoned)
         one_step = ("--update-epochs", 1, "--num-minibatches", 1) if script.stem == "ippo" else ()
         run(script, *TOY, "--model", path, "--num-iterations", 9, "--save-every", save_every, *one_step)
-    assert re.search(rf"agent 1.*iteration 3.*{kept}", str(stop.value))
+    assert re.search(rf"^at iteration 3 agent_1/\w+ is nan.*{kept}", str(stop.value))
 
 
+@pytest.mark.parametrize(
+    "iterations, said",
+    [(3, "at iteration 2 agent_0/entropy is nan"), (1, "at iteration 1 eval/agent_0/entropy is nan")],
+)
 @pytest.mark.parametrize("script", CRITIC_FREE[:1], ids=lambda path: path.stem)
-def test_weights_that_are_not_finite_stop_a_run_in_which_all_rewards_are_equal(script, run, tmp_path, monkeypatch):
+def test_weights_that_are_not_finite_stop_a_run_and_are_not_saved(
+    script, iterations, said, run, tmp_path, monkeypatch
+):
+    """All rewards are equal, so that loss and gradient are 0."""
     from toy import Letters
 
     @torch.no_grad()
@@ -540,8 +551,9 @@ def test_weights_that_are_not_finite_stop_a_run_in_which_all_rewards_are_equal(s
     monkeypatch.setattr(Letters, "step", lambda self, branches: [Step(b[2], 0.7, {}, False) for b in branches])
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     with pytest.raises(SystemExit) as stop:
-        run(script, *TOY, "--model", save_model(tmp_path / "model"), "--num-iterations", 3)
-    assert re.search("agent 0: at iteration 2 the loss is 0.0.* the entropy nan", str(stop.value))
+        run(script, *TOY, "--model", save_model(tmp_path / "model"), "--num-iterations", iterations)
+    assert str(stop.value) == f"{said}; the last checkpoint: none yet."
+    assert not list(tmp_path.glob("runs/*/checkpoint/*")) and not list(tmp_path.glob("runs/*/agent_0"))
 
 
 @two_scripts
@@ -559,7 +571,7 @@ def test_a_reward_that_is_not_finite_stops_the_run(script, run, model_dir, monke
 BAD = {
     "unknown environment": (("--env", "nosuch"), "--env"),
     "unknown module": (("--env", "nosuch:Env"), "--env"),
-    "unknown class": (("--env", "toy:Nosuch"), "--env"),
+    "unknown class": (("--env", "toy:Nosuch"), "error: --env toy:Nosuch: the module toy has"),
     "turns": (("--env", "tldr", "--num-turns", 2), "--num-turns"),
     "reward": (("--env", "tldr", "--reward", "nosuch"), "--reward"),
     "columns": (("--env", "tldr", "--dataset", "columns.jsonl"), "prompt"),
@@ -581,6 +593,8 @@ BAD = {
     "output": (("--output-dir", "columns.jsonl/runs"), "--output-dir"),
     "track": (("--track", "trackio"), "--track"),
     "resume": (("--resume", "nosuch"), "--resume"),
+    "resume of nothing": (("--resume", ""), "--resume : no checkpoint"),
+    "seed": (("--seed", 2**63), "below 2^63"),
     "not a flag": (("--no-such-flag",), "no-such-flag"),
     "not a number": (("--seed", "x"), "--seed"),
 }
@@ -645,6 +659,32 @@ def test_resume_of_another_configuration_is_refused(script, run, model_dir, caps
     assert stop.value.code == 2 and "other.py" in capsys.readouterr().err
 
 
+DAMAGE = {
+    "cut arguments": ("args.json", lambda text: text[: len(text) // 2], "its args.json cannot be read"),
+    "other arguments": ("args.json", lambda text: b"[]", "its args.json cannot be read"),
+    "cut weights": ("checkpoint/state.pt", lambda text: text[: len(text) // 2], "the run is damaged"),
+    "no metrics": ("metrics.jsonl", lambda text: None, "the run is damaged (FileNotFoundError"),
+    "broken rollouts": ("rollouts.jsonl", lambda text: b"{\n" + text, "the run is damaged"),
+}
+
+
+@two_scripts
+def test_damaged_runs_are_told_and_left_as_they_are(script, run, model_dir, capsys):
+    run_dir = pathlib.Path(run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"])
+    for name, change, said in DAMAGE.values():
+        text = (run_dir / name).read_bytes()
+        damaged = change(text)
+        (run_dir / name).unlink() if damaged is None else (run_dir / name).write_bytes(damaged)
+        before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+        with pytest.raises(SystemExit) as stop:
+            run(script, "--resume", run_dir, "--num-iterations", 2)
+        assert stop.value.code == 2 and said in capsys.readouterr().err
+        assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+        (run_dir / name).write_bytes(text)
+    run(script, "--resume", run_dir, "--num-iterations", 2)
+    assert [line["iteration"] for line in metrics_of(run_dir)] == [0, 1, 2]
+
+
 @two_scripts
 def test_logits_that_are_not_the_heads_are_refused(script, run, tmp_path, capsys):
     """A model whose forward does more than its head says would be trained on other log-probabilities than it has."""
@@ -671,23 +711,27 @@ def test_layers_that_would_drop_out_when_they_are_recomputed_are_refused(script,
 @two_scripts
 def test_models_that_cannot_be_trained_are_told(script, run, model_dir, tmp_path, monkeypatch, capsys):
     def quantized(*args, **kwargs):
-        model = load(*args, **kwargs)
+        model, report = load(*args, **kwargs)
         model.config.quantization_config = {"quant_method": "bitsandbytes"}
-        return model
+        return model, report
 
-    for name in ("broken", "unread"):
+    load = AutoModelForCausalLM.from_pretrained
+    said = {"broken": "cannot use it (", "unread": "its tokenizer makes no tokens", "deeper": "lack model.layers.2"}
+    said |= {"refusing": "cannot use it (TemplateError: no system", "whole": "quantized"}
+    for name in said:
         shutil.copytree(model_dir, tmp_path / name)
     (tmp_path / "broken" / "model.safetensors").write_bytes(b"nothing")
-    for path in (tmp_path / "unread").glob("*token*"):
-        path.unlink()
-    load = AutoModelForCausalLM.from_pretrained
-    cases = ((tmp_path / "broken", "cannot load it"), (tmp_path / "unread", "no tokens"), (model_dir, "quantized"))
-    for path, said in cases:
-        if said == "quantized":
+    (tmp_path / "unread" / "tokenizer.json").unlink()
+    config = json.loads((tmp_path / "deeper" / "config.json").read_text())
+    config |= {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
+    (tmp_path / "deeper" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "refusing" / "chat_template.jinja").write_text("{{ raise_exception('no system') }}")
+    for name, sentence in said.items():
+        if name == "whole":
             monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", quantized)
         with pytest.raises(SystemExit) as stop:
-            run(script, *TOY, "--model", path)
-        assert stop.value.code == 2 and said in capsys.readouterr().err
+            run(script, *TOY, "--model", tmp_path / name)
+        assert stop.value.code == 2 and sentence in capsys.readouterr().err
 
 
 @two_scripts
