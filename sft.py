@@ -100,12 +100,12 @@ def logits(model, hidden):  # (..., D) -> (..., V)
 
 def encode(tokenizer, prompts):
     """Token ids of each prompt as a user's message; of the bare text where the tokenizer has no chat template."""
-    if tokenizer.chat_template is None:
-        return tokenizer(prompts).input_ids
     for token in tokenizer.added_tokens_decoder.values():
         if token.special:  # within a prompt it is text
             text = f"{token.content[0]} {token.content[1:]}"
             prompts = [prompt.replace(token.content, text) for prompt in prompts]
+    if tokenizer.chat_template is None:
+        return tokenizer(prompts).input_ids
     # enable_thinking is read by the templates of reasoning models, which would spend every token on thoughts
     chat = {"add_generation_prompt": True, "tokenize": False, "enable_thinking": False}
     texts = [tokenizer.apply_chat_template([{"role": "user", "content": prompt}], **chat) for prompt in prompts]
@@ -137,18 +137,22 @@ def demonstrations(args):
                 lines = [json.loads(line) for line in file if line.strip()]
         except (OSError, ValueError) as error:
             fail(f"--data {args.data}: {error}; give a .jsonl file.")
+        if not all(isinstance(line, dict) for line in lines):
+            fail(f"--data {args.data}: every line needs to be an object, such as of prompt and completion.")
         if lines and "agents" in lines[0]:
             if args.min_reward is None:
                 fail(f"--data {args.data} holds rollouts: say with --min-reward which of them to imitate.")
             return [pairs_of_rollouts(lines, args.min_reward)]
         if args.min_reward is not None:
             fail(f"--min-reward: {args.data} holds no rewards; leave it out, or give a rollouts.jsonl.")
-        if not all({"prompt", "completion"} <= set(line) for line in lines):
-            fail(f"--data {args.data}: every line needs prompt and completion; rename the columns.")
+        if not all(isinstance(line.get(name), str) for line in lines for name in ("prompt", "completion")):
+            fail(f"--data {args.data}: every line needs the texts prompt and completion; rename the columns.")
         return [[(line["prompt"], line["completion"]) for line in lines]]
 
-    import envs  # here, so that a copy of this file with --data needs no other file of this repository
-
+    try:
+        import envs  # here, so that a copy of this file with --data needs no other file of this repository
+    except ModuleNotFoundError as error:
+        fail(f"--env: {error}, which stands beside this file in its repository; give pairs with --data.")
     sources = []
     for name, num_turns in zip(args.env, itertools.cycle(args.num_turns)):
         unsafe = {"allow_unsafe_code": True} if args.allow_unsafe_code and name not in ("tldr", "arxiv") else {}
@@ -157,11 +161,11 @@ def demonstrations(args):
             for draw in range(args.draws):
                 try:
                     env = envs.make(name, num_agents, num_turns, args.dataset, args.seed + 1000 * draw, **unsafe)
-                except ValueError as error:
-                    fail(error)
-                if not hasattr(env, "demonstrations"):  # the interface's one optional member
-                    fail(f"--env {name}: it has no demonstrations(); add it to the class, or give pairs with --data.")
-                sources[-1] += [(pair["prompt"], pair["completion"]) for pair in env.demonstrations()]
+                    if not hasattr(env, "demonstrations"):  # the interface's one optional member
+                        fail(f"--env {name}: it has no demonstrations(); add it to the class, or give --data.")
+                    sources[-1] += [(pair["prompt"], pair["completion"]) for pair in env.demonstrations()]
+                except (ValueError, ModuleNotFoundError) as error:
+                    fail(error if str(error).startswith("--") else f"--env {name}: {error}")
     return sources
 
 
@@ -229,6 +233,16 @@ def token_losses(model, rows, pad_id):
     return torch.nn.functional.cross_entropy(logits(model, hidden), target, reduction="none")
 
 
+@torch.no_grad()
+def check(model, row, pad_id):
+    """Raises ValueError where the model computes its logits otherwise than token_losses, or sees later tokens."""
+    prompt, completion = row
+    logits = model(torch.tensor([prompt + completion[:-1]])).logits[0, len(prompt) - 1 :]
+    theirs = torch.nn.functional.cross_entropy(logits.float(), torch.tensor(completion), reduction="none")
+    if not torch.allclose(token_losses(model, [row], pad_id), theirs, atol=1e-3):
+        raise ValueError("it has other log-probabilities than its head: scaled or capped logits? not causal?")
+
+
 def micro_batches(rows, max_batch_tokens):
     """Cuts the rows into batches of like length."""
     rows = sorted(rows, key=lambda row: -len(row[0]) - len(row[1]))
@@ -257,9 +271,9 @@ if __name__ == "__main__":
         args.learning_rate = {"scratch": 3e-3, "tiny": 1e-3}.get(args.model, 1e-5)
     for name, value in vars(args).items():
         least = {"seed": "0 or more", "warmup": "0 or more", "eval_fraction": "0 or more"}.get(name, "above 0")
-        good = type(value) not in (int, float) or 0 < value < math.inf or (value == 0 and least == "0 or more")
+        good = type(value) not in (int, float) or 0 < value < 2**32 or (value == 0 and least == "0 or more")
         if not good and name != "min_reward":
-            fail(f"--{name.replace('_', '-')} {value}: must be a number {least}.")
+            fail(f"--{name.replace('_', '-')} {value}: must be a number {least}, and below 2^32.")
     if args.eval_fraction > 0.5:
         fail(f"--eval-fraction {args.eval_fraction}: at most half can be held out; give 0.5 or less.")
     if len(args.num_turns) not in (1, len(args.env)):
@@ -270,9 +284,11 @@ if __name__ == "__main__":
         fail(f"--num-heads {args.num_heads}: use 1 or an even number, and a multiple of twice it as --hidden-size.")
     device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
     try:
-        torch.empty(0, device=device)
+        kind = torch.empty(0, device=device).device.type
     except (RuntimeError, AssertionError) as error:
         fail(f"--device {device}: {str(error).splitlines()[0]}; name a device of this machine, such as cpu.")
+    if kind not in ("cpu", "cuda", "mps"):
+        fail(f"--device {device}: the script knows cpu, cuda and mps; name one of these.")
 
     # seeds
     random.seed(args.seed)
@@ -281,8 +297,8 @@ if __name__ == "__main__":
 
     # model and demonstrations
     sources = demonstrations(args)
-    if min(map(len, sources)) < 2:
-        fail("Fewer than two pairs to learn from: check --data and --min-reward.")
+    if min(map(len, sources), default=0) < 2:
+        fail("Fewer than two pairs to learn from: check --data and --min-reward, or --env and --num-agents.")
     if args.model == "scratch":
         tokenizer = new_tokenizer((text for source in sources for pair in source for text in pair), args.vocab_size)
         model = new_model(args, tokenizer)
@@ -291,15 +307,20 @@ if __name__ == "__main__":
         path = os.path.join(here, "models", "tiny") if args.model == "tiny" else args.model
         try:
             tokenizer = AutoTokenizer.from_pretrained(path)
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-        except Exception as error:  # whatever transformers, its backends and the hub raise; all of it is reported
+            if tokenizer.eos_token_id is None:
+                fail(f"--model {args.model}: its tokenizer has no end-of-sequence token to stop with; set one.")
+            model, report = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
+            if report["missing_keys"]:
+                fail(f"--model {args.model}: its files lack {min(report['missing_keys'])}; name one that is whole.")
+            prompt, completion = sources[0][0]
+            ids = tokenizer(completion, add_special_tokens=False).input_ids[:64]
+            check(model.eval(), (encode(tokenizer, [prompt])[0][-64:], [*ids, tokenizer.eos_token_id]), 0)
+        except Exception as error:  # whatever transformers, its backends, the hub and a template raise; it is reported
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            fail(f"--model {args.model}: it cannot be loaded ({reason}); use a folder or hub id that can.")
+            fail(f"--model {args.model}: it cannot be used ({reason}); use a folder or hub id that can.")
     model.to(device).eval()  # no dropout
     if not any(p.requires_grad for p in model.parameters()):
         fail(f"--model {args.model}: an adapter, whose weights are frozen; merge it into its model first.")
-    if tokenizer.eos_token_id is None:
-        fail(f"--model {args.model}: its tokenizer has no end-of-sequence token to stop with; set one.")
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
 
     train, held_out = [], []  # train: one list per source

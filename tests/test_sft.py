@@ -3,13 +3,15 @@
 import glob
 import json
 import os
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
+from conftest import save_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, BertLMHeadModel, CohereForCausalLM, Qwen2Config
 
 import envs
 import sft
@@ -211,6 +213,13 @@ def test_turns_belong_to_their_environments(monkeypatch):
         (["--learning-rate", "0"], ["--learning-rate 0", "above 0"]),
         (["--num-heads", "5"], ["--num-heads 5", "--hidden-size"]),
         (["--device", "nowhere"], ["--device nowhere"]),
+        (["--device", "meta"], ["--device meta"]),
+        (["--seed", str(2**32)], ["--seed 4294967296", "below 2^32"]),
+        (["--env"], ["Fewer than two pairs", "--env"]),
+        (["--env", "tutti_bare_env:Bare"], ["error: --env tutti_bare_env:Bare: nothing to imitate"]),
+        (["--env", "tutti_lame_env:Lame"], ["error: --env tutti_lame_env:Lame", "nosuch"]),
+        (["--data", "numbers.jsonl"], ["--data numbers.jsonl", "object"]),
+        (["--data", "null.jsonl"], ["--data null.jsonl", "texts prompt and completion"]),
         (["--warmup", "-1"], ["--warmup -1", "0 or more"]),
         (["--eval-fraction", "1"], ["--eval-fraction 1", "0.5 or less"]),
         (
@@ -228,9 +237,33 @@ def test_one_sentence_for_what_is_wrong(tmp_path, arguments, words):
     (tmp_path / "tutti_silent_env.py").write_text(
         "class Silent:\n    def __init__(self, num_agents, num_turns, dataset, seed):\n        pass\n"
     )
+    bare = "    def demonstrations(self):\n        raise ValueError('nothing to imitate')\n"
+    text = (tmp_path / "tutti_silent_env.py").read_text()
+    (tmp_path / "tutti_bare_env.py").write_text(text.replace("Silent", "Bare") + bare)
+    (tmp_path / "tutti_lame_env.py").write_text("import nosuch\n")
+    (tmp_path / "numbers.jsonl").write_text("1\n2\n")
+    (tmp_path / "null.jsonl").write_text('{"prompt": "a", "completion": null}\n' * 3)
     done = run(tmp_path, *[str(path) if argument == "ROLLOUTS" else argument for argument in arguments])
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert all(word in done.stderr for word in ["sft.py: error:", *words]), done.stderr
+
+
+def test_models_that_it_would_train_wrongly_are_refused(tmp_path):
+    data = tmp_path / "pairs.jsonl"
+    data.write_text((json.dumps({"prompt": "Say it.", "completion": "one two three"}) + "\n") * 20)
+    save_model(tmp_path / "scaled", model_class=CohereForCausalLM, logit_scale=0.5)
+    save_model(tmp_path / "sees", model_class=BertLMHeadModel, max_position_embeddings=512)
+    save_model(tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "deeper")
+    config = json.loads((tmp_path / "deeper" / "config.json").read_text())
+    config |= {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
+    (tmp_path / "deeper" / "config.json").write_text(json.dumps(config))
+    shutil.copytree(tmp_path / "whole", tmp_path / "refusing")
+    (tmp_path / "refusing" / "chat_template.jinja").write_text("{{ raise_exception('no system') }}")
+    said = {"scaled": "other log-probabilities", "sees": "not causal?", "deeper": "lack model.layers.2"}
+    for name, sentence in (said | {"refusing": "TemplateError: no system"}).items():
+        done = run(tmp_path, "--data", str(data), "--model", name, *SHORT)
+        assert done.returncode == 2 and sentence in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
 def test_embedded_model_keeps_to_its_limits_and_writes_a_summary():
