@@ -207,6 +207,10 @@ MALFORMED = {
         for name, deep in DEEP.items()
     },
     **{f"code: {name}": ("mbpp", MBPP, {"code": f"{MBPP['code']}\ny = {deep}"}) for name, deep in DEEP.items()},
+    "test: a package": ("humaneval", HUMANEVAL, {"test": f"import numpy as np\n{HUMANEVAL['test']}"}),
+    "prompt: a package": ("humaneval", HUMANEVAL, {"prompt": f"from numpy import array\n{HUMANEVAL['prompt']}"}),
+    "imports of a package": ("mbpp", MBPP, {"test_imports": ["import math, numpy.linalg"]}),
+    "code: a package": ("mbpp", MBPP, {"code": f"import numpy\n{MBPP['code']}"}),
     "imports in one text": ("mbpp", MBPP, {"test_imports": "import math"}),
     "imports that are no text": ("mbpp", MBPP, {"test_imports": [5]}),
     "imports that are no Python": ("mbpp", MBPP, {"test_imports": ["import"]}),
