@@ -339,6 +339,8 @@ def test_one_agent_is_scored_on_its_two_paragraphs():
     dashed, spaced = f"a{writing.MARKER}b {one}", f"\n\n {writing.MARKER} \n\n"
     steps = single.step([(task, [], [dashed + spaced + two])]) + pair.step([(task, [], [dashed, two])])
     assert steps[0].reward == steps[1].reward > 0
+    ends = single.step([(task, [], [joined]), (task, [], [joined.replace("\n", "\r\n")])])
+    assert ends[0].reward == ends[1].reward
 
 
 def test_three_agents_are_scored_as_neighbours():
