@@ -79,7 +79,7 @@ def prepare_class(texts, assigned, class_name, base):
 
     An agent's definitions count wherever they stand, also inside a class of that name; so does a method that is
     assigned. Of those in the skeleton only the agent's own are taken; of its imports, further functions and other
-    statements all, but in the class only functions and assignments, and none of HOOKS, and outside none that uses or
+    statements all, but in the class only definitions and assignments, and none of HOOKS, and outside none that uses or
     replaces the class. Of a block without methods only what the blocks with methods read.
 
     Returns (syntax tree, None where there is no program that compiles; facts). Facts:
@@ -91,11 +91,14 @@ def prepare_class(texts, assigned, class_name, base):
     program = ast.parse(base)
     owner = next(node for node in program.body if isinstance(node, ast.ClassDef) and node.name == class_name)
     methods = {node.name: i for i, node in enumerate(owner.body) if isinstance(node, FUNCTIONS)}
-    given = {node.name for node in program.body if isinstance(node, (*FUNCTIONS, ast.ClassDef))} | methods.keys()
+    given = {node.name for node in program.body if isinstance(node, DEFINITIONS)} | methods.keys()
     written, writers, errors, imports, constants, further = [], {}, [], [], [], []
 
     def is_method(node):
-        return isinstance(node, FUNCTIONS) and any(first.arg in ("self", "cls") for first in node.args.args[:1])
+        if not isinstance(node, FUNCTIONS):
+            return False
+        static = any(_root(decorator) == "staticmethod" for decorator in node.decorator_list)
+        return static or any(first.arg in ("self", "cls") for first in node.args.args[:1])
 
     for text, names in zip(texts, assigned):
         bodies, unread = (read_blocks(text), "") if names else ([[]], "")
@@ -121,7 +124,7 @@ def prepare_class(texts, assigned, class_name, base):
                 if stored - set(names):
                     foreign.append(part)
             constants += [n for n in inside if isinstance(n, (ast.Assign, ast.AnnAssign))]
-            owner.body += [n for n in inside if isinstance(n, FUNCTIONS) and n.name not in given | HOOKS]
+            owner.body += [n for n in inside if isinstance(n, DEFINITIONS) and n.name not in given | HOOKS]
             imports += [n for n in outside if isinstance(n, IMPORTS)]
             further += [n for n in outside if not isinstance(n, IMPORTS) and getattr(n, "name", None) not in given]
         constants, further = ([n for n in part if n not in foreign] for part in (constants, further))
