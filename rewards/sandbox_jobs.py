@@ -86,7 +86,7 @@ BY_PARTS = {
     datetime.timedelta: ["days", "seconds", "microseconds"],
 }
 BY_TEXT = {t: (t.hex, t.fromhex) for t in (bytes, bytearray)} | {decimal.Decimal: (str, decimal.Decimal)}
-BY_TEXT |= {t: (t.isoformat, t.fromisoformat) for t in (datetime.datetime, datetime.date)}
+BY_TEXT |= {t: (t.isoformat, t.fromisoformat) for t in (datetime.datetime, datetime.date, datetime.time)}
 NAMES = {t.__name__: t for t in [*BY_PARTS, *BY_TEXT]}
 VIEWS = {type(getattr(d, n)()): n for d in ({}, collections.OrderedDict()) for n in ("keys", "values", "items")}
 
