@@ -116,16 +116,7 @@ class Coding:
     def step(self, branches):
         """Runs the answers of all branches at once; see rewards/coding.py for reward and parts, and scored_step."""
         answers = [
-            Answer(
-                texts=actions,
-                helpers=self.helpers,
-                entry_point=task["entry_point"],
-                tests=task["tests"],
-                names=task["names"],
-                setup=task["setup"],
-                prelude=task["prelude"],
-                examples=task["examples"],
-            )
+            Answer(actions, self.helpers, **{key: task[key] for key in Answer._fields[2:]})
             for task, _, actions in branches
         ]
         scores = coding_rewards(answers, self.timeout, self.allow_unsafe_code)

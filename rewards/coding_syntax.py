@@ -45,10 +45,8 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
     for name, text in zip(owned, texts):
         body, error = read_function(text, name)
         errors.append(error[:200])
-        # What another agent was asked for is not this one's to define.
-        body = [
-            node for node in body if not (isinstance(node, FUNCTIONS) and node.name in owned and node.name != name)
-        ]
+        others = {*owned} - {name}  # what another agent was asked for is not this one's to define
+        body = [node for node in body if not (isinstance(node, FUNCTIONS) and node.name in others)]
         bodies.append([node for node in body if not _is_idle(node, owned)])
         defined.append(_returns(_function(body, name)))
     facts = {"defined": defined, "syntax": False, "uses": [], "ignored": []}
@@ -58,13 +56,9 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
             bodies[:-1] = [ast.parse(f"def {name}(*args, **keywords): return None").body for name in helpers]
         body = ast.parse(prelude).body + [node for part in bodies for node in part]
         body += ast.parse(f"{entry_point} = {alone}").body if alone else []
-        body.sort(key=lambda node: not (isinstance(node, ast.ImportFrom) and node.module == "__future__"))  # stable
         program = ast.Module(body=body, type_ignores=[])
-        try:
-            compile(program, "<answer>", "exec")
-        except (SyntaxError, ValueError) as error:
-            facts["error"] = str(error)[:200]
-        else:
+        facts["error"] = _compile_error(program)
+        if not facts["error"]:
             facts.update(syntax=True, **_cooperation(bodies[-1], entry_point, helpers))
     return (program if facts["syntax"] else None), facts
 
@@ -138,16 +132,20 @@ def prepare_class(texts, assigned, class_name, base):
     late = [n for n in constants if _stored(n, class_name, inside=True) & methods.keys()]  # in place of a stub
     owner.body = [n for n in constants if n not in late] + owner.body + late  # methods' defaults may read constants
     program.body = imports + program.body + _apart(further, class_name)
-    program.body.sort(key=lambda node: not (isinstance(node, ast.ImportFrom) and node.module == "__future__"))
-    error = next(filter(None, errors), "")
-    if not error:
-        try:
-            compile(program, "<answer>", "exec")
-        except (SyntaxError, ValueError) as caught:
-            error = str(caught)[:200]
+    error = next(filter(None, errors), "") or _compile_error(program)
     doubled = [name for names in assigned for name in names if writers.get(name, 0) > 1]
     facts = {"written": written, "doubled": doubled, "syntax": not error, "errors": errors, "error": error}
     return (None if error else program), facts
+
+
+def _compile_error(program):
+    """What keeps the program from compiling, once its imports of the future come first; "" where nothing does."""
+    program.body.sort(key=lambda node: not (isinstance(node, ast.ImportFrom) and node.module == "__future__"))
+    try:
+        compile(program, "<answer>", "exec")
+    except (SyntaxError, ValueError) as error:
+        return str(error)[:200]
+    return ""
 
 
 def _stored(statement, class_name, inside):
