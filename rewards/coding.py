@@ -111,25 +111,16 @@ def _score(answer, result, without):
     facts |= {"errors": [""] * len(answer.texts), "error": result.reason}
     facts.update(result.facts)  # which are none where reading the text ended the process
     *helpers_defined, main_defined = facts["defined"]
-    levels = dict.fromkeys(
-        ["helper_defined", "main_defined", "syntax", "tests", "uses_helper", "no_wrapper", "ignored"], 0.0
-    )
-    if answer.helpers:
-        levels["helper_defined"] = HELPER * sum(helpers_defined) / len(answer.helpers)
-    else:
-        del levels["helper_defined"], levels["uses_helper"], levels["no_wrapper"], levels["ignored"]
-    if main_defined:
-        levels["main_defined"] = MAIN
-        if facts["syntax"]:
-            levels["syntax"] = SYNTAX
-            levels["tests"] = TESTS * _share(result)
-            if answer.helpers and result.passed and all(helpers_defined):
-                levels["uses_helper"] = USES * sum(facts["uses"]) / len(answer.helpers)
-                levels["no_wrapper"] = NO_WRAPPER * (any(facts["uses"]) and not facts["wrapper"])
-                levels["ignored"] = IGNORED * sum(facts["ignored"]) / len(answer.helpers)
+    share, count = _share(result), len(answer.helpers)
+    levels = {"helper_defined": HELPER * sum(helpers_defined) / count} if count else {}
+    levels |= {"main_defined": MAIN * main_defined, "syntax": SYNTAX * facts["syntax"], "tests": TESTS * share}
     diagnostics = {}
-    if answer.helpers:
-        diagnostics["useful_helper"] = _share(result) - _share(without) if without else 0.0
+    if count:
+        paid = result.passed > 0 and all(helpers_defined)
+        levels["uses_helper"] = paid * USES * sum(facts["uses"]) / count
+        levels["no_wrapper"] = paid * NO_WRAPPER * (any(facts["uses"]) and not facts["wrapper"])
+        levels["ignored"] = 0 + paid * IGNORED * sum(facts["ignored"]) / count  # never -0.0
+        diagnostics["useful_helper"] = share - _share(without) if without else 0.0
     return make_score(levels, diagnostics, facts, answer.examples, result)
 
 
