@@ -136,11 +136,19 @@ def _file_rows(path):
         raise ValueError(f"--dataset {path}: there is no such file; check the path.")
     if path.endswith(".parquet"):
         return _datasets_rows(path, "parquet", data_files=path, split="train")
+    rows = []
     with open(path, encoding="utf-8-sig") as file:
         try:
-            rows = json.load(file) if path.endswith(".json") else [json.loads(line) for line in file if line.strip()]
+            if path.endswith(".json"):
+                rows = json.load(file)
+            else:
+                for line in filter(str.strip, file):
+                    rows.append(json.loads(line))
         except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, nested too deeply
-            raise ValueError(f"--dataset {path}: not valid {path.rsplit('.')[-1]} ({error}); mend the file.") from None
+            kind = path.rsplit(".")[-1]
+            raise ValueError(
+                f"--dataset {path}: not valid {kind} behind row {len(rows)} ({error}); mend the file."
+            ) from None
     if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
         raise ValueError(f"--dataset {path}: the file must hold one JSON object per row; mend the file.")
     return rows

@@ -181,16 +181,7 @@ class ClassEval:
 
 
 def _answer(task, texts, assigned):
-    return ClassAnswer(
-        texts=texts,
-        assigned=assigned,
-        class_name=task["class_name"],
-        base=task["base"],
-        tests=task["tests"],
-        names=task["names"],
-        setup=task["setup"],
-        examples=task["examples"],
-    )
+    return ClassAnswer(texts, assigned, **{key: task[key] for key in ClassAnswer._fields[2:]})
 
 
 def _remarks(agent, names, findings):

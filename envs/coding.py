@@ -9,6 +9,7 @@ import ast
 import doctest
 import random
 import re
+import sys
 import warnings
 
 from envs import Step, read_rows, samples
@@ -115,16 +116,7 @@ class Coding:
     def step(self, branches):
         """Runs the answers of all branches at once; see rewards/coding.py for reward and parts, and scored_step."""
         answers = [
-            Answer(
-                texts=actions,
-                helpers=self.helpers,
-                entry_point=task["entry_point"],
-                tests=task["tests"],
-                names=task["names"],
-                setup=task["setup"],
-                prelude=task["prelude"],
-                examples=task["examples"],
-            )
+            Answer(actions, self.helpers, **{key: task[key] for key in Answer._fields[2:]})
             for task, _, actions in branches
         ]
         scores = coding_rewards(answers, self.timeout, self.allow_unsafe_code)
@@ -285,6 +277,7 @@ def _humaneval_task(row):
     asked = next(n for n in body if isinstance(n, ast.FunctionDef) and n.name == entry_point)
     prelude = ast.unparse(ast.Module(body=[n for n in body if n is not asked], type_ignores=[]))
     test = ast.parse(row["test"])
+    _check_imports(body + test.body)
     if not any(isinstance(n, ast.FunctionDef) and n.name == "check" for n in test.body):
         raise ValueError("test has no function check")
     if not any(isinstance(n, ast.Assert) for n in ast.walk(test)):  # HumanEval+ has them in a function beside it
@@ -318,9 +311,9 @@ def _mbpp_task(row):
     if not isinstance(row["test_imports"], list):  # the letters of a text could be joined as well
         raise ValueError("test_imports is no list")
     imports = "\n".join(row["test_imports"])
-    ast.parse(imports)
     # One task's tests use a module that only its solution imports.
     setup = [n for n in solution if isinstance(n, (ast.Import, ast.ImportFrom))]
+    _check_imports(ast.parse(imports).body + setup)
     return {
         "task_id": row["task_id"],
         "problem": f"{row['prompt'].strip()}\nExample: {example.strip()}",
@@ -331,6 +324,14 @@ def _mbpp_task(row):
         "prelude": imports,
         "setup": imports + "\n" + ast.unparse(ast.Module(body=setup, type_ignores=[])),
     }
+
+
+def _check_imports(statements):
+    """ValueError for what the sandbox has not: every answer would fail, as with the numpy of HumanEval+."""
+    names = [part.name for node in statements if isinstance(node, ast.Import) for part in node.names]
+    names += [node.module for node in statements if isinstance(node, ast.ImportFrom) and node.module]
+    if absent := {name.partition(".")[0] for name in names} - sys.stdlib_module_names:
+        raise ValueError(f"it imports {', '.join(sorted(absent))}; the sandbox has the standard library only")
 
 
 def _doctests(docstring):

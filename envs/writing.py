@@ -16,7 +16,7 @@ SAMPLE_COUNTS = {"train": 1000, "test": 200}
 DEMONSTRATED_POSTS = 4000
 MARKER = "---"  # between the two paragraphs of a single agent
 FIELD = re.compile(r"^(SUBREDDIT|TITLE|POST|TL;DR):", re.MULTILINE)  # a post's form, which is no word of its own
-MARKER_LINE = re.compile(rf"^[ \t]*{MARKER}[ \t]*$", re.MULTILINE)
+MARKER_LINE = re.compile(rf"^[ \t]*{MARKER}[ \t\r]*$", re.MULTILINE)
 
 CONCISE = "Write a concise, factual summary in one or a few sentences."
 DETAILED = "Write a detailed summary with more different words and some transition words."

@@ -94,6 +94,5 @@ def _score(answer, result):
     if facts["syntax"]:
         levels["written"] = WRITTEN * sum(map(sum, facts["written"])) / total
         levels["tests"] = TESTS * result.passed / result.total
-        if facts["doubled"]:  # or the log would show -0.0
-            levels["doubled"] = DOUBLED * len(facts["doubled"]) / total
+        levels["doubled"] = 0 + DOUBLED * len(facts["doubled"]) / total  # never -0.0
     return make_score(levels, {"compiles": float(facts["syntax"])}, facts, answer.examples, result)

@@ -74,14 +74,16 @@ def coding_rewards(answers, timeout=10.0, allow_unsafe_code=False):
     results = run_tests([_job(answer) for answer in answers], timeout, allow_unsafe_code)
     # Without a use, or without a test passed, a stub can change nothing for the worse.
     asked = [i for i, r in enumerate(results) if r.passed and any(r.facts["uses"])]
-    stubbed = run_tests([_job(answers[i], stub=True) for i in asked], timeout, allow_unsafe_code)
+    # A loop that the helper ends never ends with a stub; what takes longer than this without a helper needs it.
+    patience = min(timeout, 1 + 5 * max((results[i].seconds for i in asked), default=0))
+    stubbed = run_tests([_job(answers[i], stub=True) for i in asked], patience, allow_unsafe_code)
     without = dict(zip(asked, stubbed))
     for i in asked:
         facts, real = results[i].facts, _share(without[i]) < _share(results[i])
         facts["uses"] = [use and real for use in facts["uses"]]
         facts["ignored"] = [ignored and not use for use, ignored in zip(facts["uses"], facts["ignored"])]
     used = [(i, helper) for i in asked for helper, use in zip(answers[i].helpers, results[i].facts["uses"]) if use]
-    alone = run_tests([_job(answers[i], alone=helper) for i, helper in used], timeout, allow_unsafe_code)
+    alone = run_tests([_job(answers[i], alone=helper) for i, helper in used], patience, allow_unsafe_code)
     for (i, _), result in zip(used, alone):
         if _share(result) >= _share(results[i]):
             results[i].facts["wrapper"] = True
@@ -109,25 +111,16 @@ def _score(answer, result, without):
     facts |= {"errors": [""] * len(answer.texts), "error": result.reason}
     facts.update(result.facts)  # which are none where reading the text ended the process
     *helpers_defined, main_defined = facts["defined"]
-    levels = dict.fromkeys(
-        ["helper_defined", "main_defined", "syntax", "tests", "uses_helper", "no_wrapper", "ignored"], 0.0
-    )
-    if answer.helpers:
-        levels["helper_defined"] = HELPER * sum(helpers_defined) / len(answer.helpers)
-    else:
-        del levels["helper_defined"], levels["uses_helper"], levels["no_wrapper"], levels["ignored"]
-    if main_defined:
-        levels["main_defined"] = MAIN
-        if facts["syntax"]:
-            levels["syntax"] = SYNTAX
-            levels["tests"] = TESTS * _share(result)
-            if answer.helpers and result.passed and all(helpers_defined):
-                levels["uses_helper"] = USES * sum(facts["uses"]) / len(answer.helpers)
-                levels["no_wrapper"] = NO_WRAPPER * (any(facts["uses"]) and not facts["wrapper"])
-                levels["ignored"] = IGNORED * sum(facts["ignored"]) / len(answer.helpers)
+    share, count = _share(result), len(answer.helpers)
+    levels = {"helper_defined": HELPER * sum(helpers_defined) / count} if count else {}
+    levels |= {"main_defined": MAIN * main_defined, "syntax": SYNTAX * facts["syntax"], "tests": TESTS * share}
     diagnostics = {}
-    if answer.helpers:
-        diagnostics["useful_helper"] = _share(result) - _share(without) if without else 0.0
+    if count:
+        paid = result.passed > 0 and all(helpers_defined)
+        levels["uses_helper"] = paid * USES * sum(facts["uses"]) / count
+        levels["no_wrapper"] = paid * NO_WRAPPER * (any(facts["uses"]) and not facts["wrapper"])
+        levels["ignored"] = 0 + paid * IGNORED * sum(facts["ignored"]) / count  # never -0.0
+        diagnostics["useful_helper"] = share - _share(without) if without else 0.0
     return make_score(levels, diagnostics, facts, answer.examples, result)
 
 

@@ -45,10 +45,8 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
     for name, text in zip(owned, texts):
         body, error = read_function(text, name)
         errors.append(error[:200])
-        # What another agent was asked for is not this one's to define.
-        body = [
-            node for node in body if not (isinstance(node, FUNCTIONS) and node.name in owned and node.name != name)
-        ]
+        others = {*owned} - {name}  # what another agent was asked for is not this one's to define
+        body = [node for node in body if not (isinstance(node, FUNCTIONS) and node.name in others)]
         bodies.append([node for node in body if not _is_idle(node, owned)])
         defined.append(_returns(_function(body, name)))
     facts = {"defined": defined, "syntax": False, "uses": [], "ignored": []}
@@ -58,13 +56,9 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
             bodies[:-1] = [ast.parse(f"def {name}(*args, **keywords): return None").body for name in helpers]
         body = ast.parse(prelude).body + [node for part in bodies for node in part]
         body += ast.parse(f"{entry_point} = {alone}").body if alone else []
-        body.sort(key=lambda node: not (isinstance(node, ast.ImportFrom) and node.module == "__future__"))  # stable
         program = ast.Module(body=body, type_ignores=[])
-        try:
-            compile(program, "<answer>", "exec")
-        except (SyntaxError, ValueError) as error:
-            facts["error"] = str(error)[:200]
-        else:
+        facts["error"] = _compile_error(program)
+        if not facts["error"]:
             facts.update(syntax=True, **_cooperation(bodies[-1], entry_point, helpers))
     return (program if facts["syntax"] else None), facts
 
@@ -79,7 +73,7 @@ def prepare_class(texts, assigned, class_name, base):
 
     An agent's definitions count wherever they stand, also inside a class of that name; so does a method that is
     assigned. Of those in the skeleton only the agent's own are taken; of its imports, further functions and other
-    statements all, but in the class only functions and assignments, and none of HOOKS, and outside none that uses or
+    statements all, but in the class only definitions and assignments, and none of HOOKS, and outside none that uses or
     replaces the class. Of a block without methods only what the blocks with methods read.
 
     Returns (syntax tree, None where there is no program that compiles; facts). Facts:
@@ -91,11 +85,14 @@ def prepare_class(texts, assigned, class_name, base):
     program = ast.parse(base)
     owner = next(node for node in program.body if isinstance(node, ast.ClassDef) and node.name == class_name)
     methods = {node.name: i for i, node in enumerate(owner.body) if isinstance(node, FUNCTIONS)}
-    given = {node.name for node in program.body if isinstance(node, (*FUNCTIONS, ast.ClassDef))} | methods.keys()
+    given = {node.name for node in program.body if isinstance(node, DEFINITIONS)} | methods.keys()
     written, writers, errors, imports, constants, further = [], {}, [], [], [], []
 
     def is_method(node):
-        return isinstance(node, FUNCTIONS) and any(first.arg in ("self", "cls") for first in node.args.args[:1])
+        if not isinstance(node, FUNCTIONS):
+            return False
+        static = any(_root(decorator) == "staticmethod" for decorator in node.decorator_list)
+        return static or any(first.arg in ("self", "cls") for first in node.args.args[:1])
 
     for text, names in zip(texts, assigned):
         bodies, unread = (read_blocks(text), "") if names else ([[]], "")
@@ -121,7 +118,7 @@ def prepare_class(texts, assigned, class_name, base):
                 if stored - set(names):
                     foreign.append(part)
             constants += [n for n in inside if isinstance(n, (ast.Assign, ast.AnnAssign))]
-            owner.body += [n for n in inside if isinstance(n, FUNCTIONS) and n.name not in given | HOOKS]
+            owner.body += [n for n in inside if isinstance(n, DEFINITIONS) and n.name not in given | HOOKS]
             imports += [n for n in outside if isinstance(n, IMPORTS)]
             further += [n for n in outside if not isinstance(n, IMPORTS) and getattr(n, "name", None) not in given]
         constants, further = ([n for n in part if n not in foreign] for part in (constants, further))
@@ -135,16 +132,20 @@ def prepare_class(texts, assigned, class_name, base):
     late = [n for n in constants if _stored(n, class_name, inside=True) & methods.keys()]  # in place of a stub
     owner.body = [n for n in constants if n not in late] + owner.body + late  # methods' defaults may read constants
     program.body = imports + program.body + _apart(further, class_name)
-    program.body.sort(key=lambda node: not (isinstance(node, ast.ImportFrom) and node.module == "__future__"))
-    error = next(filter(None, errors), "")
-    if not error:
-        try:
-            compile(program, "<answer>", "exec")
-        except (SyntaxError, ValueError) as caught:
-            error = str(caught)[:200]
+    error = next(filter(None, errors), "") or _compile_error(program)
     doubled = [name for names in assigned for name in names if writers.get(name, 0) > 1]
     facts = {"written": written, "doubled": doubled, "syntax": not error, "errors": errors, "error": error}
     return (None if error else program), facts
+
+
+def _compile_error(program):
+    """What keeps the program from compiling, once its imports of the future come first; "" where nothing does."""
+    program.body.sort(key=lambda node: not (isinstance(node, ast.ImportFrom) and node.module == "__future__"))
+    try:
+        compile(program, "<answer>", "exec")
+    except (SyntaxError, ValueError) as error:
+        return str(error)[:200]
+    return ""
 
 
 def _stored(statement, class_name, inside):

@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import decimal
 import fractions
+import functools
 import gc
 import itertools
 import json
@@ -86,7 +87,7 @@ BY_PARTS = {
     datetime.timedelta: ["days", "seconds", "microseconds"],
 }
 BY_TEXT = {t: (t.hex, t.fromhex) for t in (bytes, bytearray)} | {decimal.Decimal: (str, decimal.Decimal)}
-BY_TEXT |= {t: (t.isoformat, t.fromisoformat) for t in (datetime.datetime, datetime.date)}
+BY_TEXT |= {t: (t.isoformat, t.fromisoformat) for t in (datetime.datetime, datetime.date, datetime.time)}
 NAMES = {t.__name__: t for t in [*BY_PARTS, *BY_TEXT]}
 VIEWS = {type(getattr(d, n)()): n for d in ({}, collections.OrderedDict()) for n in ("keys", "values", "items")}
 
@@ -415,28 +416,17 @@ class Object(Opaque):
         remote, key = vars(self)["__handle__"]
         return remote.ask(operation, key, args, keywords)
 
-    def __call__(self, *args, **keywords):
-        return Object._ask(self, "call", *args, **keywords)
+    __call__ = functools.partialmethod(_ask, "call")
+    __setattr__ = functools.partialmethod(_ask, "set")
+    __getitem__ = functools.partialmethod(_ask, "getitem")
+    __setitem__ = functools.partialmethod(_ask, "setitem")
+    __delitem__ = functools.partialmethod(_ask, "delitem")
+    __len__ = functools.partialmethod(_ask, "len")
 
     def __getattr__(self, name):
         if name.startswith("__") and name.endswith("__"):  # what copy, pickle, unittest ... ask of any object
             raise AttributeError(name)
         return Object._ask(self, "get", name)
-
-    def __setattr__(self, name, value):
-        Object._ask(self, "set", name, value)
-
-    def __getitem__(self, item):
-        return Object._ask(self, "getitem", item)
-
-    def __setitem__(self, item, value):
-        Object._ask(self, "setitem", item, value)
-
-    def __delitem__(self, item):
-        Object._ask(self, "delitem", item)
-
-    def __len__(self):
-        return Object._ask(self, "len")
 
     def __instancecheck__(self, thing):
         return isinstance(thing, Object) and Object._ask(self, "instance", thing)

@@ -159,6 +159,9 @@ FORMS = {
     "constant": "ONE = 1\ndef size(self):\n    return ONE * len(self.items)",
     "further function": "def count(x):\n    return len(x)\n\ndef size(self):\n    return count(self.items)",
     "further method": "def count(self):\n    return len(self.items)\n\ndef size(self):\n    return self.count()",
+    "further static method": "@staticmethod\ndef n(x): return len(x)\ndef size(self):\n    return self.n(self.items)",
+    "class in the class": "class Box:\n    class C:\n        def n(self, x): return len(x)\n"
+    "    def size(self): return self.C().n(self.items)",
     "another class": "class C:\n    def n(self, x): return len(x)\ndef size(self):\n    return C().n(self.items)",
     "twice": "def size(self):\n    return 77\ndef size(self):\n    return len(self.items)",
     "its constructor too": "class Box:\n    def __init__(self): 1 / 0\n    def size(self): return len(self.items)",

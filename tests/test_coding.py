@@ -7,8 +7,10 @@ import textwrap
 
 import pytest
 
+import rewards.coding
 from envs import coding, make, samples
 from envs.coding import BENCHMARKS, Coding
+from rewards import sandbox
 from rewards.coding import Answer, coding_rewards
 
 DATA = os.path.join(os.path.dirname(__file__), "..", "..", "shared", "data")
@@ -332,6 +334,20 @@ def test_no_call_at_all(name):
     score = scores([AUX, f"def f(numbers):\n    {NEITHER[name]}\n    return 2 * sum(numbers)\n"])[0]
     assert score.reward == pytest.approx(2.5), score
     assert (score.findings["uses"], score.findings["ignored"]) == ([False], [False])
+
+
+def test_a_loop_that_only_its_helper_ends_is_not_waited_for(monkeypatch):
+    waited = []
+
+    def watched(jobs, timeout, *rest):
+        waited.append(timeout)
+        return sandbox.run_tests(jobs, timeout, *rest)
+
+    monkeypatch.setattr(rewards.coding, "run_tests", watched)
+    main = "def f(numbers):\n    n = sum(numbers)\n    while aux(n) is None: pass\n    return aux(n)"
+    (score,) = coding_rewards([Answer([AUX, main], ["aux"], "f", TESTS, ["f"])], timeout=60)
+    assert score.reward == pytest.approx(4.0)
+    assert waited[0] == 60 and max(waited[1:]) < 30
 
 
 def test_useful_helper_is_what_a_stub_would_cost():

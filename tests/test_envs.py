@@ -145,6 +145,7 @@ def test_a_split_column_is_obeyed(tmp_path):
         ('{"prompt": "a", "completion": null}\n' * 2, ["row 1 of the split train has nothing", "in completion;"]),
         ('{"prompt": "a", "completion": "b", "split": "train"}\n' * 2, ["split test is empty"]),
         ("{'prompt'\n", ["not valid jsonl"]),
+        (json.dumps(rows(1)[0]) + '\n\n{"prompt": "a"', ["not valid jsonl behind row 1 ("]),
         ("[1]\n[2]\n", ["one JSON object per row"]),
         ('{"prompt": ' + "[" * 100_000 + "]" * 100_000 + "}\n", ["not valid jsonl"]),
         (
@@ -207,6 +208,10 @@ MALFORMED = {
         for name, deep in DEEP.items()
     },
     **{f"code: {name}": ("mbpp", MBPP, {"code": f"{MBPP['code']}\ny = {deep}"}) for name, deep in DEEP.items()},
+    "test: a package": ("humaneval", HUMANEVAL, {"test": f"import numpy as np\n{HUMANEVAL['test']}"}),
+    "prompt: a package": ("humaneval", HUMANEVAL, {"prompt": f"from numpy import array\n{HUMANEVAL['prompt']}"}),
+    "imports of a package": ("mbpp", MBPP, {"test_imports": ["import math, numpy.linalg"]}),
+    "code: a package": ("mbpp", MBPP, {"code": f"import numpy\n{MBPP['code']}"}),
     "imports in one text": ("mbpp", MBPP, {"test_imports": "import math"}),
     "imports that are no text": ("mbpp", MBPP, {"test_imports": [5]}),
     "imports that are no Python": ("mbpp", MBPP, {"test_imports": ["import"]}),
@@ -335,6 +340,8 @@ def test_one_agent_is_scored_on_its_two_paragraphs():
     dashed, spaced = f"a{writing.MARKER}b {one}", f"\n\n {writing.MARKER} \n\n"
     steps = single.step([(task, [], [dashed + spaced + two])]) + pair.step([(task, [], [dashed, two])])
     assert steps[0].reward == steps[1].reward > 0
+    ends = single.step([(task, [], [joined]), (task, [], [joined.replace("\n", "\r\n")])])
+    assert ends[0].reward == ends[1].reward
 
 
 def test_three_agents_are_scored_as_neighbours():

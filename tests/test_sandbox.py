@@ -984,7 +984,7 @@ values = [None, True, 0, -1, 2**53, -(2**200), 1.5, -0.0, float('inf'), 'a\\ud80
     3 + 4j, [], [1, [2, (3, {4})]], (), ((),), set(), frozenset({1}), {},
     {1: {'a': [None]}, (1, 2): 'x', 'dict': ['list']},
     range(1, 10, 3), collections.deque([1, 2], 5), collections.Counter('abca'), collections.OrderedDict(b=1, a=2),
-    datetime.datetime(2020, 1, 2, 3, 4, 5), datetime.date(2020, 1, 2), ['list', 1],
+    datetime.datetime(2020, 1, 2, 3, 4, 5), datetime.date(2020, 1, 2), datetime.time(3, 4, 5, 6), ['list', 1],
     datetime.timedelta(-3, 4, 5), Fraction(-1, 3**200), Decimal('-1.10'), Decimal('Infinity'), {1: 2, 'a': []}.keys(),
     {1: 2, 'a': (3,)}.items(), ['object', 0], 'é', 10**5000]
 for value in values:
@@ -997,7 +997,7 @@ values = {1: [2], 3: [2]}.values()
 assert list(f(values)) == [[2], [2]] and len(f(values)) == 2 and type(f(values)) is type(values)
 """
     result = run_tests([job("def f(x): return x", values)])[0]
-    assert (result.reason, result.total) == ("", 37 + 5)
+    assert (result.reason, result.total) == ("", 38 + 5)
 
 
 def test_iterators_cross_as_what_is_left_of_them():
