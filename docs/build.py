@@ -175,7 +175,12 @@ each token.
 Defaults that differ from the other scripts': the value function has a learning rate of its own
 (`--critic-learning-rate`), ten times the actor's for a head, whose weights start at zero; and the actor's is a quarter of
 theirs for `models/tiny`, since it takes several optimizer steps per rollout (`--update-epochs` x `--num-minibatches`),
-where the others take one."""
+where the others take one.
+
+Defaults and details that differ from CleanRL's `ppo.py`: `--gae-lambda` is 1, advantages are not normalised, and with
+`--norm-adv` over an iteration, not over each minibatch; values start at the mean return; `--target-kl` is looked at after
+each minibatch, not after each epoch; Adam's eps is 1e-8, not 1e-5; the sums of the loss are divided by constants, not by
+the number of tokens."""
 
 
 def details(script, items):
