@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -795,14 +796,21 @@ def test_attention_that_sampling_does_not_know_is_refused(script, run, tmp_path,
 
 @two_scripts
 def test_tracker_gets_the_metrics(script, run, model_dir, monkeypatch):
-    from types import SimpleNamespace
-
     seen = []
     fake = SimpleNamespace(init=lambda **kwargs: seen.append(kwargs), log=lambda m, step: seen.append((step, m)))
     monkeypatch.setitem(sys.modules, "wandb", fake)
     names = run(script, *TOY, "--model", model_dir, "--num-iterations", 2, "--track", "wandb")
     assert [step for step, _ in seen[1:]] == [0, 1, 2] and seen[0]["config"]["num_generations"] == 3
     assert {"iteration": 2} | seen[3][1] == metrics_of(names["run_dir"], but=())[2]
+
+
+def test_tensorboard_gets_the_metrics(run, model_dir, monkeypatch):
+    seen = defaultdict(dict)  # by folder and step
+    add_to = lambda folder: lambda name, value, step: seen[folder, step].update({name: value})
+    writer = lambda folder: SimpleNamespace(add_scalar=add_to(folder))
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=writer))
+    run_dir = run(SCRIPTS[0], *TOY, "--model", model_dir, "--num-iterations", 1, "--track", "tensorboard")["run_dir"]
+    assert [{"iteration": k} | seen[run_dir, k] for k in (0, 1)] == metrics_of(run_dir, but=())
 
 
 @two_scripts
