@@ -98,6 +98,8 @@ def test_gradient_is_the_slow_one(script, flags, run, updates, model_dir):
     options = dict(zip(flags[::2], flags[1::2]))
     logged = check(updates, script, [model_dir], options.get("--gamma", 1.0), options.get("--temperature", 1.0))
     assert len(updates) == names["N"] * options.get("--num-iterations", 1)
+    # samples come from models that compute nothing again: doing so, some forget their cache
+    assert not any(module.training for agent in names["agents"] for module in agent.model.modules())
     for i, (loss, grad_norm) in enumerate(logged[-names["N"] :]):
         assert names["metrics"][f"agent_{i}/loss"] == pytest.approx(loss, rel=1e-3, abs=1e-5)
         assert names["metrics"][f"agent_{i}/grad_norm"] == pytest.approx(grad_norm, rel=1e-3)

@@ -187,6 +187,7 @@ def test_first_step_is_the_slow_one(flags, options, run, updates, model_dir):
     """Ratios are 1 here, so the policy's part is the advantage-weighted gradient of the log-probability."""
     names = run(SCRIPT, *TOY, "--model", model_dir, *ONE_STEP, *flags)
     assert len(updates) == names["N"]
+    assert not any(module.training for agent in names["agents"] for module in agent.learner.modules())
     check(updates, [model_dir], **options)
     assert abs(names["metrics"]["agent_0/approx_kl"]) < 1e-6 and names["metrics"]["agent_0/clipfrac"] == 0
 

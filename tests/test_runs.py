@@ -114,10 +114,18 @@ def test_a_run_leaves_what_the_readme_says(script, run, model_dir, capsys):
 
 
 @two_scripts
-def test_metrics_follow_from_the_rollouts(script, run, model_dir):
+def test_metrics_follow_from_the_rollouts(script, run, model_dir, monkeypatch):
+    from toy import Letters
+
+    rewarded, step = [], Letters.step  # a clock that only rewards move, by a second a turn
+    monkeypatch.setattr(time, "perf_counter", lambda: len(rewarded))
+    monkeypatch.setattr(Letters, "step", lambda self, branches: rewarded.append(1) or step(self, branches))
     names = run(script, *TOY, "--model", model_dir, "--num-iterations", 2, "--log-groups", 99)
     lines = [json.loads(line) for line in open(os.path.join(names["run_dir"], "rollouts.jsonl"))]
-    metrics = metrics_of(names["run_dir"])
+    metrics = metrics_of(names["run_dir"], but=())
+    groups = [group for nodes in names["turns"] for node in nodes for group in node.groups]
+    assert metrics[2]["tokens_per_second"] == sum(len(ids) for group in groups for ids in group.completion_ids) / 2
+    assert [metrics[2][f"time/{part}"] for part in ("sample", "reward", "update")] == [0, 2, 0]
     for iteration in (1, 2):
         first = [x for x in lines if (x["iteration"], x["split"], x["turn"]) == (iteration, "train", 1)]
         assert len(first) == 2 and all(len(x["rewards"]) == 3 for x in first)
@@ -162,8 +170,32 @@ def noisy(monkeypatch):
 @two_scripts
 def test_same_seed_same_numbers(script, run, model_dir, noisy):
     flags = (*TOY, "--model", model_dir, "--num-iterations", 1)
-    first, second, other = (metrics_of(run(script, *flags, "--seed", seed)["run_dir"]) for seed in (1, 1, 2))
+    runs = [run(script, *flags, "--seed", seed) for seed in (1, 1, 2)]
+    first, second, other = (metrics_of(names["run_dir"]) for names in runs)
     assert first == second and first[1]["train/return"] != other[1]["train/return"]
+    first, second, other = ([node.task for node in names["turns"][0]] for names in runs)
+    assert first == second != other
+
+
+@two_scripts
+def test_the_environment_gets_its_arguments(script, run, monkeypatch):
+    from toy import Letters
+
+    seen = []
+
+    def init(self, num_agents, **given):
+        self.num_agents = num_agents
+        seen.append({"num_agents": num_agents, **given})
+
+    monkeypatch.setattr(Letters, "__init__", init)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: sys.exit("the environment is made"))
+    flags = ("--env", "toy:Letters", "--num-agents", 3, "--num-turns", 2, "--dataset", "mine", "--seed", 7)
+    given = {"num_agents": 3, "num_turns": 2, "dataset": "mine", "seed": 7}
+    optional = ("--reward", "odd", "--feedback", "level", "--allow-unsafe-code")
+    for more in [(), optional]:
+        with pytest.raises(SystemExit):
+            run(script, *flags, *more)
+    assert seen == [given, given | {"reward": "odd", "feedback": "level", "allow_unsafe_code": True}]
 
 
 @two_scripts
@@ -413,6 +445,7 @@ def test_a_second_signal_ends_the_program_at_once(run, model_dir):
         signal.getsignal(signal.SIGTERM),
     )
     try:
+        signal.signal(signal.SIGTERM, names["on_signal"])
         names["on_signal"](signal.SIGTERM, None)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
