@@ -64,6 +64,7 @@ def updates(monkeypatch):
             frame = frame.f_back
         names = frame.f_globals
         learner = names["agent"].learner
+        assert all(m.training == getattr(m, "gradient_checkpointing", False) for m in learner.modules())
         gradients = {k: p.grad.clone() if p.grad is not None else None for k, p in learner.named_parameters()}
         weights = {name: weight.clone() for name, weight in learner.state_dict().items()}
         seen.append((names["i"], names["turns"], weights, gradients))
@@ -147,7 +148,7 @@ DEFAULTS |= {"norm_adv": False, "clip_vloss": True}
 
 
 def check(seen, paths, separate=False, **options):
-    """Compares gradients, and returns what is to be logged: for each agent the means over its steps."""
+    """Compares gradients, and returns for each agent the loss, its parts and the KL at its steps."""
     o, first, logged = DEFAULTS | options, {}, defaultdict(list)
     for i, turns, weights, gradients in seen:
         first.setdefault(i, weights)
@@ -164,8 +165,13 @@ def check(seen, paths, separate=False, **options):
                 assert expected[name].grad is None or expected[name].grad.abs().max() == 0
             else:
                 torch.testing.assert_close(ours.double(), expected[name].grad, rtol=2e-3, atol=2e-5 * scale)
-    means = lambda steps: {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
-    return {f"agent_{i}/{name}": mean for i, steps in logged.items() for name, mean in means(steps).items()}
+    return logged
+
+
+def means(logged):
+    """As in metrics.jsonl."""
+    names = [(i, name) for i, steps in logged.items() for name in steps[0]]
+    return {f"agent_{i}/{name}": sum(step[name] for step in logged[i]) / len(logged[i]) for i, name in names}
 
 
 ONE_STEP = ("--update-epochs", 1, "--num-minibatches", 1)
@@ -217,7 +223,7 @@ def test_later_steps_are_clipped_as_they_should_be(flags, run, updates, model_di
     more = ("--update-epochs", 4, "--num-minibatches", 1, "--learning-rate", 0.003, "--critic-learning-rate", 0.1)
     names = run(SCRIPT, *TOY, "--model", model_dir, *more, *flags, "--num-turns", 2)
     assert len(updates) == 8 and names["metrics"]["agent_0/clipfrac"] > 0.05
-    for name, mean in check(updates, [model_dir], clip_vloss=not flags).items():
+    for name, mean in means(check(updates, [model_dir], clip_vloss=not flags)).items():
         assert names["metrics"][name] == pytest.approx(mean, rel=1e-3, abs=1e-5), name
 
 
@@ -244,6 +250,8 @@ def test_target_kl_ends_the_passes(run, updates, model_dir):
     more = ("--update-epochs", 9, "--num-minibatches", 1, "--learning-rate", 0.003, "--num-agents", 1)
     names = run(SCRIPT, *TOY, "--model", model_dir, *more, "--target-kl", 0.01)
     assert 1 < names["metrics"]["agent_0/optimizer_steps"] == len(updates) < 9
+    *earlier, last = (step["approx_kl"] for step in check(updates, [model_dir])[0])
+    assert max(earlier) <= 0.01 < last
 
 
 def test_value_loss_reaches_exactly_its_parameters(run, updates, model_dir):
@@ -328,7 +336,7 @@ def test_explained_variance_of_values_that_know_everything(run, model_dir, monke
     from toy import Letters, Step
 
     monkeypatch.setattr(Letters, "step", lambda self, branches: [Step(b[2], 1.5, {}, False) for b in branches])
-    names = run(SCRIPT, *TOY, "--model", model_dir)
+    names = run(SCRIPT, *TOY, "--model", model_dir, "--norm-adv")  # of which no deviation is left to divide by
     assert names["metrics"]["agent_0/explained_variance"] == 1.0
 
 

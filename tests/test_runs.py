@@ -520,7 +520,7 @@ def test_two_processes_make_the_update_of_one(script, model_dir, tmp_path):
         both = [[*turns0[0], *turns1[0]]]
         if script.stem == "ippo":
             seen = [(i, both, weights, gradients0)]
-            logged = test_ippo.check(seen, [model_dir], max_new_tokens=12, norm_adv=True)
+            logged = test_ippo.means(test_ippo.check(seen, [model_dir], max_new_tokens=12, norm_adv=True))
         else:
             ((loss, grad_norm),) = test_gradient.check(
                 [(i, both, gradients0.values())], script, [model_dir], max_new_tokens=12
