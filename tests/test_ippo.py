@@ -247,7 +247,7 @@ def test_minibatches_take_every_trajectory_once(run, updates, model_dir):
 
 
 def test_target_kl_ends_the_passes(run, updates, model_dir):
-    more = ("--update-epochs", 9, "--num-minibatches", 1, "--learning-rate", 0.003, "--num-agents", 1)
+    more = ("--update-epochs", 9, "--num-minibatches", 1, "--learning-rate", 0.0002, "--num-agents", 1)
     names = run(SCRIPT, *TOY, "--model", model_dir, *more, "--target-kl", 0.01)
     assert 1 < names["metrics"]["agent_0/optimizer_steps"] == len(updates) < 9
     *earlier, last = (step["approx_kl"] for step in check(updates, [model_dir])[0])
