@@ -380,7 +380,7 @@ def test_defaults_of_the_tiny_model(script, env, max_new_tokens, run, tmp_path, 
     (path,) = tmp_path.glob("runs/*/args.json")
     args = json.loads(path.read_text())["args"]
     assert args["learning_rate"] == (1e-4 if script.stem == "ippo" else 4e-4)
-    assert (args["max_new_tokens"], args["max_batch_tokens"]) == (max_new_tokens, 16384)
+    assert (args["max_new_tokens"], args["max_batch_tokens"]) == (max_new_tokens, 4096)
 
 
 @pytest.mark.parametrize(
