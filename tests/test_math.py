@@ -70,7 +70,8 @@ def test_advantages_by_hand(script):
 def fake_rollout(module, monkeypatch, env, rewards, generations, joint_mode, gamma):
     """A rollout without models: completion g is the token g, and `rewards` maps (turn, actions) to a reward."""
 
-    def sample(agent, prompts, num_generations, *_):
+    def sample(agent, prompts, num_generations, *settings):
+        assert settings == (1.0, 1, 4 * 10)  # temperature, max_new_tokens and four times max_batch_tokens
         return [[([g], [math.log(0.5)]) for g in range(num_generations)] for _ in prompts]
 
     monkeypatch.setattr(module, "sample", sample)
@@ -79,7 +80,7 @@ def fake_rollout(module, monkeypatch, env, rewards, generations, joint_mode, gam
     model = SimpleNamespace(device=torch.device("cpu"))
     agents = [SimpleNamespace(model=model, tokenizer=decoder, stop_ids=torch.tensor([2]), adapter=None)]
     agents *= env.num_agents
-    args = SimpleNamespace(gamma=gamma, max_new_tokens=1, max_batch_tokens=1, env="toy", num_agents=env.num_agents)
+    args = SimpleNamespace(gamma=gamma, max_new_tokens=1, max_batch_tokens=10, env="toy", num_agents=env.num_agents)
 
     def step(branches):
         return [
