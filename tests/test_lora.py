@@ -9,6 +9,7 @@ import torch
 from conftest import CRITIC_FREE, SCRIPTS, save_model, two_scripts
 from safetensors.torch import load_file
 from test_gradient import TOY, slow_gradient, updates  # noqa: F401, a fixture
+from test_math import exact_logprobs
 from transformers import AutoModelForCausalLM
 
 peft = pytest.importorskip("peft", reason="optional, for --lora-rank; .ci/run installs it")
@@ -42,6 +43,13 @@ def test_agents_share_frozen_weights_and_train_their_own(script, run, model_dir,
         assert torch.equal(state[name], weight)
     factors = [torch.cat([p.flatten() for name, p in own(first, i).items() if "lora_B" in name]) for i in range(2)]
     assert all(factor.abs().max() > 1e-3 for factor in factors) and not torch.equal(*factors)  # B starts at 0
+    tasks = names["train_tasks"][:2]
+    (nodes,), _ = names["rollout"](names["args"], names["env"], names["agents"], tasks, [3], "align", 1.0)
+    for i in range(2):  # each samples with its own
+        first.set_adapter(f"agent_{i}")
+        for group in (node.groups[i] for node in nodes):
+            for ids, logprobs in zip(group.completion_ids, group.logprobs):
+                assert logprobs == pytest.approx(exact_logprobs(first, group.prompt_ids, ids), abs=1e-4)
 
 
 @two_scripts
