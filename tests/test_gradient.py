@@ -8,8 +8,8 @@ import sys
 
 import pytest
 import torch
-from conftest import CRITIC_FREE, END, START, STOP, make_tokenizer, save_model
-from transformers import AutoModelForCausalLM, MistralForCausalLM
+from conftest import CRITIC_FREE, END, ROOT, START, STOP, make_tokenizer, save_model
+from transformers import AutoModelForCausalLM, Lfm2ForCausalLM, MistralForCausalLM
 
 
 @pytest.fixture
@@ -38,6 +38,7 @@ def advantages_of(script, returns):
 
 
 def slow_gradient(script, model, i, turns, gamma, temperature, max_new_tokens):
+    """The loss and its gradients."""
     loss = 0.0
 
     def visit(node, chance, discount):
@@ -58,42 +59,50 @@ def slow_gradient(script, model, i, turns, gamma, temperature, max_new_tokens):
     loss.backward()
     gradients = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
-    return gradients
+    return loss.item(), gradients
 
 
 def check(seen, script, model_dirs, gamma=1.0, temperature=1.0, max_new_tokens=24):
+    """Compares gradients, and returns what is to be logged: a loss and a norm for each."""
+    logged = []
     for i, turns, gradients in seen:
         model = AutoModelForCausalLM.from_pretrained(model_dirs[i % len(model_dirs)], dtype=torch.float64)
-        expected = slow_gradient(script, model, i, turns, gamma, temperature, max_new_tokens)
+        loss, expected = slow_gradient(script, model, i, turns, gamma, temperature, max_new_tokens)
+        logged.append((loss, torch.cat([g.flatten() for g in expected]).norm().item()))
         scale = max(g.abs().max() for g in expected)
         assert scale > 1e-4
         for ours, theirs in zip(gradients, expected):
             torch.testing.assert_close(ours.double(), theirs, rtol=1e-3, atol=1e-5 * float(scale))
+    return logged
 
 
 TOY = ("--env", "toy:Letters", "--num-iterations", 1, "--num-generations", 3, "--num-tasks", 2, "--max-new-tokens", 24)
 TOY = (*TOY, "--max-grad-norm", 1e9, "--eval-tasks", 1)
 
 
-@pytest.mark.parametrize("script", CRITIC_FREE, ids=lambda path: path.stem)
-@pytest.mark.parametrize(
-    "flags",
+@pytest.mark.parametrize(  # all scripts with the first, for their advantages; what else there is they share
+    "script, flags",
     [
-        (),
-        ("--num-turns", 2, "--gamma", 0.5),
-        ("--num-turns", 2, "--joint-mode", "cross", "--num-agents", 2),
-        ("--temperature", 0.7, "--num-agents", 3),
-        ("--max-batch-tokens", 1),
-        ("--max-batch-tokens", 150, "--num-turns", 2),
-        ("--gradient-checkpointing",),
+        *((script, ("--num-turns", 2, "--gamma", 0.5)) for script in CRITIC_FREE),
+        (CRITIC_FREE[0], ("--num-iterations", 2)),
+        (CRITIC_FREE[0], ("--num-turns", 2, "--joint-mode", "cross", "--num-agents", 2)),
+        (CRITIC_FREE[0], ("--temperature", 0.7, "--num-agents", 3)),
+        (CRITIC_FREE[0], ("--max-batch-tokens", 1)),
+        (CRITIC_FREE[0], ("--max-batch-tokens", 150, "--num-turns", 2)),
+        (CRITIC_FREE[0], ("--gradient-checkpointing",)),
     ],
-    ids=lambda flags: " ".join(map(str, flags)),
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else value.stem,
 )
 def test_gradient_is_the_slow_one(script, flags, run, updates, model_dir):
-    run(script, *TOY, "--model", model_dir, *flags)
+    names = run(script, *TOY, "--model", model_dir, *flags)
     options = dict(zip(flags[::2], flags[1::2]))
-    check(updates, script, [model_dir], options.get("--gamma", 1.0), options.get("--temperature", 1.0))
-    assert len(updates) == options.get("--num-agents", 2)
+    logged = check(updates, script, [model_dir], options.get("--gamma", 1.0), options.get("--temperature", 1.0))
+    assert len(updates) == names["N"] * options.get("--num-iterations", 1)
+    # samples come from models that compute nothing again: doing so, some forget their cache
+    assert not any(module.training for agent in names["agents"] for module in agent.model.modules())
+    for i, (loss, grad_norm) in enumerate(logged[-names["N"] :]):
+        assert names["metrics"][f"agent_{i}/loss"] == pytest.approx(loss, rel=1e-3, abs=1e-5)
+        assert names["metrics"][f"agent_{i}/grad_norm"] == pytest.approx(grad_norm, rel=1e-3)
     ends = [
         ids[-1]
         for _, turns, _ in updates
@@ -106,7 +115,16 @@ def test_gradient_is_the_slow_one(script, flags, run, updates, model_dir):
 
 @pytest.mark.parametrize(
     "case",
-    ["pad is eos", "no chat template", "one stop id", "dropout", "dropout, recomputed", "sliding window", "tied"],
+    [
+        "pad is eos",
+        "no chat template",
+        "one stop id",
+        "dropout",
+        "dropout, recomputed",
+        "sliding window",
+        "convolutions",
+        "tied",
+    ],
 )
 def test_gradient_of_other_models(case, run, updates, tmp_path):
     options = {
@@ -116,12 +134,13 @@ def test_gradient_of_other_models(case, run, updates, tmp_path):
         "dropout": {"attention_dropout": 0.5},
         "dropout, recomputed": {"attention_dropout": 0.5},
         "sliding window": {"model_class": MistralForCausalLM, "sliding_window": 20},
+        "convolutions": {"model_class": Lfm2ForCausalLM, "layer_types": ["conv", "full_attention"]},
         "tied": {"tie_word_embeddings": True},
     }[case]
     path = save_model(tmp_path / "model", **options)
     flags = ("--gradient-checkpointing",) if "recomputed" in case else ()
     names = run(CRITIC_FREE[0], *TOY, "--model", path, "--num-turns", 2, *flags)
-    assert all(agent.share != bool(flags) for agent in names["agents"])
+    assert {agent.share for agent in names["agents"]} == {case not in ("dropout, recomputed", "convolutions")}
     check(updates, CRITIC_FREE[0], [path])
 
 
@@ -139,9 +158,9 @@ def test_prompt_may_hold_the_pad_and_stop_tokens(run, updates, tmp_path):
     check(updates, CRITIC_FREE[0], [path])
 
 
-@pytest.mark.parametrize("script", CRITIC_FREE, ids=lambda path: path.stem)
-def test_gradient_of_a_model_that_repeats_itself(script, run, updates, tmp_path):
+def test_gradient_of_a_model_that_repeats_itself(run, updates, tmp_path):
     """Equal completions, and those of equal prompts in the second turn, are computed once for all."""
+    script = CRITIC_FREE[0]
     path = save_model(tmp_path / "sure", initializer_range=0.4, stops=range(20, 259))
     run(script, *TOY, "--model", path, "--num-turns", 2, "--num-generations", 12, "--num-agents", 1)
     for _, turns, _ in updates:
@@ -172,7 +191,7 @@ def test_equal_rewards_leave_no_gradient_and_cost_no_backward_pass(
     assert not backward_passes
 
 
-@pytest.mark.parametrize("script", CRITIC_FREE, ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", [ROOT / "magrpo.py", ROOT / "maremax.py"], ids=lambda path: path.stem)
 def test_only_completions_with_an_advantage_are_computed(script, run, updates, backward_passes, model_dir):
     # one token a batch: each completion is a batch of its own
     names = run(script, *TOY, "--model", model_dir, "--max-batch-tokens", 1)

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import sys
+from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
@@ -63,6 +64,7 @@ def updates(monkeypatch):
             frame = frame.f_back
         names = frame.f_globals
         learner = names["agent"].learner
+        assert all(m.training == getattr(m, "gradient_checkpointing", False) for m in learner.modules())
         gradients = {k: p.grad.clone() if p.grad is not None else None for k, p in learner.named_parameters()}
         weights = {name: weight.clone() for name, weight in learner.state_dict().items()}
         seen.append((names["i"], names["turns"], weights, gradients))
@@ -116,7 +118,7 @@ def slow_loss(learner, trunk, old_learner, old_trunk, i, turns, o):
             advantages.append(a)
             parts.append((t, g, k, logprobs, v, a))
     flat = torch.cat(advantages)
-    loss = 0.0
+    sums = Counter()
     for t, g, k, old_logprobs, old_values, a in parts:
         target = a + old_values
         a = (a - flat.mean()) / flat.std(unbiased=False) if o["norm_adv"] else a
@@ -124,15 +126,21 @@ def slow_loss(learner, trunk, old_learner, old_trunk, i, turns, o):
         for c in range(len(a)):
             ratio = (logprobs[c] - old_logprobs[c]).exp()
             # PPO's objective case by case: no gradient where the ratio already went too far in its advantage's favour
-            gone = ratio > 1 + o["clip_coef"] if a[c] > 0 else ratio < 1 - o["clip_coef"]
-            loss = loss - o["gamma"] ** t * (0.0 if gone else ratio * a[c])
+            most = 1 + o["clip_coef"] if a[c] > 0 else 1 - o["clip_coef"]
+            gone = ratio > most if a[c] > 0 else ratio < most
+            sums["policy_loss"] += -(o["gamma"] ** t) * (most if gone else ratio) * a[c]
             error = (values[c] - target[c]) ** 2
             moved = values[c] - old_values[c]
             if o["clip_vloss"] and abs(moved) > o["clip_coef"]:
                 near = old_values[c] + moved.sign() * o["clip_coef"]
-                error = error if error > (near - target[c]) ** 2 else torch.zeros(())
-            loss = loss + o["vf_coef"] * 0.5 * error - o["ent_coef"] * entropies[c]
-    return loss / (len(trajectories) * o["max_new_tokens"])
+                error = max(error, (near - target[c]) ** 2)
+            sums["value_loss"] += 0.5 * error
+            sums["entropy"] += entropies[c]
+            sums["approx_kl"] += ratio - 1 - ratio.log()
+            sums["clipfrac"] += abs(ratio - 1) > o["clip_coef"]
+    sums["loss"] = sums["policy_loss"] + o["vf_coef"] * sums["value_loss"] - o["ent_coef"] * sums["entropy"]
+    by_tokens = {"approx_kl", "clipfrac"}
+    return {k: v / (len(flat) if k in by_tokens else len(trajectories) * o["max_new_tokens"]) for k, v in sums.items()}
 
 
 DEFAULTS = {"gamma": 1.0, "gae_lambda": 1.0, "clip_coef": 0.2, "vf_coef": 0.5, "ent_coef": 0.0, "max_new_tokens": 24}
@@ -140,12 +148,15 @@ DEFAULTS |= {"norm_adv": False, "clip_vloss": True}
 
 
 def check(seen, paths, separate=False, **options):
-    o, first = DEFAULTS | options, {}
+    """Compares gradients, and returns for each agent the loss, its parts and the KL at its steps."""
+    o, first, logged = DEFAULTS | options, {}, defaultdict(list)
     for i, turns, weights, gradients in seen:
         first.setdefault(i, weights)
         old, old_trunk = slow_learner(first[i], paths[i % len(paths)], separate)
         learner, trunk = slow_learner(weights, paths[i % len(paths)], separate)
-        slow_loss(learner, trunk, old, old_trunk, i, turns, o).backward()
+        parts = slow_loss(learner, trunk, old, old_trunk, i, turns, o)
+        parts["loss"].backward()
+        logged[i].append({name: part.item() for name, part in parts.items() if name != "entropy"})
         expected = dict(learner.named_parameters())
         scale = max(float(p.grad.abs().max()) for p in expected.values() if p.grad is not None)
         assert scale > 1e-3
@@ -154,6 +165,13 @@ def check(seen, paths, separate=False, **options):
                 assert expected[name].grad is None or expected[name].grad.abs().max() == 0
             else:
                 torch.testing.assert_close(ours.double(), expected[name].grad, rtol=2e-3, atol=2e-5 * scale)
+    return logged
+
+
+def means(logged):
+    """As in metrics.jsonl."""
+    names = [(i, name) for i, steps in logged.items() for name in steps[0]]
+    return {f"agent_{i}/{name}": sum(step[name] for step in logged[i]) / len(logged[i]) for i, name in names}
 
 
 ONE_STEP = ("--update-epochs", 1, "--num-minibatches", 1)
@@ -175,13 +193,25 @@ def test_first_step_is_the_slow_one(flags, options, run, updates, model_dir):
     """Ratios are 1 here, so the policy's part is the advantage-weighted gradient of the log-probability."""
     names = run(SCRIPT, *TOY, "--model", model_dir, *ONE_STEP, *flags)
     assert len(updates) == names["N"]
+    assert not any(module.training for agent in names["agents"] for module in agent.learner.modules())
     check(updates, [model_dir], **options)
     assert abs(names["metrics"]["agent_0/approx_kl"]) < 1e-6 and names["metrics"]["agent_0/clipfrac"] == 0
 
 
 def test_step_of_a_model_that_repeats_itself_is_the_slow_one(run, updates, tmp_path):
     path = save_model(tmp_path / "sure", initializer_range=0.4, stops=range(20, 259))
-    more = ("--update-epochs", 2, "--num-minibatches", 1, "--learning-rate", 0.003, "--num-generations", 12)
+    more = (
+        "--update-epochs",
+        2,
+        "--num-minibatches",
+        1,
+        "--learning-rate",
+        0.003,
+        "--num-generations",
+        12,
+        "--num-agents",
+        1,
+    )
     names = run(SCRIPT, *TOY, "--model", path, *more, "--num-turns", 2)
     groups = [group for nodes in names["turns"] for node in nodes for group in node.groups]
     assert min(len(set(map(tuple, group.completion_ids))) / len(group.completion_ids) for group in groups) < 1
@@ -193,26 +223,35 @@ def test_later_steps_are_clipped_as_they_should_be(flags, run, updates, model_di
     more = ("--update-epochs", 4, "--num-minibatches", 1, "--learning-rate", 0.003, "--critic-learning-rate", 0.1)
     names = run(SCRIPT, *TOY, "--model", model_dir, *more, *flags, "--num-turns", 2)
     assert len(updates) == 8 and names["metrics"]["agent_0/clipfrac"] > 0.05
-    check(updates, [model_dir], clip_vloss=not flags)
+    for name, mean in means(check(updates, [model_dir], clip_vloss=not flags)).items():
+        assert names["metrics"][name] == pytest.approx(mean, rel=1e-3, abs=1e-5), name
 
 
 def test_minibatches_take_every_trajectory_once(run, updates, model_dir):
-    """The gradients of the minibatches of one pass average to that of one minibatch, where no step changes them."""
-    pinned = ("--learning-rate", 1e-20, "--critic-learning-rate", 1e-20, "--update-epochs", 1)
-    for count in (1, 3):
-        run(SCRIPT, *TOY, "--model", model_dir, *pinned, "--num-minibatches", count)
-    whole, *parts = (gradients for i, _, _, gradients in updates if i == 0)
-    assert len(parts) == 3
+    """The gradients of the minibatches of one pass average to that of one minibatch, where no step changes them.
+
+    Each pass has minibatches of its own.
+    """
+    pinned = ("--learning-rate", 1e-20, "--critic-learning-rate", 1e-20, "--num-agents", 1)
+    for count, epochs in [(1, 1), (3, 2)]:
+        run(SCRIPT, *TOY, "--model", model_dir, *pinned, "--num-minibatches", count, "--update-epochs", epochs)
+    whole, *parts = (gradients for _, _, _, gradients in updates)
+    assert len(parts) == 6
     for name, gradient in whole.items():
         if gradient is not None:
-            mean = sum(part[name] for part in parts) / 3
-            torch.testing.assert_close(mean, gradient, rtol=1e-3, atol=1e-6 + 1e-4 * float(gradient.abs().max()))
+            for one_pass in (parts[:3], parts[3:]):
+                mean = sum(part[name] for part in one_pass) / 3
+                torch.testing.assert_close(mean, gradient, rtol=1e-3, atol=1e-6 + 1e-4 * float(gradient.abs().max()))
+    heads = [part["0.lm_head.weight"] for part in parts]
+    assert not any(torch.allclose(heads[0], other, rtol=1e-3) for other in heads[3:])
 
 
 def test_target_kl_ends_the_passes(run, updates, model_dir):
-    more = ("--update-epochs", 9, "--num-minibatches", 1, "--learning-rate", 0.003, "--num-agents", 1)
+    more = ("--update-epochs", 9, "--num-minibatches", 1, "--learning-rate", 0.0002, "--num-agents", 1)
     names = run(SCRIPT, *TOY, "--model", model_dir, *more, "--target-kl", 0.01)
     assert 1 < names["metrics"]["agent_0/optimizer_steps"] == len(updates) < 9
+    *earlier, last = (step["approx_kl"] for step in check(updates, [model_dir])[0])
+    assert max(earlier) <= 0.01 < last
 
 
 def test_value_loss_reaches_exactly_its_parameters(run, updates, model_dir):
@@ -223,6 +262,7 @@ def test_value_loss_reaches_exactly_its_parameters(run, updates, model_dir):
         assert gradients["0.lm_head.weight"].any()
     updates.clear()
     names = run(SCRIPT, *TOY, "--model", model_dir, *ONE_STEP, "--use-separate-critic")
+    assert names["args"].critic_learning_rate == names["args"].learning_rate  # by default that of the actor
     groups = names["agents"][0].optimizer.param_groups
     actor = {id(p) for p in names["agents"][0].model.parameters()}
     assert {id(p) for p in groups[0]["params"]} == actor and not actor & {id(p) for p in groups[1]["params"]}
@@ -286,6 +326,9 @@ def test_advantages_are_normalised_over_all_tokens_of_an_agent(run, updates, mod
         groups = [node.groups[i] for nodes in names["turns"] for node in nodes]
         flat = np.array([a for group in groups for row in group.advantages for a in row])
         assert flat.mean() == pytest.approx(0, abs=1e-9) and flat.std() == pytest.approx(1, abs=1e-6)
+        pairs = [pair for g in groups for rows in zip(g.targets, g.values) for pair in zip(*rows)]
+        errors, targets = np.var([target - value for target, value in pairs]), np.var([target for target, _ in pairs])
+        assert names["metrics"][f"agent_{i}/explained_variance"] == pytest.approx(1 - errors / targets)
 
 
 def test_explained_variance_of_values_that_know_everything(run, model_dir, monkeypatch):
@@ -293,11 +336,14 @@ def test_explained_variance_of_values_that_know_everything(run, model_dir, monke
     from toy import Letters, Step
 
     monkeypatch.setattr(Letters, "step", lambda self, branches: [Step(b[2], 1.5, {}, False) for b in branches])
-    names = run(SCRIPT, *TOY, "--model", model_dir)
+    names = run(SCRIPT, *TOY, "--model", model_dir, "--norm-adv")  # of which no deviation is left to divide by
     assert names["metrics"]["agent_0/explained_variance"] == 1.0
 
 
-def test_more_minibatches_than_trajectories_is_one_sentence(run, capsys):
+@pytest.mark.parametrize("count, processes", [(7, 1), (4, 2)])
+def test_more_minibatches_than_trajectories_is_one_sentence(count, processes, run, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
     with pytest.raises(SystemExit) as stop:
-        run(SCRIPT, *TOY, "--num-minibatches", 7)
-    assert stop.value.code == 2 and "--num-minibatches" in capsys.readouterr().err
+        run(SCRIPT, *TOY, "--num-minibatches", count)
+    said = f"--num-minibatches {count}: there are only {6 // processes} trajectories to divide"
+    assert stop.value.code == 2 and said in capsys.readouterr().err

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 import torch
-from conftest import CRITIC_FREE, SCRIPTS, save_model
+from conftest import CRITIC_FREE, SCRIPTS, save_model, two_scripts
 from safetensors.torch import load_file
 from test_gradient import TOY, slow_gradient, updates  # noqa: F401, a fixture
+from test_math import exact_logprobs
 from transformers import AutoModelForCausalLM
 
 peft = pytest.importorskip("peft", reason="optional, for --lora-rank; .ci/run installs it")
-every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 
 
 def flags(model_dir, *more):
@@ -23,7 +23,7 @@ def own(model, i):
     return {name: p for name, p in model.state_dict().items() if f".agent_{i}." in name}
 
 
-@every_script
+@two_scripts
 def test_agents_share_frozen_weights_and_train_their_own(script, run, model_dir, capsys):
     names = run(script, *flags(model_dir, "--num-iterations", 2))
     first, second = (agent.model for agent in names["agents"])
@@ -43,9 +43,16 @@ def test_agents_share_frozen_weights_and_train_their_own(script, run, model_dir,
         assert torch.equal(state[name], weight)
     factors = [torch.cat([p.flatten() for name, p in own(first, i).items() if "lora_B" in name]) for i in range(2)]
     assert all(factor.abs().max() > 1e-3 for factor in factors) and not torch.equal(*factors)  # B starts at 0
+    tasks = names["train_tasks"][:2]
+    (nodes,), _ = names["rollout"](names["args"], names["env"], names["agents"], tasks, [3], "align", 1.0)
+    for i in range(2):  # each samples with its own
+        first.set_adapter(f"agent_{i}")
+        for group in (node.groups[i] for node in nodes):
+            for ids, logprobs in zip(group.completion_ids, group.logprobs):
+                assert logprobs == pytest.approx(exact_logprobs(first, group.prompt_ids, ids), abs=1e-4)
 
 
-@every_script
+@two_scripts
 def test_saved_adapters_load_with_peft_and_a_checkpoint_holds_nothing_else(script, run, model_dir):
     names = run(script, *flags(model_dir, "--num-iterations", 2))
     ids = torch.tensor([[5, 6, 7, 8, 9]])
@@ -64,7 +71,7 @@ def test_saved_adapters_load_with_peft_and_a_checkpoint_holds_nothing_else(scrip
         assert of_model and all(f".agent_{i}." in name for name in of_model)
 
 
-@every_script
+@two_scripts
 def test_resume_gives_the_same_numbers(script, run, model_dir, capsys):
     more = ("--save-every", 1, "--no-anneal-lr")
     whole = run(script, *flags(model_dir, "--num-iterations", 3, *more))
@@ -78,7 +85,7 @@ def test_resume_gives_the_same_numbers(script, run, model_dir, capsys):
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-@every_script
+@two_scripts
 def test_a_checkpoint_of_other_names_is_refused(script, run, model_dir, capsys):
     run_dir = run(script, *flags(model_dir, "--num-iterations", 1))["run_dir"]
     path = os.path.join(run_dir, "checkpoint", "state.pt")
@@ -97,9 +104,8 @@ def test_gradient_of_an_adapter_follows_from_that_of_the_weights(run, updates, m
     assert len(updates) == 2
     for i, turns, gradients in updates:
         model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64)
-        of_weights = dict(
-            zip([name for name, _ in model.named_parameters()], slow_gradient(script, model, i, turns, 1.0, 1.0, 24))
-        )
+        _, slow = slow_gradient(script, model, i, turns, 1.0, 1.0, 24)
+        of_weights = dict(zip([name for name, _ in model.named_parameters()], slow))
         adapters = {name: p for name, p in names["agents"][i].model.named_parameters() if f".agent_{i}." in name}
         assert len(adapters) == len(gradients) == 2 * 7 * 2  # A and B of seven matrices in two layers
         for name, gradient in zip(adapters, gradients):
@@ -117,6 +123,7 @@ def test_different_models_have_adapters_of_their_own(run, model_dir, tmp_path):
     names = run(CRITIC_FREE[0], *TOY, "--model", model_dir, other, "--lora-rank", 3)
     models = [agent.model for agent in names["agents"]]
     assert models[0] is not models[1] and [set(m.peft_config) for m in models] == [{"agent_0"}, {"agent_1"}]
+    assert names["args"].learning_rate == 10 * 5e-6  # by default ten times that of these models
 
 
 def test_an_adapter_can_be_evaluated_but_not_trained_on(run, model_dir, capsys):
@@ -133,7 +140,7 @@ def test_an_adapter_can_be_evaluated_but_not_trained_on(run, model_dir, capsys):
     assert "an adapter, which a new one would replace; merge it" in capsys.readouterr().err
 
 
-@every_script
+@two_scripts
 def test_without_peft_one_sentence(script, run, model_dir, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(SystemExit):

@@ -6,13 +6,12 @@ import shutil
 import subprocess
 import sys
 
-import pytest
-from conftest import ROOT, SCRIPTS
+from conftest import ROOT, SCRIPTS, two_scripts
 
 README = (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+@two_scripts
 def test_a_copied_script_trains_on_the_readmes_environment_in_an_empty_folder(script, tmp_path, model_dir):
     (block,) = re.findall(r"```python\n(.*?)```", README, re.S)
     assert len(re.findall(r"^ .*\S", block.split("class Shout")[1], re.M)) <= 20  # "a 20-line class"
