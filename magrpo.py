@@ -653,8 +653,9 @@ if __name__ == "__main__":
         place = torch.device(args.devices[i % len(args.devices)]) if args.devices else device
         try:
             if not (model := shared.get((name, place))):
-                how = {"dtype": torch.float32, "attn_implementation": "sdpa", "output_loading_info": True}
-                model, report = AutoModelForCausalLM.from_pretrained(path, **how)
+                model, report = AutoModelForCausalLM.from_pretrained(
+                    path, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True
+                )
                 if report["missing_keys"]:
                     fail(f"--model {name}: its files lack {min(report['missing_keys'])}; name one that is whole.")
             tokenizer = AutoTokenizer.from_pretrained(path)
@@ -687,9 +688,7 @@ if __name__ == "__main__":
                 probe, most = SimpleNamespace(model=model, stop_ids=torch.tensor([-1])), min(8, args.max_new_tokens)
                 with torch.no_grad(), torch.random.fork_rng([]):
                     drawn, sampled = zip(*sample(probe, [ids], 2, 1.0, most, args.max_batch_tokens)[0])
-                    logits = model(torch.tensor([ids + completion for completion in drawn])).logits[
-                        :, len(ids) - 1 : -1
-                    ]
+                    logits = model(torch.tensor([ids + c for c in drawn])).logits[:, len(ids) - 1 : -1]
                     theirs = logits.log_softmax(-1).gather(-1, torch.tensor(drawn)[..., None]).flatten()
                     recompute(model)
                     for ours in (token_logprobs(agent, [(ids, drawn)], 1.0), torch.tensor(sampled).flatten()):
@@ -721,9 +720,8 @@ if __name__ == "__main__":
     )
 
     # state of the run
-    # no two processes share a seed, nor do training and evaluation
     train_seed = 2 * (1000 * args.seed + rank) % 2**32
-    eval_seed = train_seed + 1
+    eval_seed = train_seed + 1  # no two processes share a seed, nor do training and evaluation
     transformers.set_seed(train_seed)
     done, saved, evaluations, rates, lines = 0, 0, [], [], []
     if args.resume:
