@@ -218,7 +218,7 @@ def draw(weights):  # (rows, n) -> (rows, 1)
     """Draws a column of each row by one random number, where torch.multinomial draws n."""
     total = weights.cumsum(-1, dtype=torch.float64)
     column = torch.searchsorted(total, total[:, -1:] * torch.rand_like(total[:, :1]), right=True)
-    return column.clamp(max=weights.shape[-1] - 1)  # NaN points past the end: the update stops the run and says why
+    return column.clamp(max=weights.shape[-1] - 1)  # NaN points past the end: the iteration stops the run and says why
 
 
 @torch.inference_mode()
@@ -422,9 +422,10 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
         ]
         steps = env.step(branches)
         try:
-            steps = list(steps)
+            if not isinstance(steps, (list, tuple)):
+                raise TypeError(f"{type(steps).__name__} is no list")
             bad = [x for step in steps for x in (step.reward, step.done, *step.parts.values()) if not math.isfinite(x)]
-        except (AttributeError, TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:
             fail(f"--env {args.env}: step() must return Steps (actions, reward, parts, done) of numbers: {error}.")
         if bad or len(steps) != len(branches):
             what = f"the number {bad[0]}" if bad else f"{len(steps)} Steps for {len(branches)} branches"
@@ -679,7 +680,7 @@ if __name__ == "__main__":
             if args.gradient_checkpointing:
                 model.gradient_checkpointing_enable()
             longest = max((prompts[i] for prompts in first_prompts), key=lambda prompt: len(prompt.encode()))
-            if not tokenizer(longest, add_special_tokens=False).input_ids:
+            if longest.strip() and not tokenizer(longest, add_special_tokens=False).input_ids:
                 fail(f"--model {name}: its tokenizer makes no tokens of a prompt; are its files missing?")
             ids = encode(agent, [longest], args.max_new_tokens)[0][-64:]
             # Better to stop than to train wrongly a model that does more with its logits than this file knows, or
@@ -728,8 +729,9 @@ if __name__ == "__main__":
         try:
             state = torch.load(state_file, map_location="cpu", weights_only=False)
             done = saved = state["iteration"]
-            # at the end of a run that could not save its agents, only that is left to do
-            whole = all(os.path.exists(os.path.join(run_dir, f"agent_{i}", "tokenizer_config.json")) for i in range(N))
+            # at a run's end nothing is left to do, unless its agents are not saved: rank 0 says, before it saves them
+            files = [os.path.join(run_dir, f"agent_{i}", "tokenizer_config.json") for i in range(N)]
+            whole = gather(all(map(os.path.exists, files)))[0]
             if done > args.num_iterations or (done == args.num_iterations and whole):
                 fail(f"--resume {args.resume}: it is at iteration {done}; give a larger --num-iterations.")
             evaluations = state["evaluations"]
@@ -749,6 +751,8 @@ if __name__ == "__main__":
                 with open(os.path.join(run_dir, name)) as file:
                     lines = [line for line in file if line.endswith("\n") and json.loads(line)["iteration"] <= done]
                 kept[name] = lines
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:  # whatever a damaged file raises; it is reported
             fail(f"--resume {args.resume}: the run is damaged ({error!r:.200}); resume another, or start a new one.")
         for name, content in kept.items() if rank == 0 else ():

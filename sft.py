@@ -105,7 +105,10 @@ def encode(tokenizer, prompts):
             text = f"{token.content[0]} {token.content[1:]}"
             prompts = [prompt.replace(token.content, text) for prompt in prompts]
     if tokenizer.chat_template is None:
-        return tokenizer(prompts).input_ids
+        prompt_ids = tokenizer(prompts).input_ids
+        if not all(prompt_ids):
+            fail("--data or --env: a prompt has no tokens; let it begin with some text.")
+        return prompt_ids
     # enable_thinking is read by the templates of reasoning models, which would spend every token on thoughts
     chat = {"add_generation_prompt": True, "tokenize": False, "enable_thinking": False}
     texts = [tokenizer.apply_chat_template([{"role": "user", "content": prompt}], **chat) for prompt in prompts]
@@ -313,8 +316,9 @@ if __name__ == "__main__":
             if report["missing_keys"]:
                 fail(f"--model {args.model}: its files lack {min(report['missing_keys'])}; name one that is whole.")
             prompt, completion = sources[0][0]
-            ids = tokenizer(completion, add_special_tokens=False).input_ids[:64]
-            check(model.eval(), (encode(tokenizer, [prompt])[0][-64:], [*ids, tokenizer.eos_token_id]), 0)
+            most = max(1, min(64, args.max_length // 2))
+            ids = tokenizer(completion, add_special_tokens=False).input_ids[: most - 1]
+            check(model.eval(), (encode(tokenizer, [prompt])[0][-most:], [*ids, tokenizer.eos_token_id]), 0)
         except Exception as error:  # whatever transformers, its backends, the hub and a template raise; it is reported
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             fail(f"--model {args.model}: it cannot be used ({reason}); use a folder or hub id that can.")

@@ -92,7 +92,7 @@ DETAILS = [
      "order = np.random.default_rng([args.seed, epoch])"),
     ("With several processes the gradient is the mean of theirs, and each has its own seed.", "dist.all_reduce(flat)"),
     ("A number that is not finite, such as a loss, a gradient norm or the entropy of what was sampled, stops the run "
-     "before anything is saved; no constant takes its place.", "the last checkpoint: "),
+     "before that iteration is logged or saved; no constant takes its place.", "the last checkpoint: "),
     ("A checkpoint is written beside the old one and renamed.", "os.replace(state_file"),
 ]  # fmt: skip
 
@@ -178,7 +178,8 @@ theirs for `models/tiny`, since it takes several optimizer steps per rollout (`-
 where the others take one.
 
 Defaults and details that differ from CleanRL's `ppo.py`: `--gae-lambda` is 1, advantages are not normalised, and with
-`--norm-adv` over an iteration, not over each minibatch; values start at the mean return; `--target-kl` is looked at after
+`--norm-adv` over an iteration, not over each minibatch; values start at the mean return; `--gamma` is 1 and per
+turn, `--ent-coef` 0, `--max-grad-norm` 1, passes and minibatches are two each; `--target-kl` is looked at after
 each minibatch, not after each epoch; Adam's eps is 1e-8, not 1e-5; the sums of the loss are divided by constants, not by
 the number of tokens."""
 

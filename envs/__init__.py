@@ -145,10 +145,8 @@ def _file_rows(path):
                 for line in filter(str.strip, file):
                     rows.append(json.loads(line))
         except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, nested too deeply
-            kind = path.rsplit(".")[-1]
-            raise ValueError(
-                f"--dataset {path}: not valid {kind} behind row {len(rows)} ({error}); mend the file."
-            ) from None
+            kind, where = path.rsplit(".")[-1], f" after row {len(rows)}" if rows else ""
+            raise ValueError(f"--dataset {path}: not valid {kind}{where} ({error}); mend the file.") from None
     if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
         raise ValueError(f"--dataset {path}: the file must hold one JSON object per row; mend the file.")
     return rows

@@ -145,7 +145,7 @@ def test_a_split_column_is_obeyed(tmp_path):
         ('{"prompt": "a", "completion": null}\n' * 2, ["row 1 of the split train has nothing", "in completion;"]),
         ('{"prompt": "a", "completion": "b", "split": "train"}\n' * 2, ["split test is empty"]),
         ("{'prompt'\n", ["not valid jsonl"]),
-        (json.dumps(rows(1)[0]) + '\n\n{"prompt": "a"', ["not valid jsonl behind row 1 ("]),
+        (json.dumps(rows(1)[0]) + '\n\n{"prompt": "a"', ["not valid jsonl after row 1 ("]),
         ("[1]\n[2]\n", ["one JSON object per row"]),
         ('{"prompt": ' + "[" * 100_000 + "]" * 100_000 + "}\n", ["not valid jsonl"]),
         (

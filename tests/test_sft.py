@@ -10,8 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import save_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, BertLMHeadModel, CohereForCausalLM, Qwen2Config
+from conftest import make_tokenizer, save_model
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BertLMHeadModel,
+    CohereForCausalLM,
+    GPT2LMHeadModel,
+    Qwen2Config,
+)
 
 import envs
 import sft
@@ -246,6 +253,22 @@ def test_one_sentence_for_what_is_wrong(tmp_path, arguments, words):
     done = run(tmp_path, *[str(path) if argument == "ROLLOUTS" else argument for argument in arguments])
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert all(word in done.stderr for word in ["sft.py: error:", *words]), done.stderr
+
+
+def test_a_prompt_without_tokens_is_told(capsys):
+    """Its first token would be predicted by another row's last position."""
+    with pytest.raises(SystemExit):
+        sft.encode(make_tokenizer(chat_template=None), ["Say it.", ""])
+    assert "a prompt has no tokens" in capsys.readouterr().err
+
+
+def test_a_context_as_short_as_max_length_suffices(tmp_path):
+    save_model(tmp_path / "short", model_class=GPT2LMHeadModel, max_position_embeddings=64)
+    data = tmp_path / "pairs.jsonl"
+    pairs = [{"prompt": "p" * (70 if i == 0 else 9), "completion": "c" * (70 if i == 0 else 9)} for i in range(20)]
+    data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    done = run(tmp_path, "--data", str(data), "--model", "short", "--max-length", "64", *SHORT)
+    assert done.returncode == 0, done.stderr
 
 
 def test_models_that_it_would_train_wrongly_are_refused(tmp_path):
