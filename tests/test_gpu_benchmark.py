@@ -109,8 +109,8 @@ def test_bytes_are_those_that_are_read(name, dtype, monkeypatch):
     def spy(states, t, module, *args, **kwargs):
         out = attend(states, t, module, *args, **kwargs)
         if t is not None:  # keys and values of the prompts, and of the completions' own tokens
-            prompts, rooms = states[module]
-            held.append(sum(x.nbytes for x in (*prompts, *(room[:, :, : t + 1] for room in rooms))))
+            prompts, buffers = states[module]
+            held.append(sum(x.nbytes for x in (*prompts, *(buffer[:, :, : t + 1] for buffer in buffers))))
         return out
 
     monkeypatch.setattr(magrpo, "attention", spy)

@@ -537,7 +537,7 @@ def test_logits_that_are_no_numbers_draw_tokens_of_the_vocabulary(script, model_
 
 @two_scripts
 def test_cache_holds_what_attention_reads(script):
-    """Under autocast: keys in float32, so that scores are, and values as they come, in rooms as in prompts.
+    """Under autocast: keys in float32, so that scores are, and values as they come, in buffers as in prompts.
 
     Scores are near 32, where bfloat16 has steps of a quarter.
     """
@@ -550,20 +550,20 @@ def test_cache_holds_what_attention_reads(script):
         layer = torch.nn.Identity()  # something that hashes and has attributes
         layer.num_key_value_groups = 3
         module.attention(held, None, layer, asked, states, first, None, scaling=1.0)
-        (keys, values), rooms = held[layer]
-        assert keys.dtype == torch.float32 and values.dtype == torch.bfloat16 and rooms is None
+        (keys, values), buffers = held[layer]
+        assert keys.dtype == torch.float32 and values.dtype == torch.bfloat16 and buffers is None
         assert torch.equal(keys, states.float().transpose(0, 1)) and torch.equal(values, first.transpose(0, 1))
-        rooms = [x.new_empty(2, 4, 2, 4) for x in (keys, values)]  # two completions of each prompt, of two tokens
-        held[layer], mask = ((keys, values), rooms), torch.tensor([[0.0, 0.0, 0.0], [-math.inf, 0.0, 0.0]])
+        buffers = [x.new_empty(2, 4, 2, 4) for x in (keys, values)]  # two completions of each prompt, of two tokens
+        held[layer], mask = ((keys, values), buffers), torch.tensor([[0.0, 0.0, 0.0], [-math.inf, 0.0, 0.0]])
         for t, new in enumerate(near(8, 2, 4, 2, 1, 4)):
             query, value = near(2, 4, 6, 1, 4), torch.randn(4, 2, 1, 4).bfloat16()
             out, _ = module.attention(held, t, layer, query, new, value, mask[:, None, None], scaling=0.5)
-            assert torch.equal(rooms[0][:, :, t : t + 1], new.bfloat16().float().transpose(0, 1))
-            assert torch.equal(rooms[1][:, :, t : t + 1], value.transpose(0, 1))
+            assert torch.equal(buffers[0][:, :, t : t + 1], new.bfloat16().float().transpose(0, 1))
+            assert torch.equal(buffers[1][:, :, t : t + 1], value.transpose(0, 1))
             for row, head in itertools.product(range(4), range(6)):
                 seen, k = slice(row // 2, None), head // 3  # the second prompt is padded by one
-                own = torch.cat([keys[k, row // 2, seen], rooms[0][k, row, : t + 1]]).double()
-                read = torch.cat([values[k, row // 2, seen], rooms[1][k, row, : t + 1]]).double()
+                own = torch.cat([keys[k, row // 2, seen], buffers[0][k, row, : t + 1]]).double()
+                read = torch.cat([values[k, row // 2, seen], buffers[1][k, row, : t + 1]]).double()
                 weights = (0.5 * own @ query[row, head, 0].bfloat16().double()).softmax(-1)
                 assert out[row, 0, head].tolist() == pytest.approx((weights @ read).tolist(), abs=0.015)
 
