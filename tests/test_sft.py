@@ -3,6 +3,7 @@
 import glob
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -132,6 +133,16 @@ def run(folder, *arguments):
     return subprocess.run(command, capture_output=True, text=True, env=environ, cwd=folder)
 
 
+def fails(folder, monkeypatch, capsys, *arguments):
+    """Exit code and message of a run that ends in one sentence, inside this process: a start takes seconds."""
+    monkeypatch.setattr(sys, "argv", ["sft.py", "--output-dir", str(folder), "--device", "cpu", *arguments])
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.chdir(folder)
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(os.path.join(ROOT, "sft.py"), run_name="__main__")
+    return stop.value.code, capsys.readouterr().err
+
+
 SMALL = ["--model", "scratch", "--hidden-size", "16", "--num-layers", "1", "--num-heads", "2", "--vocab-size", "300"]
 SHORT = ["--num-steps", "5", "--batch-size", "4", "--log-every", "2", "--eval-every", "4", "--warmup", "1"]
 
@@ -238,7 +249,7 @@ def test_turns_belong_to_their_environments(monkeypatch):
         (["--model", "no/such/folder", "--data", "ROLLOUTS", "--min-reward", "0"], ["--model no/such/folder"]),
     ],
 )
-def test_one_sentence_for_what_is_wrong(tmp_path, arguments, words):
+def test_one_sentence_for_what_is_wrong(tmp_path, arguments, words, monkeypatch, capsys):
     path = tmp_path / "rollouts.jsonl"
     path.write_text(json.dumps(rollout_line()) + "\n")
     (tmp_path / "tutti_silent_env.py").write_text(
@@ -250,9 +261,8 @@ def test_one_sentence_for_what_is_wrong(tmp_path, arguments, words):
     (tmp_path / "tutti_lame_env.py").write_text("import nosuch\n")
     (tmp_path / "numbers.jsonl").write_text("1\n2\n")
     (tmp_path / "null.jsonl").write_text('{"prompt": "a", "completion": null}\n' * 3)
-    done = run(tmp_path, *[str(path) if argument == "ROLLOUTS" else argument for argument in arguments])
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert all(word in done.stderr for word in ["sft.py: error:", *words]), done.stderr
+    code, said = fails(tmp_path, monkeypatch, capsys, *[str(path) if a == "ROLLOUTS" else a for a in arguments])
+    assert code == 2 and all(word in said for word in ["sft.py: error:", *words]), said
 
 
 def test_a_prompt_without_tokens_is_told(capsys):
@@ -271,7 +281,7 @@ def test_a_context_as_short_as_max_length_suffices(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_models_that_it_would_train_wrongly_are_refused(tmp_path):
+def test_models_that_it_would_train_wrongly_are_refused(tmp_path, monkeypatch, capsys):
     data = tmp_path / "pairs.jsonl"
     data.write_text((json.dumps({"prompt": "Say it.", "completion": "one two three"}) + "\n") * 20)
     save_model(tmp_path / "scaled", model_class=CohereForCausalLM, logit_scale=0.5)
@@ -285,8 +295,8 @@ def test_models_that_it_would_train_wrongly_are_refused(tmp_path):
     (tmp_path / "refusing" / "chat_template.jinja").write_text("{{ raise_exception('no system') }}")
     said = {"scaled": "other log-probabilities", "sees": "not causal?", "deeper": "lack model.layers.2"}
     for name, sentence in (said | {"refusing": "TemplateError: no system"}).items():
-        done = run(tmp_path, "--data", str(data), "--model", name, *SHORT)
-        assert done.returncode == 2 and sentence in done.stderr and "Traceback" not in done.stderr, done.stderr
+        code, printed = fails(tmp_path, monkeypatch, capsys, "--data", str(data), "--model", name, *SHORT)
+        assert code == 2 and sentence in printed, printed
 
 
 def test_embedded_model_keeps_to_its_limits_and_writes_a_summary():
