@@ -751,7 +751,7 @@ if __name__ == "__main__":
                 with open(os.path.join(run_dir, name)) as file:
                     lines = [line for line in file if line.endswith("\n") and json.loads(line)["iteration"] <= done]
                 kept[name] = lines
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError:  # which is no damage
             raise
         except Exception as error:  # whatever a damaged file raises; it is reported
             fail(f"--resume {args.resume}: the run is damaged ({error!r:.200}); resume another, or start a new one.")
