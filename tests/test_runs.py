@@ -448,10 +448,8 @@ def test_a_signal_finishes_the_iteration_saves_and_says_how_to_go_on(script, mod
 
 
 def test_a_second_signal_ends_the_program_at_once(run, model_dir):
-    names, before = (
-        run(SCRIPTS[0], *TOY, "--model", model_dir, "--num-iterations", 0),
-        signal.getsignal(signal.SIGTERM),
-    )
+    names = run(SCRIPTS[0], *TOY, "--model", model_dir, "--num-iterations", 0)
+    before = signal.getsignal(signal.SIGTERM)
     try:
         signal.signal(signal.SIGTERM, names["on_signal"])
         names["on_signal"](signal.SIGTERM, None)
