@@ -576,8 +576,8 @@ def test_processes_with_different_tasks_are_told(other, model_dir, tmp_path):
     assert process.returncode != 0 and "--env toy:Letters: each process has other tasks" in printed
 
 
-@two_scripts
-def test_two_processes_resume(script, model_dir, tmp_path):
+def test_two_processes_resume(model_dir, tmp_path):
+    script = SCRIPTS[0]
     code = """
 import os, shutil
 replace = os.replace
