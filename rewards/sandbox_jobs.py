@@ -325,12 +325,22 @@ def _candidate(channel):
     def given(data):  # by the tests: an object of ours, or a function such as `len`
         return getattr(builtins, data[1]) if data[0] == "builtin" else find(data[1])
 
+    def part(x):  # of an exception: a number, or a beginning
+        if type(x) in (str, bytes):
+            x = x[:1000]
+        elif type(x) not in (int, float, bool, type(None)):
+            x = str(x)[:200]
+        return _pack(x, token)
+
     def answer(function):
         try:
             send(channel, [*function(), *([folder.changes()] if share else [])])
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: whatever it is, the call failed
-            names = [kind.__name__ for kind in type(error).__mro__]
-            send(channel, ["error", names, str(error)[:200], *([folder.changes()] if share else [])])
+            kinds, args = type(error).__mro__, [str(error)[:200]]
+            if vars(builtins).get(kinds[0].__name__) is kinds[0]:  # errno of an OSError, the key of a KeyError
+                args = [part(x) for x in error.args]
+            names = [kind.__name__ for kind in kinds]
+            send(channel, ["error", names, str(error)[:200], args, *([folder.changes()] if share else [])])
 
     def load():
         exec(compile(program, "<candidate>", "exec"), vars(module))
@@ -481,14 +491,14 @@ class _Remote:
             *reply, files = reply
             self.folder.apply(files)
         if reply[0] != "value":
-            _, names, text = reply
+            _, names, text, args = reply
             self.last = CandidateError(f"raised {names[0]}: {text}"[:200])
             kinds = [vars(builtins).get(name) for name in names]
             kind = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Exception)), None)
             # StopIteration would end a loop of the test's, and BaseExceptions the grader.
             if kind is None or issubclass(kind, StopIteration):
                 raise CandidateError(f"{names[0]}: {text}")
-            raise kind(str(text))
+            raise kind(*[_unpack(part, self.opaque) for part in args])
         _, value, changed, *numbers = reply
         for index, new in changed:
             old, new = args[index], _unpack(new, self.opaque)

@@ -965,6 +965,29 @@ for x in 4, 5:  # the one would end a loop of the tests, the other the grader
     assert result.examples == ["raised Bad: text", "raised Own: text"]
 
 
+def test_an_exception_keeps_its_arguments():
+    """Those of some have to be of certain types, and two of an OSError are its number and its text."""
+    code = """
+        class Own(KeyError):
+            def __str__(self): return "own words"
+        def f(x): return [lambda: b"\\xff".decode(), lambda: {}["a"], lambda: open("/none"), lambda: 1 / 0, own][x]()
+        def own(): raise Own([f], 1)
+    """
+    tests = """
+def caught(x, kind):
+    try:
+        f(x)
+    except kind as error:
+        return error
+assert isinstance(caught(0, ValueError), UnicodeDecodeError)
+assert caught(1, KeyError).args == ("a",) and str(caught(1, KeyError)) == "'a'"
+assert caught(2, FileNotFoundError).errno == 2
+assert str(caught(3, ArithmeticError)) == "division by zero"
+assert caught(4, KeyError).args == ("own words",)
+"""
+    assert run_tests([job(code, tests)])[0].outcomes == [True] * 5
+
+
 def test_same_code_same_outcome():
     code = "import random\ndef f(): return [random.random(), list({'a', 'b', 'c', 'd'}), hash('x')]"
     tests = "value = f()\nassert value == 0, value\nraise ValueError(repr(value))"
