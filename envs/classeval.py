@@ -218,16 +218,21 @@ def _parse(row):
     todo = [n for n in owner.body if isinstance(n, FUNCTIONS) and is_stub(n) and n.name not in idle]
     if not todo:
         raise ValueError("no method is left to be written")
-    imports = [n for n in [*base.body, *solution.body] if isinstance(n, (ast.Import, ast.ImportFrom))]
+    given, needed = (
+        {ast.unparse(n): n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))}
+        for tree in (base, solution)
+    )
+    missing = needed.keys() - given.keys()  # from the skeleton: agents, who write methods only, could not import it
+    base.body = [needed[source] for source in sorted(missing)] + base.body
     return {
         "task_id": row["task_id"],
-        "problem": row["skeleton"],
+        "problem": "\n".join([*sorted(missing), row["skeleton"]]),
         "class_name": row["class_name"],
         "methods": [node.name for node in todo],
         "base": ast.unparse(base),
         "names": [node.name for node in base.body if isinstance(node, (*FUNCTIONS, ast.ClassDef))],
         "tests": row["test"],
-        "setup": "\n".join(dict.fromkeys(map(ast.unparse, imports))),
+        "setup": "\n".join([*sorted(missing), *given]),
         "examples": [source for node in todo for source in _examples(ast.get_docstring(node) or "")],
         "solution": row["solution_code"],
     }

@@ -289,6 +289,10 @@ def test_the_methods_to_write_are_those_without_a_body():
     solution = "class Box:\n" + "".join(f"    def {name}(self): return 1\n" for name in METHODS)
     task = _task({**row, "solution_code": solution}, "x")
     assert task["methods"] == METHODS and task["setup"] == "import math" and task["names"] == ["Box"]
+    # What only the solution imports, agents who are to write methods cannot.
+    task = _task({**row, "solution_code": f"import sys as s\nimport math\n{solution}"}, "x")
+    for text in task["problem"], task["base"], task["setup"]:
+        assert text.startswith("import sys as s\n") and text.count("import math") == 1
     # A skeleton that does not parse: the solution's, emptied.
     task = _task({**row, "skeleton": BASE.replace("Keeps x.", '""'), "solution_code": solution}, "x")
     assert task["methods"] == METHODS and "return" not in task["base"]
@@ -491,8 +495,7 @@ def test_reference_solutions_of_the_public_set(public):
         tree = ast.parse(task["solution"])
         owner = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == task["class_name"])
         sources = {node.name: ast.unparse(node) for node in owner.body if isinstance(node, ast.FunctionDef)}
-        imports = "\n".join(ast.unparse(node) for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom)))
-        actions.append([imports + "\n" + "\n\n".join(map(sources.get, task["methods"][i::2])) for i in (0, 1)])
+        actions.append(["\n\n".join(map(sources.get, task["methods"][i::2])) for i in (0, 1)])  # and no imports
     steps = env.step([(task, [], texts) for task, texts in zip(tasks, actions)])
     assert [task["task_id"] for task, step in zip(tasks, steps) if step.reward != 6] == []
     # The methods of both agents by turns differ in number by one at most, and none of the prompts is empty-handed.
