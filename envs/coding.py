@@ -60,6 +60,7 @@ class Coding:
     dataset: "sample", "hub", a hub id or a file with the same columns; tasks numbered as the benchmark's are split so
     seed: int, of the sample tasks
     feedback: "plain" (revise) or "level" (what was found, how many tests passed, the first prompt example that fails)
+        The examples are the prompt's own; many in HumanEval and CoopHumanEval are also scored, as in the benchmarks
     timeout: seconds that the tests of one answer may take
     allow_unsafe_code: bool, run model-written code also where the system offers no protection from it
 

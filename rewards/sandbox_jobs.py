@@ -294,6 +294,7 @@ def _candidate(channel):
     send(channel, [program is not None, facts])
     del scope, texts, prepare, options
     module = types.ModuleType("candidate")
+    module.__file__ = os.path.abspath("candidate.py")  # which is not there, but its folder is
     sys.modules["candidate"] = module
     objects = []  # that are no plain data, or that the tests may change: the grader knows them by number
     numbers = {}  # of these objects, by identity: they are kept, so no other object can come to have it

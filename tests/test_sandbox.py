@@ -988,6 +988,11 @@ assert caught(4, KeyError).args == ("own words",)
     assert run_tests([job(code, tests)])[0].outcomes == [True] * 5
 
 
+def test_code_may_ask_for_its_folder():
+    code = "import os\nHERE = os.path.dirname(__file__)\ndef f(): return os.path.samefile(HERE, os.getcwd())"
+    assert run_tests([job(code, "assert f()")])[0].reason == ""
+
+
 def test_same_code_same_outcome():
     code = "import random\ndef f(): return [random.random(), list({'a', 'b', 'c', 'd'}), hash('x')]"
     tests = "value = f()\nassert value == 0, value\nraise ValueError(repr(value))"
