@@ -769,7 +769,7 @@ if __name__ == "__main__":
         agent.learner = torch.nn.ModuleList([model, *valuing]).to(place)
         critic = {"params": torch.nn.ModuleList(valuing).parameters(), "lr": args.critic_learning_rate}
         # an optimizer needs parameters, also that of a frozen adapter which is only evaluated
-        options = {"lr": args.learning_rate, "weight_decay": 0.0, "fused": place.type == "cuda"}
+        options = {"lr": args.learning_rate, "weight_decay": 0.0, "fused": True}
         agent.optimizer = torch.optim.AdamW([{"params": trained or model.parameters()}, critic], **options)
         agents.append(agent)
         how = "computed once for its group" if share else "computed again for each completion in training"

@@ -704,7 +704,7 @@ if __name__ == "__main__":
         if not trained and args.num_iterations:
             fail(f"--model {name}: an adapter, whose weights are frozen; merge it into its model to train it further.")
         # an optimizer needs parameters, also that of a frozen adapter which is only evaluated
-        options = {"lr": args.learning_rate, "weight_decay": 0.0, "fused": place.type == "cuda"}
+        options = {"lr": args.learning_rate, "weight_decay": 0.0, "fused": True}
         agent.optimizer = torch.optim.AdamW(trained or model.parameters(), **options)
         agents.append(agent)
         how = "computed once for its group" if share else "computed again for each completion in training"
