@@ -23,7 +23,6 @@ import itertools
 import json
 import math
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -514,10 +513,9 @@ def records(iteration, split, turns, most=None):
 
 def evaluate(args, env, agents, tasks, iteration, seed):
     """Metrics and rollouts.jsonl lines of independent trajectories, drawn apart from the numbers that train."""
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
-        generations = [args.eval_generations] + [1] * (args.num_turns - 1)
-        turns, _ = rollout(args, env, agents, tasks, generations, "align", args.eval_temperature)
+    transformers.set_seed(seed)
+    generations = [args.eval_generations] + [1] * (args.num_turns - 1)
+    turns, _ = rollout(args, env, agents, tasks, generations, "align", args.eval_temperature)
     lines = gather(list(records(iteration, "eval", turns)))
     return summarize("eval", turns, args.num_turns), list(itertools.chain.from_iterable(lines))
 
@@ -687,7 +685,7 @@ if __name__ == "__main__":
             # attends otherwise. Only on a CPU, where all is float32: a shared model on its GPU was checked before.
             if model.device.type == "cpu":
                 probe, most = SimpleNamespace(model=model, stop_ids=torch.tensor([-1])), min(8, args.max_new_tokens)
-                with torch.no_grad(), torch.random.fork_rng([]):
+                with torch.no_grad():
                     drawn, sampled = zip(*sample(probe, [ids], 2, 1.0, most, args.max_batch_tokens)[0])
                     logits = model(torch.tensor([ids + c for c in drawn])).logits[:, len(ids) - 1 : -1]
                     theirs = logits.log_softmax(-1).gather(-1, torch.tensor(drawn)[..., None]).flatten()
@@ -721,9 +719,9 @@ if __name__ == "__main__":
     )
 
     # state of the run
-    train_seed = 2 * (1000 * args.seed + rank) % 2**32
-    eval_seed = train_seed + 1  # no two processes share a seed, nor do training and evaluation
-    transformers.set_seed(train_seed)
+    # Each iteration of each process has a seed of its own, evaluation that of iteration 0: generators have no state to
+    # save, and training does not depend on how often it is evaluated.
+    seed_of = lambda iteration: int(np.random.SeedSequence([args.seed, rank, iteration]).generate_state(1)[0])
     done, saved, evaluations, rates, lines = 0, 0, [], [], []
     if args.resume:
         try:
@@ -740,11 +738,6 @@ if __name__ == "__main__":
                 if report.unexpected_keys:
                     fail(f"--resume {args.resume}: this peft names adapters differently; use the run's (args.json).")
                 agent.optimizer.load_state_dict(moments)
-            torch_state, cuda_states, python_state, numpy_state = state["rng"][rank]
-            torch.set_rng_state(torch_state)
-            torch.cuda.set_rng_state_all(cuda_states[: torch.cuda.device_count()])
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)
             # what came after the checkpoint comes again, to the same numbers; args.json is for the next --resume
             kept = {"args.json": [json.dumps(about | {"args": asdict(args) | {"resume": None}}, indent=2)]}
             for name in ("metrics.jsonl", "rollouts.jsonl"):
@@ -786,7 +779,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
     if not args.resume:
-        metrics, lines = evaluate(args, env, agents, eval_tasks, 0, eval_seed)
+        metrics, lines = evaluate(args, env, agents, eval_tasks, 0, seed_of(0))
         log(0, metrics, lines)
         evaluations.append(metrics["eval/return"])
         say(f"evaluation before training: return {evaluations[0]:.3f}")
@@ -794,6 +787,7 @@ if __name__ == "__main__":
     for iteration in bar:
         # 1 ROLLOUT: a tree for each of this process's tasks
         began = time.perf_counter()
+        transformers.set_seed(seed_of(iteration))
         tasks = []
         for k in range((iteration - 1) * B + rank, iteration * B, world_size):
             epoch, index = divmod(k, len(train_tasks))
@@ -864,7 +858,7 @@ if __name__ == "__main__":
         # 5 EVALUATE
         lines, last = list(records(iteration, "train", turns, args.log_groups)), iteration == args.num_iterations
         if last or iteration % args.eval_every == 0:
-            eval_metrics, eval_lines = evaluate(args, env, agents, eval_tasks, iteration, eval_seed)
+            eval_metrics, eval_lines = evaluate(args, env, agents, eval_tasks, iteration, seed_of(0))
             metrics, lines = metrics | eval_metrics, lines + eval_lines
             evaluations.append(eval_metrics["eval/return"])
         if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
@@ -875,8 +869,7 @@ if __name__ == "__main__":
         # 6 CHECKPOINT
         stopping = any(gather(len(signals)))
         if last or stopping or iteration % args.save_every == 0:
-            rng = (torch.get_rng_state(), torch.cuda.get_rng_state_all(), random.getstate(), np.random.get_state())
-            state = {"iteration": iteration, "evaluations": evaluations, "rng": gather(rng)}
+            state = {"iteration": iteration, "evaluations": evaluations}
             state["models"] = [
                 {k: v for k, v in agent.model.state_dict().items() if not agent.adapter or f".{agent.adapter}." in k}
                 for agent in agents

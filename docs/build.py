@@ -87,7 +87,7 @@ DETAILS = [
      "to blow up.", "joint_returns = torch.tensor("),
     ("A branch that ended early adds nothing more; nothing is renormalised over the others.", "ends = step.done or"),
     ("Evaluation has random numbers of its own: training does not depend on how often it is evaluated.",
-     "with torch.random.fork_rng("),
+     "seed_of = lambda"),
     ("Every epoch visits the tasks in an order of its own; no state is needed to find it again.",
      "order = np.random.default_rng([args.seed, epoch])"),
     ("With several processes the gradient is the mean of theirs, and each has its own seed.", "dist.all_reduce(flat)"),

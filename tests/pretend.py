@@ -91,9 +91,6 @@ def pretended_gpu():
         patch.setattr(torch.cuda, "device_count", lambda: 1)
         patch.setattr(torch.cuda, "set_device", lambda device: None)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-        patch.setattr(torch.cuda, "get_rng_state_all", lambda: [])
-        patch.setattr(torch.cuda, "get_rng_state", lambda device=0: torch.zeros(1))
-        patch.setattr(torch.cuda, "set_rng_state", lambda state, device=0: None)
         patch.setattr(torch.cuda, "manual_seed_all", lambda seed: None)
         precision, cudnn = torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
         try:

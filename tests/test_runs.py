@@ -495,7 +495,7 @@ def step(optimizer, closure=None):
     names = frame.f_globals
     learner = vars(names["agent"]).get("learner", names["agent"].model)
     gradients = {name: p.grad.clone() for name, p in learner.named_parameters()}
-    seeds = {torch.initial_seed(), names["eval_seed"]}
+    seeds = {torch.initial_seed(), names["seed_of"](0)}
     update = (names["i"], names["turns"], learner.state_dict(), gradients, seeds)
     torch.save(update, f"update_{names['i']}_{os.environ['RANK']}.pt")
 torch.optim.AdamW.step = step
