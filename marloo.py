@@ -527,25 +527,29 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, lambda *_: sys.exit("interrupted before the first iteration"))
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     args = tyro.cli(Args, description=__doc__)
-    state_file = os.path.join(args.resume or "", "checkpoint", "state.pt")
+    saved = 0  # the last checkpoint's iteration
     if args.resume is not None:
-        if not os.path.exists(state_file):
-            fail(f"--resume {args.resume}: no checkpoint/state.pt in there; name the folder of a run that saved one.")
         try:
-            with open(os.path.join(args.resume, "args.json")) as file:
-                about = json.load(file)
-            before, names = (about["script"], about["processes"]), about["args"].keys()
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            fail(f"--resume {args.resume}: its args.json cannot be read ({error!r}); restore it, or start a new run.")
-        if before != (script, world_size):
-            fail(f"--resume {args.resume}: use {before[0]}.py with {before[1]} process(es), as before.")
-        if names != asdict(args).keys():
-            fail(f"--resume {args.resume}: that run's arguments are those of another version of {script}.py; use it.")
+            state_file = os.path.join(args.resume, "checkpoint", "state.pt")
+            state = torch.load(state_file, map_location="cpu", weights_only=False)
+            about, saved = state["about"], state["iteration"]
+            for name, size in state["sizes"].items():
+                if os.path.getsize(os.path.join(args.resume, name)) < size:
+                    raise EOFError(f"{name} is cut")
+        except Exception as error:  # whatever a missing or damaged file raises; it is reported
+            fail(f"--resume {args.resume}: no checkpoint, or a damaged one ({error!r:.200}); name a run that has one.")
+        if (about["script"], about["processes"], about["args"].keys()) != (script, world_size, asdict(args).keys()):
+            before = f"{about['script']}.py (commit {about['commit']}) with {about['processes']} process(es)"
+            fail(f"--resume {args.resume}: use {before}, as before.")
         args = tyro.cli(Args, description=__doc__, default=Args(**about["args"]))
         free = {"resume", "num_iterations", "save_every", "eval_every", "log_groups", "track", "devices"}
-        for name in names - free:
+        for name in about["args"].keys() - free:
             if getattr(args, name) != about["args"][name]:
                 fail(f"--resume {args.resume}: --{name.replace('_', '-')} was {about['args'][name]}; leave it out.")
+        # at a run's end nothing is left to do, unless its agents could not be saved
+        files = [os.path.join(args.resume, f"agent_{i}", "tokenizer_config.json") for i in range(args.num_agents)]
+        if saved > args.num_iterations or (saved == args.num_iterations and all(map(os.path.exists, files))):
+            fail(f"--resume {args.resume}: it is at iteration {saved}; give a larger --num-iterations.")
     N, T, B, G = args.num_agents, args.num_turns, args.num_tasks, args.num_generations
     tiny = set(args.model) == {"tiny"}
     if args.learning_rate is None:
@@ -628,15 +632,16 @@ if __name__ == "__main__":
     name = f"{args.env.replace(':', '.')}__{script}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}"
     run_dir = gather(args.resume or os.path.join(args.output_dir, name))[0]
     state_file = os.path.join(run_dir, "checkpoint", "state.pt")
-    if rank == 0 and not args.resume:
+    if not args.resume:
         git = ["git", "-C", here, "rev-parse", "HEAD"]
         commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
         modules = [torch, transformers, np, *([peft] if args.lora_rank else [])]
         versions = {module.__name__: module.__version__ for module in modules}
-        about = {"script": script, "processes": world_size, "args": asdict(args)}
-        about |= {"versions": versions, "commit": commit}
+        about = {"script": script, "processes": world_size, "versions": versions, "commit": commit}
+    about["args"] = asdict(args)
+    if rank == 0:
         try:
-            os.makedirs(os.path.dirname(state_file))
+            os.makedirs(os.path.dirname(state_file), exist_ok=True)
             with open(os.path.join(run_dir, "args.json"), "w") as file:
                 json.dump(about, file, indent=2)
         except OSError as error:
@@ -722,37 +727,15 @@ if __name__ == "__main__":
     # Each iteration of each process has a seed of its own, evaluation that of iteration 0: generators have no state to
     # save, and training does not depend on how often it is evaluated.
     seed_of = lambda iteration: int(np.random.SeedSequence([args.seed, rank, iteration]).generate_state(1)[0])
-    done, saved, evaluations, rates, lines = 0, 0, [], [], []
+    lines = []
     if args.resume:
-        try:
-            state = torch.load(state_file, map_location="cpu", weights_only=False)
-            done = saved = state["iteration"]
-            # at a run's end nothing is left to do, unless its agents are not saved: rank 0 says, before it saves them
-            files = [os.path.join(run_dir, f"agent_{i}", "tokenizer_config.json") for i in range(N)]
-            whole = gather(all(map(os.path.exists, files)))[0]
-            if done > args.num_iterations or (done == args.num_iterations and whole):
-                fail(f"--resume {args.resume}: it is at iteration {done}; give a larger --num-iterations.")
-            evaluations = state["evaluations"]
-            for agent, weights, moments in zip(agents, state["models"], state["optimizers"]):
-                report = agent.model.load_state_dict(weights, strict=not args.lora_rank)
-                if report.unexpected_keys:
-                    fail(f"--resume {args.resume}: this peft names adapters differently; use the run's (args.json).")
-                agent.optimizer.load_state_dict(moments)
-            # what came after the checkpoint comes again, to the same numbers; args.json is for the next --resume
-            kept = {"args.json": [json.dumps(about | {"args": asdict(args) | {"resume": None}}, indent=2)]}
-            for name in ("metrics.jsonl", "rollouts.jsonl"):
-                with open(os.path.join(run_dir, name)) as file:
-                    lines = [line for line in file if line.endswith("\n") and json.loads(line)["iteration"] <= done]
-                kept[name] = lines
-        except torch.OutOfMemoryError:  # which is no damage
-            raise
-        except Exception as error:  # whatever a damaged file raises; it is reported
-            fail(f"--resume {args.resume}: the run is damaged ({error!r:.200}); resume another, or start a new one.")
-        for name, content in kept.items() if rank == 0 else ():
-            path = os.path.join(run_dir, name)
-            with open(path + ".tmp", "w") as file:
-                file.writelines(content)
-            os.replace(path + ".tmp", path)
+        for agent, weights, moments in zip(agents, state["models"], state["optimizers"]):
+            report = agent.model.load_state_dict(weights, strict=not args.lora_rank)
+            if report.unexpected_keys:
+                fail(f"--resume {args.resume}: this peft names adapters differently; use the run's (args.json).")
+            agent.optimizer.load_state_dict(moments)
+        for name, size in state["sizes"].items() if rank == 0 else ():
+            os.truncate(os.path.join(run_dir, name), size)  # what came after the checkpoint comes again
     track = lambda metrics, step: None
     if args.track == "tensorboard" and rank == 0:
         writer = tracker.SummaryWriter(run_dir)
@@ -781,9 +764,8 @@ if __name__ == "__main__":
     if not args.resume:
         metrics, lines = evaluate(args, env, agents, eval_tasks, 0, seed_of(0))
         log(0, metrics, lines)
-        evaluations.append(metrics["eval/return"])
-        say(f"evaluation before training: return {evaluations[0]:.3f}")
-    bar = tqdm(range(done + 1, args.num_iterations + 1), initial=done, total=args.num_iterations, disable=rank > 0)
+        say(f"evaluation before training: return {metrics['eval/return']:.3f}")
+    bar = tqdm(range(saved + 1, args.num_iterations + 1), initial=saved, total=args.num_iterations, disable=rank > 0)
     for iteration in bar:
         # 1 ROLLOUT: a tree for each of this process's tasks
         began = time.perf_counter()
@@ -850,8 +832,7 @@ if __name__ == "__main__":
         # 4 LOG
         drawn = [ids for nodes in turns for node in nodes for group in node.groups for ids in group.completion_ids]
         tokens = sum(gather(sum(map(len, drawn))))
-        rates.append(tokens / (time.perf_counter() - began))
-        metrics["tokens_per_second"] = rates[-1]
+        metrics["tokens_per_second"] = tokens / (time.perf_counter() - began)
         metrics |= {f"time/{part}": spent for part, spent in seconds.items()}
         bar.set_postfix_str(f"return {metrics['train/return']:.2f}")
 
@@ -860,7 +841,6 @@ if __name__ == "__main__":
         if last or iteration % args.eval_every == 0:
             eval_metrics, eval_lines = evaluate(args, env, agents, eval_tasks, iteration, seed_of(0))
             metrics, lines = metrics | eval_metrics, lines + eval_lines
-            evaluations.append(eval_metrics["eval/return"])
         if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
             kept = f"iteration {saved}'s in {run_dir}" if saved else "none yet"
             sys.exit(f"at iteration {iteration} {bad[0]} is {metrics[bad[0]]}; the last checkpoint: {kept}.")
@@ -869,13 +849,15 @@ if __name__ == "__main__":
         # 6 CHECKPOINT
         stopping = any(gather(len(signals)))
         if last or stopping or iteration % args.save_every == 0:
-            state = {"iteration": iteration, "evaluations": evaluations}
+            state = {"about": about, "iteration": iteration}
             state["models"] = [
                 {k: v for k, v in agent.model.state_dict().items() if not agent.adapter or f".{agent.adapter}." in k}
                 for agent in agents
             ]
             state["optimizers"] = [agent.optimizer.state_dict() for agent in agents]
             if rank == 0:
+                logs = ("metrics.jsonl", "rollouts.jsonl")
+                state["sizes"] = {name: os.path.getsize(os.path.join(run_dir, name)) for name in logs}
                 torch.save(state, state_file + ".tmp")
                 os.replace(state_file + ".tmp", state_file)  # a crash leaves the old one whole
             saved = iteration
@@ -891,10 +873,14 @@ if __name__ == "__main__":
             agent.tokenizer.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
         for i, example in enumerate(json.loads(lines[-1])["agents"] if lines else ()):
             print(f"\nagent {i} wrote: {example['completions'][0]}")
+        with open(os.path.join(run_dir, "metrics.jsonl")) as file:
+            logged = [json.loads(line) for line in file]
+        evaluations = [line["eval/return"] for line in logged if "eval/return" in line]
         later = f" at first, {evaluations[-1]:.3f} at last" if len(evaluations) > 1 else " before training"
         print(f"\nevaluation: return {evaluations[0]:.3f}{later}")
-        if rates:
-            print(f"{np.mean(rates):.0f} tokens/s sampled and trained; agents in {run_dir}/agent_0 ...")
+        if saved:
+            speed = np.mean([line["tokens_per_second"] for line in logged[1:]])
+            print(f"{speed:.0f} tokens/s sampled and trained; agents in {run_dir}/agent_0 ...")
         more = f" --num-iterations {2 * saved}" if saved == args.num_iterations else ""  # it has come to its end
         how = "python" if world_size == 1 else f"torchrun --nproc-per-node {world_size}"
         print(f"run folder {run_dir}" + (f"; to go on: {how} {script}.py --resume {run_dir}{more}" if saved else ""))
