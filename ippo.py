@@ -617,37 +617,29 @@ if __name__ == "__main__":
         if type(value) in (int, float) and not (0 < value < 2**63 or (value == 0 and name in may_be_zero)):
             least = "0 or more" if name in may_be_zero else "above 0"
             fail(f"--{name.replace('_', '-')} {value}: must be a number {least}, and below 2^63.")
+    if args.lora_rank and args.use_separate_critic:
+        fail("--use-separate-critic trains whole models, --lora-rank adapters: leave one of them out.")
     if B // world_size * G < args.num_minibatches:
         fail(f"--num-minibatches {args.num_minibatches}: there are only {B // world_size * G} trajectories to divide.")
     if args.eval_temperature == 0 and args.eval_generations > 1:
         fail("--eval-temperature 0 draws the same each time; leave --eval-generations at 1.")
-    if len(args.model) not in (1, N):
-        fail(f"--model names {len(args.model)} models for {N} agents: give one for all, or one each.")
+    for flag, names in (("--model", args.model), ("--devices", args.devices or [None])):
+        if len(names) not in (1, N):
+            fail(f"{flag} names {len(names)} for {N} agents: give one for all, or one each.")
     if args.devices and world_size > 1:
         fail("--devices is for one process: under torchrun each takes a GPU of its own; leave one of the two out.")
-    if args.devices and len(args.devices) not in (1, N):
-        fail(f"--devices names {len(args.devices)} devices for {N} agents: give one for all, or one each.")
-    for name in args.devices or ():
-        try:
-            kind = torch.empty(0, device=name).device.type
-        except (RuntimeError, AssertionError) as error:
-            fail(f"--devices {name}: {str(error).splitlines()[0]}; name devices of this machine, such as cpu.")
-        if kind not in ("cpu", "cuda"):
-            fail(f"--devices {name}: the scripts know cpu and cuda; name one of these.")
+    gpus = [f"cuda:{k}" for k in range(torch.cuda.device_count())]
+    if unknown := set(args.devices or ()) - {"cpu", "cpu:0", *gpus}:
+        fail(f"--devices {min(unknown)}: this machine has {', '.join(['cpu', *gpus])}; name one of these.")
     if B % world_size:
         fail(f"--num-tasks {B}: {world_size} processes cannot share them equally; use a multiple of {world_size}.")
-    if args.track != "none":
-        try:
+    try:
+        if args.track != "none":
             tracker = importlib.import_module("torch.utils.tensorboard" if args.track == "tensorboard" else args.track)
-        except ImportError:
-            fail(f"--track {args.track}: not installed; pip install {args.track}.")
-    if args.lora_rank:
-        try:
+        if args.lora_rank:
             peft = importlib.import_module("peft")
-        except ImportError:
-            fail(f"--lora-rank {args.lora_rank}: peft is not installed; pip install peft.")
-        if args.use_separate_critic:
-            fail("--use-separate-critic trains whole models, --lora-rank adapters: leave one of them out.")
+    except ImportError as error:
+        fail(f"--track {args.track}, --lora-rank {args.lora_rank}: {error}; pip install {error.name}.")
 
     # environment
     setup = {"num_agents": N, "num_turns": T, "dataset": args.dataset, "seed": args.seed}
@@ -658,10 +650,12 @@ if __name__ == "__main__":
             env = importlib.import_module("envs").make(args.env, **setup)
         else:  # a copy of this file beside an environment of your own needs nothing else of this repository
             module, colon, name = args.env.partition(":")
-            if not colon:
-                fail(f"--env {args.env}: there is no folder envs/ beside this file; use module:Class of your own.")
-            env_class = vars(importlib.import_module(module)).get(name)
-            env = env_class(**setup) if env_class else fail(f"--env {args.env}: no class {name!r} there; correct it.")
+            env_class = vars(importlib.import_module(module)).get(name) if colon else None
+            if env_class is None:
+                fail(
+                    f"--env {args.env}: no such class, nor a folder envs/ beside this file; use your own module:Class."
+                )
+            env = env_class(**setup)
         train_tasks, test_tasks = (list(env.tasks(split) or ()) for split in ("train", "test"))
     except (ValueError, ModuleNotFoundError) as error:
         fail(error if str(error).startswith("--") else f"--env {args.env}: {error}")
