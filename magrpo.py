@@ -645,10 +645,9 @@ if __name__ == "__main__":
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(args.seed)  # of new adapters: the same in all processes
     agents, shared = [], {}  # shared: (name, device) -> the model of several agents with adapters
-    for i in range(N):
-        name = args.model[i % len(args.model)]
+    for i, name, place in zip(range(N), args.model * N, (args.devices or [device]) * N):
         path = os.path.join(here, "models", "tiny") if name == "tiny" else name
-        place = torch.device(args.devices[i % len(args.devices)]) if args.devices else device
+        place = torch.device(place)
         try:
             if not (model := shared.get((name, place))):
                 model, report = AutoModelForCausalLM.from_pretrained(
@@ -656,9 +655,11 @@ if __name__ == "__main__":
                 )
                 if report["missing_keys"]:
                     fail(f"--model {name}: its files lack {min(report['missing_keys'])}; name one that is whole.")
+                if vars(model.config).get("quantization_config"):
+                    fail(f"--model {name}: its weights are quantized and cannot be trained; use the original ones.")
+                if vars(model).get("peft_config") and (args.num_iterations or args.lora_rank):
+                    fail(f"--model {name}: an adapter, which is not trained further; merge it into its model.")
             tokenizer = AutoTokenizer.from_pretrained(path)
-            if vars(model.config).get("quantization_config"):
-                fail(f"--model {name}: its weights are quantized and cannot be trained; use the original ones.")
             stops = [tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id)]
             stop_ids = torch.tensor([int(stop) for stop in stops if stop is not None], device=place)
             # The cache of recurrent layers cannot be shared, and gradient checkpointing knows no cache.
@@ -666,8 +667,6 @@ if __name__ == "__main__":
             share = layers <= {DynamicLayer, DynamicSlidingWindowLayer} and not args.gradient_checkpointing
             adapter = f"agent_{i}" if args.lora_rank else None
             if adapter:
-                if (name, place) not in shared and vars(model).get("peft_config"):
-                    fail(f"--model {name}: an adapter, which a new one would replace; merge it into its model.")
                 shared[name, place] = model
                 form = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
                 warnings.filterwarnings("ignore", "Already found a `peft_config`")  # as it should: one for each agent
@@ -697,15 +696,12 @@ if __name__ == "__main__":
         except Exception as error:  # whatever transformers, its backends, the hub and a template raise; it is reported
             reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
             fail(f"--model {name}: agent {i} cannot use it ({reason}); name a folder or a hub id that works.")
-        trained = [p for p in model.to(place).parameters() if p.requires_grad]
-        if not trained and args.num_iterations:
-            fail(f"--model {name}: an adapter, whose weights are frozen; merge it into its model to train it further.")
-        # an optimizer needs parameters, also that of a frozen adapter which is only evaluated
+        agent.trained = {key: p for key, p in model.to(place).named_parameters() if p.requires_grad}
         options = {"lr": args.learning_rate, "weight_decay": 0.0, "fused": True}
-        agent.optimizer = torch.optim.AdamW(trained or model.parameters(), **options)
+        agent.optimizer = torch.optim.AdamW([{"params": agent.trained.values()}], **options)
         agents.append(agent)
         how = "computed once for its group" if share else "computed again for each completion in training"
-        size = f"{sum(p.numel() for p in trained) / 1e6:.2f}M parameters to train on {place}"
+        size = f"{sum(p.numel() for p in agent.trained.values()) / 1e6:.2f}M parameters to train on {place}"
         say(f"agent {i}: {name}, {size}, a prompt is {how}")
     for agent in agents:
         if agent.adapter and agent.model.device.type == "cuda":
@@ -724,9 +720,8 @@ if __name__ == "__main__":
     lines = []
     if args.resume:
         for agent, weights, moments in zip(agents, state["models"], state["optimizers"]):
-            report = agent.model.load_state_dict(weights, strict=not args.lora_rank)
-            if report.unexpected_keys:
-                fail(f"--resume {args.resume}: this peft names adapters differently; use the run's (args.json).")
+            if agent.model.load_state_dict(weights, strict=False).unexpected_keys:
+                fail(f"--resume {args.resume}: its weights have other names; use the versions in its args.json.")
             agent.optimizer.load_state_dict(moments)
         for name, size in state["sizes"].items() if rank == 0 else ():
             os.truncate(os.path.join(run_dir, name), size)  # what came after the checkpoint comes again
@@ -806,16 +801,16 @@ if __name__ == "__main__":
                 batch_loss.backward()
                 loss += batch_loss.detach()
             agent.model.eval()
-            for p in agent.model.parameters():
-                if p.requires_grad and p.grad is None:  # an expert that no token came to, or nothing to learn from
+            for p in agent.trained.values():
+                if p.grad is None:  # an expert that no token came to, or nothing to learn from
                     p.grad = torch.zeros_like(p)
             if world_size > 1:  # the mean over processes, of their means over tasks
-                tensors = [loss, *(p.grad for p in agent.model.parameters() if p.grad is not None)]
+                tensors = [loss, *(p.grad for p in agent.trained.values())]
                 flat = torch.cat([tensor.flatten() for tensor in tensors])  # one message: each has its latency
                 dist.all_reduce(flat)
                 for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
                     tensor.copy_(total.view_as(tensor) / world_size)
-            grad_norm = torch.nn.utils.clip_grad_norm_(agent.model.parameters(), args.max_grad_norm)
+            grad_norm = torch.nn.utils.clip_grad_norm_(agent.trained.values(), args.max_grad_norm)
             decay = 1 - (iteration - 1) / args.num_iterations if args.anneal_lr else 1.0
             agent.optimizer.param_groups[0]["lr"] = decay * args.learning_rate
             agent.optimizer.step()
@@ -843,11 +838,7 @@ if __name__ == "__main__":
         # 6 CHECKPOINT
         stopping = any(gather(len(signals)))
         if last or stopping or iteration % args.save_every == 0:
-            state = {"about": about, "iteration": iteration}
-            state["models"] = [
-                {k: v for k, v in agent.model.state_dict().items() if not agent.adapter or f".{agent.adapter}." in k}
-                for agent in agents
-            ]
+            state = {"about": about, "iteration": iteration, "models": [agent.trained for agent in agents]}
             state["optimizers"] = [agent.optimizer.state_dict() for agent in agents]
             if rank == 0:
                 logs = ("metrics.jsonl", "rollouts.jsonl")

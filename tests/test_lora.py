@@ -94,7 +94,7 @@ def test_a_checkpoint_of_other_names_is_refused(script, run, model_dir, capsys):
     torch.save(state, path)
     with pytest.raises(SystemExit):
         run(script, "--resume", run_dir, "--num-iterations", 2)
-    assert "this peft names adapters differently" in capsys.readouterr().err
+    assert "its weights have other names" in capsys.readouterr().err
 
 
 def test_gradient_of_an_adapter_follows_from_that_of_the_weights(run, updates, model_dir):  # noqa: F811
@@ -134,10 +134,10 @@ def test_an_adapter_can_be_evaluated_but_not_trained_on(run, model_dir, capsys):
     assert names["evaluations"] == pytest.approx([last]) and last != trained["evaluations"][0]
     with pytest.raises(SystemExit):
         run(CRITIC_FREE[0], *TOY, "--model", *folders)
-    assert "an adapter, whose weights are frozen; merge it" in capsys.readouterr().err
+    assert "an adapter, which is not trained further; merge it" in capsys.readouterr().err
     with pytest.raises(SystemExit):  # which would no longer be active
         run(CRITIC_FREE[0], *TOY, "--model", *folders, "--lora-rank", 2)
-    assert "an adapter, which a new one would replace; merge it" in capsys.readouterr().err
+    assert "an adapter, which is not trained further; merge it" in capsys.readouterr().err
 
 
 @two_scripts
