@@ -391,8 +391,9 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
 
     Returns (turns, seconds): turns[t] lists the nodes of turn t. A node has task, history (the Steps before it),
     weight (the chance that a trajectory drawn from the tree passes it), value (its mean return), joint (J times the
-    number of each agent's completion), steps and children (J each), and groups: for each agent its prompt, prompt_ids,
-    G completions (text), completion_ids, logprobs (of the sampling loop), stopped (by themselves) and returns (G,).
+    number of each agent's completion), steps and children (J each), ends (each one's last Step, by first children) and
+    groups: for each agent its prompt, prompt_ids, G completions (text), completion_ids, logprobs (of the sampling
+    loop), stopped (by themselves) and returns (G,).
     """
     turns, seconds, N = [], Counter(), len(agents)
     nodes = [SimpleNamespace(task=task, history=[], weight=1 / len(tasks)) for task in tasks]
@@ -421,14 +422,12 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
         ]
         steps = env.step(branches)
         try:
-            if not isinstance(steps, (list, tuple)):
-                raise TypeError(f"{type(steps).__name__} is no list")
             bad = [x for step in steps for x in (step.reward, step.done, *step.parts.values()) if not math.isfinite(x)]
+            if bad or len(steps) != len(branches):
+                raise ValueError(f"{len(steps)} Steps for {len(branches)} branches, not finite: {bad[:1]}")
         except (AttributeError, TypeError, ValueError, OverflowError) as error:
-            fail(f"--env {args.env}: step() must return Steps (actions, reward, parts, done) of numbers: {error}.")
-        if bad or len(steps) != len(branches):
-            what = f"the number {bad[0]}" if bad else f"{len(steps)} Steps for {len(branches)} branches"
-            fail(f"--env {args.env}: step() gave {what}; return a Step of finite numbers for each branch.")
+            contract = "a list with a Step (actions, reward, parts, done) of finite numbers for each branch"
+            fail(f"--env {args.env}: step() must return {contract} ({error}).")
         for k, node in enumerate(nodes):
             node.joint, node.steps, node.children = joint, steps[k * len(joint) : (k + 1) * len(joint)], []
             for step in node.steps:
@@ -448,9 +447,9 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
         # float64: from equal returns no advantage is left that Adam could blow up
         joint_returns = torch.tensor(joint_returns, dtype=torch.float64)  # (J,)
         node.value = joint_returns.mean().item()
-        for group, member in zip(node.groups, torch.tensor(node.joint).T):  # (J,)
-            count = member.bincount()  # (G,), the joint actions that contain each completion
-            group.returns = torch.zeros(len(count), dtype=torch.float64).index_add(0, member, joint_returns) / count
+        node.ends = [child.ends[0] if child else step for step, child in zip(node.steps, node.children)]
+        for group, member in zip(node.groups, torch.tensor(node.joint).T):  # (J,): which completion is in each
+            group.returns = member.bincount(joint_returns) / member.bincount()  # (G,)
     return turns, seconds
 
 
@@ -483,11 +482,8 @@ def summarize(split, turns, num_turns):
                         parts[f"{name}_turn{t}"] += (chance * value, chance)
     for root in turns[0]:
         sums["return"] += (root.value, 1)
-        ends = list(zip(root.steps, root.children)) if split == "eval" else []
-        while any(child for _, child in ends):  # evaluation draws one child each
-            ends = [(child.steps[0], child.children[0]) if child else (step, None) for step, child in ends]
-        if ends and "all_passed" in ends[0][0].parts:
-            n, failed = len(ends), sum(not step.parts["all_passed"] for step, _ in ends)
+        if split == "eval" and "all_passed" in root.ends[0].parts:
+            n, failed = len(root.ends), sum(not step.parts["all_passed"] for step in root.ends)
             for k in (2**j for j in range(n.bit_length())):
                 sums[f"pass@{k}"] += (1 - math.comb(failed, k) / math.comb(n, k), 1)
     if clash := sums.keys() & parts.keys():
@@ -500,7 +496,6 @@ def summarize(split, turns, num_turns):
 
 def records(iteration, split, turns, most=None):
     """Lines for rollouts.jsonl, one a node: what each agent read and wrote, and what it was worth."""
-    arrays = (torch.Tensor, np.ndarray, np.generic)
     for t, nodes in enumerate(turns, start=1):
         for node in nodes[:most]:
             keys = ("prompt", "completions", "stopped", "returns", "advantages")
@@ -508,7 +503,7 @@ def records(iteration, split, turns, most=None):
             line = {"iteration": iteration, "split": split, "turn": t, "task": node.task, "agents": agents}
             line |= {"joint": node.joint, "rewards": [step.reward for step in node.steps]}
             line |= {"parts": [step.parts for step in node.steps]}
-            yield json.dumps(line, default=lambda x: x.tolist() if isinstance(x, arrays) else str(x)) + "\n"
+            yield json.dumps(line, default=lambda x: x.tolist() if hasattr(x, "tolist") else str(x)) + "\n"
 
 
 def evaluate(args, env, agents, tasks, iteration, seed):
@@ -596,9 +591,7 @@ if __name__ == "__main__":
             module, colon, name = args.env.partition(":")
             env_class = vars(importlib.import_module(module)).get(name) if colon else None
             if env_class is None:
-                fail(
-                    f"--env {args.env}: no such class, nor a folder envs/ beside this file; use your own module:Class."
-                )
+                fail(f"--env {args.env}: no such class, and no envs/ beside this file; use module:Class of your own.")
             env = env_class(**setup)
         train_tasks, test_tasks = (list(env.tasks(split) or ()) for split in ("train", "test"))
     except (ValueError, ModuleNotFoundError) as error:
@@ -688,10 +681,10 @@ if __name__ == "__main__":
                     logits = model(torch.tensor([ids + c for c in drawn])).logits[:, len(ids) - 1 : -1]
                     theirs = logits.log_softmax(-1).gather(-1, torch.tensor(drawn)[..., None]).flatten()
                     recompute(model)
-                    for ours in (token_logprobs(agent, [(ids, drawn)], 1.0), torch.tensor(sampled).flatten()):
-                        if not torch.allclose(ours, theirs, atol=1e-3):
-                            why = "not finite? scaled or capped? attention? dropout with --gradient-checkpointing?"
-                            fail(f"--model {name} has other log-probabilities ({why}); use another.")
+                    ours = torch.stack([token_logprobs(agent, [(ids, drawn)], 1.0), torch.tensor(sampled).flatten()])
+                    if not torch.allclose(ours, theirs.expand(2, -1), atol=1e-3):
+                        why = "not finite? scaled or capped? attention? dropout with --gradient-checkpointing?"
+                        fail(f"--model {name} has other log-probabilities ({why}); use another.")
                     model.eval()
         except Exception as error:  # whatever transformers, its backends, the hub and a template raise; it is reported
             reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
