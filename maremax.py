@@ -23,7 +23,6 @@ import itertools
 import json
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -499,7 +498,7 @@ def records(iteration, split, turns, most=None):
     for t, nodes in enumerate(turns, start=1):
         for node in nodes[:most]:
             keys = ("prompt", "completions", "stopped", "returns", "advantages")
-            agents = [{key: vars(group)[key] for key in keys if key in vars(group)} for group in node.groups]
+            agents = [{key: value for key, value in vars(group).items() if key in keys} for group in node.groups]
             line = {"iteration": iteration, "split": split, "turn": t, "task": node.task, "agents": agents}
             line |= {"joint": node.joint, "rewards": [step.reward for step in node.steps]}
             line |= {"parts": [step.parts for step in node.steps]}
@@ -620,11 +619,10 @@ if __name__ == "__main__":
     run_dir = gather(args.resume or os.path.join(args.output_dir, name))[0]
     state_file = os.path.join(run_dir, "checkpoint", "state.pt")
     if not args.resume:
-        git = ["git", "-C", here, "rev-parse", "HEAD"]
-        commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
+        git = subprocess.run("git rev-parse HEAD", shell=True, cwd=here, capture_output=True, text=True)
         modules = [torch, transformers, np, *([peft] if args.lora_rank else [])]
         versions = {module.__name__: module.__version__ for module in modules}
-        about = {"script": script, "processes": world_size, "versions": versions, "commit": commit}
+        about = {"script": script, "processes": world_size, "versions": versions, "commit": git.stdout.strip()}
     about["args"] = asdict(args)
     if rank == 0:
         try:
@@ -696,11 +694,10 @@ if __name__ == "__main__":
         how = "computed once for its group" if share else "computed again for each completion in training"
         size = f"{sum(p.numel() for p in agent.trained.values()) / 1e6:.2f}M parameters to train on {place}"
         say(f"agent {i}: {name}, {size}, a prompt is {how}")
-    for agent in agents:
-        if agent.adapter and agent.model.device.type == "cuda":
-            for key, module in agent.model.base_model.named_modules():
-                if isinstance(module, torch.nn.Linear) and "lora_" not in key:
-                    module.to(torch.bfloat16)  # frozen: it needs no master, and autocast would cast it for every token
+    for (_, place), model in shared.items():
+        for module in model.modules() if place.type == "cuda" else ():
+            if isinstance(module, peft.tuners.lora.LoraLayer):
+                module.get_base_layer().to(torch.bfloat16)  # frozen: it needs no master, nor a cast for every token
     say(
         f"{len(train_tasks)} tasks to train on, {len(held_out)} to evaluate; {torch.get_num_threads()} thread(s), "
         f"learning rate {args.learning_rate}, {args.max_new_tokens} new tokens, {args.max_batch_tokens} tokens a batch"
@@ -710,14 +707,6 @@ if __name__ == "__main__":
     # Each iteration of each process has a seed of its own, evaluation that of iteration 0: generators have no state to
     # save, and training does not depend on how often it is evaluated.
     seed_of = lambda iteration: int(np.random.SeedSequence([args.seed, rank, iteration]).generate_state(1)[0])
-    lines = []
-    if args.resume:
-        for agent, weights, moments in zip(agents, state["models"], state["optimizers"]):
-            if agent.model.load_state_dict(weights, strict=False).unexpected_keys:
-                fail(f"--resume {args.resume}: its weights have other names; use the versions in its args.json.")
-            agent.optimizer.load_state_dict(moments)
-        for name, size in state["sizes"].items() if rank == 0 else ():
-            os.truncate(os.path.join(run_dir, name), size)  # what came after the checkpoint comes again
     track = lambda metrics, step: None
     if args.track == "tensorboard" and rank == 0:
         writer = tracker.SummaryWriter(run_dir)
@@ -743,7 +732,15 @@ if __name__ == "__main__":
 
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
-    if not args.resume:
+    if args.resume:
+        for agent, weights, moments in zip(agents, state["models"], state["optimizers"]):
+            if agent.model.load_state_dict(weights, strict=False).unexpected_keys:
+                fail(f"--resume {args.resume}: its weights have other names; use the versions in its args.json.")
+            agent.optimizer.load_state_dict(moments)
+        for name, size in state["sizes"].items() if rank == 0 else ():
+            os.truncate(os.path.join(run_dir, name), size)  # what came after the checkpoint comes again
+        lines = []
+    else:
         metrics, lines = evaluate(args, env, agents, eval_tasks, 0, seed_of(0))
         log(0, metrics, lines)
         say(f"evaluation before training: return {metrics['eval/return']:.3f}")
@@ -798,11 +795,10 @@ if __name__ == "__main__":
                 if p.grad is None:  # an expert that no token came to, or nothing to learn from
                     p.grad = torch.zeros_like(p)
             if world_size > 1:  # the mean over processes, of their means over tasks
-                tensors = [loss, *(p.grad for p in agent.trained.values())]
-                flat = torch.cat([tensor.flatten() for tensor in tensors])  # one message: each has its latency
+                tensors = [*(p.grad for p in agent.trained.values()), loss]
+                flat = torch.nn.utils.parameters_to_vector(tensors)  # one message: each has its latency
                 dist.all_reduce(flat)
-                for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
-                    tensor.copy_(total.view_as(tensor) / world_size)
+                torch.nn.utils.vector_to_parameters(flat.div_(world_size), tensors)
             grad_norm = torch.nn.utils.clip_grad_norm_(agent.trained.values(), args.max_grad_norm)
             decay = 1 - (iteration - 1) / args.num_iterations if args.anneal_lr else 1.0
             agent.optimizer.param_groups[0]["lr"] = decay * args.learning_rate
@@ -845,23 +841,22 @@ if __name__ == "__main__":
 
     # what is left behind
     if rank == 0:
-        for i, agent in enumerate(agents if saved else ()):
-            select(agent)
-            agent.model.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
-            agent.tokenizer.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
         for i, example in enumerate(json.loads(lines[-1])["agents"] if lines else ()):
             print(f"\nagent {i} wrote: {example['completions'][0]}")
         with open(os.path.join(run_dir, "metrics.jsonl")) as file:
             logged = [json.loads(line) for line in file]
         evaluations = [line["eval/return"] for line in logged if "eval/return" in line]
         later = f" at first, {evaluations[-1]:.3f} at last" if len(evaluations) > 1 else " before training"
-        print(f"\nevaluation: return {evaluations[0]:.3f}{later}")
-        if saved:
-            speed = np.mean([line["tokens_per_second"] for line in logged[1:]])
-            print(f"{speed:.0f} tokens/s sampled and trained; agents in {run_dir}/agent_0 ...")
+        print(f"\nevaluation: return {evaluations[0]:.3f}{later}; run folder {run_dir}")
+    if rank == 0 and saved:
+        for i, agent in enumerate(agents):
+            select(agent)
+            agent.model.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
+            agent.tokenizer.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
+        speed = np.mean([line["tokens_per_second"] for line in logged[1:]])
         more = f" --num-iterations {2 * saved}" if saved == args.num_iterations else ""  # it has come to its end
         how = "python" if world_size == 1 else f"torchrun --nproc-per-node {world_size}"
-        print(f"run folder {run_dir}" + (f"; to go on: {how} {script}.py --resume {run_dir}{more}" if saved else ""))
+        print(f"{speed:.0f} tokens/s sampled and trained; to go on: {how} {script}.py --resume {run_dir}{more}")
     if world_size > 1:
         dist.barrier()  # no process leaves while another still writes
         # An ordinary exit now and then aborts in gloo's threads, and torchrun then calls the whole run failed.
