@@ -359,10 +359,8 @@ def token_logprobs(agent, groups, temperature):
     target = torch.tensor(target, device=hidden.device)
     # Many logits in pieces that the backward pass computes again, so that they never stand in memory together.
     size = max(1, 2**26 // agent.model.config.get_text_config().vocab_size)
-    if len(target) <= size:
-        return logprob(hidden, target)
-    pieces = zip(hidden.split(size), target.split(size))
-    return torch.cat([checkpoint(logprob, h, y, use_reentrant=False) for h, y in pieces])
+    compute = logprob if len(target) <= size else partial(checkpoint, logprob, use_reentrant=False)
+    return torch.cat([compute(h, y) for h, y in zip(hidden.split(size), target.split(size))])
 
 
 def evaluate_tokens(agent, groups, temperature):
@@ -377,11 +375,8 @@ def evaluate_tokens(agent, groups, temperature):
     target = [token for _, completions in groups for ids in completions for token in ids]
     target = torch.tensor(target, device=hidden.device)
     size = max(1, 2**26 // agent.model.config.get_text_config().vocab_size)  # in pieces, as in token_logprobs
-    if len(target) <= size:
-        pieces = [policy(hidden, target)]
-    else:
-        pieces = zip(hidden.split(size), target.split(size))
-        pieces = [checkpoint(policy, h, y, use_reentrant=False) for h, y in pieces]
+    compute = policy if len(target) <= size else partial(checkpoint, policy, use_reentrant=False)
+    pieces = [compute(h, y) for h, y in zip(hidden.split(size), target.split(size))]
     logprobs, entropies = (torch.cat(parts) for parts in zip(*pieces))
     with autocast(agent.model):
         seen = hidden if agent.critic is agent else completion_states(agent.critic, groups)
@@ -914,9 +909,8 @@ if __name__ == "__main__":
                     with torch.no_grad():
                         kl = (ratios - 1 - (logprobs - old_logprobs)).sum()  # joschu.net/blog/kl-approx.html
                         outside = ((ratios - 1).abs() > args.clip_coef).sum()
-                        totals += torch.stack(
-                            [loss, policy_loss, value_loss, kl, outside, torch.ones_like(ratios).sum()]
-                        )
+                        count = torch.ones_like(ratios).sum()
+                        totals += torch.stack([loss, policy_loss, value_loss, kl, outside, count])
                 for p in agent.trained.values():
                     if p.grad is None:  # an expert that no token here came to
                         p.grad = torch.zeros_like(p)

@@ -346,10 +346,8 @@ def token_logprobs(agent, groups, temperature):
     target = torch.tensor(target, device=hidden.device)
     # Many logits in pieces that the backward pass computes again, so that they never stand in memory together.
     size = max(1, 2**26 // agent.model.config.get_text_config().vocab_size)
-    if len(target) <= size:
-        return logprob(hidden, target)
-    pieces = zip(hidden.split(size), target.split(size))
-    return torch.cat([checkpoint(logprob, h, y, use_reentrant=False) for h, y in pieces])
+    compute = logprob if len(target) <= size else partial(checkpoint, logprob, use_reentrant=False)
+    return torch.cat([compute(h, y) for h, y in zip(hidden.split(size), target.split(size))])
 
 
 def micro_batches(agent, groups, max_batch_tokens):
