@@ -563,7 +563,6 @@ def evaluate(args, env, agents, tasks, iteration, seed):
 if __name__ == "__main__":
     # arguments
     here, script = os.path.split(os.path.abspath(__file__))
-    script = script.removesuffix(".py")
     signal.signal(signal.SIGINT, lambda *_: sys.exit("interrupted before the first iteration"))
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     args = tyro.cli(Args, description=__doc__)
@@ -579,16 +578,16 @@ if __name__ == "__main__":
         except Exception as error:  # whatever a missing or damaged file raises; it is reported
             fail(f"--resume {args.resume}: no checkpoint, or a damaged one ({error!r:.200}); name a run that has one.")
         if (about["script"], about["processes"], about["args"].keys()) != (script, world_size, asdict(args).keys()):
-            before = f"{about['script']}.py (commit {about['commit']}) with {about['processes']} process(es)"
+            before = f"{about['script']} (commit {about['commit']}) with {about['processes']} process(es)"
             fail(f"--resume {args.resume}: use {before}, as before.")
         args = tyro.cli(Args, description=__doc__, default=Args(**about["args"]))
         free = {"resume", "num_iterations", "save_every", "eval_every", "log_groups", "track", "devices"}
         for name in about["args"].keys() - free:
             if getattr(args, name) != about["args"][name]:
                 fail(f"--resume {args.resume}: --{name.replace('_', '-')} was {about['args'][name]}; leave it out.")
-        # at a run's end nothing is left to do, unless its agents could not be saved
-        files = [os.path.join(args.resume, f"agent_{i}", "tokenizer_config.json") for i in range(args.num_agents)]
-        if saved > args.num_iterations or (saved == args.num_iterations and all(map(os.path.exists, files))):
+        # at a run's end nothing is left to do, unless its agents could not be saved; this is the last of their files
+        whole = os.path.exists(os.path.join(args.resume, f"agent_{args.num_agents - 1}", "tokenizer_config.json"))
+        if saved > args.num_iterations or (saved == args.num_iterations and whole):
             fail(f"--resume {args.resume}: it is at iteration {saved}; give a larger --num-iterations.")
     N, T, B, G = args.num_agents, args.num_turns, args.num_tasks, args.num_generations
     tiny = set(args.model) == {"tiny"}
@@ -666,7 +665,7 @@ if __name__ == "__main__":
         if len(set(gather(zlib.crc32(repr(first_prompts).encode())))) > 1:
             fail(f"--env {args.env}: each process has other tasks; let them follow from --dataset and --seed alone.")
     say = print if rank == 0 else lambda *_: None
-    name = f"{args.env.replace(':', '.')}__{script}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}"
+    name = f"{args.env.replace(':', '.')}__{script[:-3]}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}"
     run_dir = gather(args.resume or os.path.join(args.output_dir, name))[0]
     state_file = os.path.join(run_dir, "checkpoint", "state.pt")
     if not args.resume:
@@ -689,7 +688,6 @@ if __name__ == "__main__":
     agents, shared = [], {}  # shared: (name, device) -> the model of several agents with adapters
     for i, name, place in zip(range(N), args.model * N, (args.devices or [device]) * N):
         path = os.path.join(here, "models", "tiny") if name == "tiny" else name
-        place = torch.device(place)
         try:
             if not (model := shared.get((name, place))):
                 model, report = AutoModelForCausalLM.from_pretrained(
@@ -755,14 +753,12 @@ if __name__ == "__main__":
         how = "computed once for its group" if share else "computed again for each completion in training"
         size = f"{sum(p.numel() for p in agent.trained.values()) / 1e6:.2f}M parameters to train on {place}"
         say(f"agent {i}: {name}, {size}, a prompt is {how}")
-    for (_, place), model in shared.items():
-        for module in model.modules() if place.type == "cuda" else ():
+    for model in shared.values():
+        for module in model.modules() if model.device.type == "cuda" else ():
             if isinstance(module, peft.tuners.lora.LoraLayer):
                 module.get_base_layer().to(torch.bfloat16)  # frozen: it needs no master, nor a cast for every token
-    say(
-        f"{len(train_tasks)} tasks to train on, {len(held_out)} to evaluate; {torch.get_num_threads()} thread(s), "
-        f"learning rate {args.learning_rate}, {args.max_new_tokens} new tokens, {args.max_batch_tokens} tokens a batch"
-    )
+    say(f"{len(train_tasks)} tasks to train on, {len(held_out)} to evaluate, {torch.get_num_threads()} thread(s)")
+    say(f"learning rate {args.learning_rate}, {args.max_new_tokens} new tokens, {args.max_batch_tokens} per batch")
 
     # state of the run
     # Each iteration of each process has a seed of its own, evaluation that of iteration 0: generators have no state to
@@ -985,7 +981,7 @@ if __name__ == "__main__":
         speed = np.mean([line["tokens_per_second"] for line in logged[1:]])
         more = f" --num-iterations {2 * saved}" if saved == args.num_iterations else ""  # it has come to its end
         how = "python" if world_size == 1 else f"torchrun --nproc-per-node {world_size}"
-        print(f"{speed:.0f} tokens/s sampled and trained; to go on: {how} {script}.py --resume {run_dir}{more}")
+        print(f"{speed:.0f} tokens/s sampled and trained; to go on: {how} {script} --resume {run_dir}{more}")
     if world_size > 1:
         dist.barrier()  # no process leaves while another still writes
         # An ordinary exit now and then aborts in gloo's threads, and torchrun then calls the whole run failed.

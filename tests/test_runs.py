@@ -801,11 +801,11 @@ def test_resume_of_another_configuration_is_refused(script, run, model_dir, monk
     path = os.path.join(run_dir, "checkpoint", "state.pt")
     state = torch.load(path, weights_only=False)
     about = state["about"]
-    for other in ({"args": about["args"] | {"new": 1}}, {"script": "other"}):
+    for other in ({"args": about["args"] | {"new": 1}}, {"script": "other.py"}):
         torch.save(state | {"about": about | other}, path)
         with pytest.raises(SystemExit) as stop:
             run(script, "--resume", run_dir)
-        said = f"use {other.get('script', script.stem)}.py (commit {about['commit']}) with 1 process(es), as before"
+        said = f"use {other.get('script', script.name)} (commit {about['commit']}) with 1 process(es), as before"
         assert stop.value.code == 2 and said in capsys.readouterr().err
 
 
