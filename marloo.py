@@ -423,8 +423,7 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
             if bad or len(steps) != len(branches):
                 raise ValueError(f"{len(steps)} Steps for {len(branches)} branches, not finite: {bad[:1]}")
         except (AttributeError, TypeError, ValueError, OverflowError) as error:
-            contract = "a list with a Step (actions, reward, parts, done) of finite numbers for each branch"
-            fail(f"--env {args.env}: step() must return {contract} ({error}).")
+            fail(f"--env {args.env}: step() must return a list with a Step of finite numbers per branch ({error}).")
         for k, node in enumerate(nodes):
             node.joint, node.steps, node.children = joint, steps[k * len(joint) : (k + 1) * len(joint)], []
             for step in node.steps:
@@ -433,8 +432,8 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
                 node.children.append(None if ends else child)
         turns.append(nodes)
         nodes = [child for node in nodes for child in node.children if child]
-        # Counter.update adds to what is there
-        seconds.update(sample=sampled - began, reward=time.perf_counter() - sampled)
+        seconds["sample"] += sampled - began
+        seconds["reward"] += time.perf_counter() - sampled
         if not nodes:
             break
 
