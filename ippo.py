@@ -372,14 +372,13 @@ def evaluate_tokens(agent, groups, temperature):
 
     with autocast(agent.model):
         hidden = completion_states(agent, groups)
+        seen = hidden if agent.critic is agent else completion_states(agent.critic, groups)
     target = [token for _, completions in groups for ids in completions for token in ids]
     target = torch.tensor(target, device=hidden.device)
     size = max(1, 2**26 // agent.model.config.get_text_config().vocab_size)  # in pieces, as in token_logprobs
     compute = policy if len(target) <= size else partial(checkpoint, policy, use_reentrant=False)
     pieces = [compute(h, y) for h, y in zip(hidden.split(size), target.split(size))]
     logprobs, entropies = (torch.cat(parts) for parts in zip(*pieces))
-    with autocast(agent.model):
-        seen = hidden if agent.critic is agent else completion_states(agent.critic, groups)
     return logprobs, entropies, agent.value_head(seen.float())[:, 0]
 
 
@@ -832,10 +831,9 @@ if __name__ == "__main__":
                 group.values, group.advantages = [None] * len(group.completion_ids), [None] * len(group.completion_ids)
             places = [(g.prompt_ids, g.completion_ids, [(g, k) for k in range(len(g.completion_ids))]) for g in groups]
             for batch in micro_batches(agent.critic, places, args.max_batch_tokens):
-                with torch.no_grad():
-                    with autocast(agent.model):
-                        states = completion_states(agent.critic, [part[:2] for part in batch])
-                    values = iter(agent.value_head(states.float())[:, 0].tolist())  # float32, as in the update
+                with torch.no_grad(), autocast(agent.model):
+                    states = completion_states(agent.critic, [part[:2] for part in batch])
+                values = iter(agent.value_head(states.float())[:, 0].tolist())  # float32, as in the update
                 for group, k in (place for _, _, places in batch for place in places):
                     group.values[k] = list(itertools.islice(values, len(group.completion_ids[k])))
             for trajectory in trajectories:
