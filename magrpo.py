@@ -802,8 +802,7 @@ if __name__ == "__main__":
 
         # 4 LOG
         drawn = [ids for nodes in turns for node in nodes for group in node.groups for ids in group.completion_ids]
-        tokens = sum(gather(sum(map(len, drawn))))
-        metrics["tokens_per_second"] = tokens / (time.perf_counter() - began)
+        metrics["tokens_per_second"] = sum(gather(sum(map(len, drawn)))) / (time.perf_counter() - began)
         metrics |= {f"time/{part}": spent for part, spent in seconds.items()}
         bar.set_postfix_str(f"return {metrics['train/return']:.2f}")
 
@@ -839,8 +838,7 @@ if __name__ == "__main__":
         with open(os.path.join(run_dir, "metrics.jsonl")) as file:
             logged = [json.loads(line) for line in file]
         evaluations = [line["eval/return"] for line in logged if "eval/return" in line]
-        later = f" at first, {evaluations[-1]:.3f} at last" if len(evaluations) > 1 else " before training"
-        print(f"\nevaluation: return {evaluations[0]:.3f}{later}; run folder {run_dir}")
+        print(f"\nevaluation: return {evaluations[0]:.3f} at first, {evaluations[-1]:.3f} at last; see {run_dir}")
     if rank == 0 and saved:
         for i, agent in enumerate(agents):
             select(agent)
