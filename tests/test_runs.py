@@ -199,7 +199,7 @@ def test_the_environment_gets_its_arguments(script, run, monkeypatch):
 
 
 @two_scripts
-def test_evaluation_does_not_disturb(script, run, model_dir):
+def test_evaluation_does_not_disturb(script, run, model_dir, noisy):
     flags = (*TOY, "--model", model_dir, "--num-iterations", 3)
     keep = lambda line: {k: v for k, v in line.items() if not k.startswith("eval/")}
     runs = [run(script, *flags, *more) for more in [(), ("--eval-every", 1)]]
