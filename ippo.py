@@ -539,6 +539,8 @@ def summarize(split, turns, num_turns):
 
 def records(iteration, split, turns, most=None):
     """Lines for rollouts.jsonl, one a node: what each agent read and wrote, and what it was worth."""
+    arrays = (torch.Tensor, np.ndarray, np.generic)
+    dump = lambda line: json.dumps(line, default=lambda x: x.tolist() if isinstance(x, arrays) else str(x)) + "\n"
     for t, nodes in enumerate(turns, start=1):
         for node in nodes[:most]:
             keys = ("prompt", "completions", "stopped", "returns", "advantages")
@@ -546,7 +548,10 @@ def records(iteration, split, turns, most=None):
             line = {"iteration": iteration, "split": split, "turn": t, "task": node.task, "agents": agents}
             line |= {"joint": node.joint, "rewards": [step.reward for step in node.steps]}
             line |= {"parts": [step.parts for step in node.steps]}
-            yield json.dumps(line, default=lambda x: x.tolist() if hasattr(x, "tolist") else str(x)) + "\n"
+            try:
+                yield dump(line)
+            except (TypeError, ValueError):  # a task with keys that JSON has not, or one that holds itself
+                yield dump(line | {"task": str(node.task)})
 
 
 def evaluate(args, env, agents, tasks, iteration, seed):
@@ -583,9 +588,7 @@ if __name__ == "__main__":
         for name in about["args"].keys() - free:
             if getattr(args, name) != about["args"][name]:
                 fail(f"--resume {args.resume}: --{name.replace('_', '-')} was {about['args'][name]}; leave it out.")
-        # at a run's end nothing is left to do, unless its agents could not be saved; this is the last of their files
-        whole = os.path.exists(os.path.join(args.resume, f"agent_{args.num_agents - 1}", "tokenizer_config.json"))
-        if saved > args.num_iterations or (saved == args.num_iterations and whole):
+        if saved > args.num_iterations:  # at its end a run only saves its agents, which may have failed
             fail(f"--resume {args.resume}: it is at iteration {saved}; give a larger --num-iterations.")
     N, T, B, G = args.num_agents, args.num_turns, args.num_tasks, args.num_generations
     tiny = set(args.model) == {"tiny"}
@@ -717,17 +720,21 @@ if __name__ == "__main__":
             if longest.strip() and not tokenizer(longest, add_special_tokens=False).input_ids:
                 fail(f"--model {name}: its tokenizer makes no tokens of a prompt; are its files missing?")
             ids = encode(agent, [longest], args.max_new_tokens)[0][-64:]
-            # Better to stop than to train wrongly a model that does more with its logits than this file knows, or
-            # attends otherwise. Only on a CPU, where all is float32: a shared model on its GPU was checked before.
+            # Better to stop than to train wrongly a model that does more with its logits than this file knows, attends
+            # otherwise or counts what pads a shorter prompt. Only on a CPU, where all is float32: a shared model on
+            # its GPU was checked before.
             if model.device.type == "cpu":
                 probe, most = SimpleNamespace(model=model, stop_ids=torch.tensor([-1])), min(8, args.max_new_tokens)
+                prompts, groups, sampled, theirs = [ids, ids[len(ids) // 2 :]], [], [], []
                 with torch.no_grad():
-                    drawn, sampled = zip(*sample(probe, [ids], 2, 1.0, most, args.max_batch_tokens)[0])
-                    logits = model(torch.tensor([ids + c for c in drawn])).logits[:, len(ids) - 1 : -1]
-                    theirs = logits.log_softmax(-1).gather(-1, torch.tensor(drawn)[..., None]).flatten()
+                    for prompt, pairs in zip(prompts, sample(probe, prompts, 2, 1.0, most, args.max_batch_tokens)):
+                        drawn, logprobs = zip(*pairs)
+                        logits = model(torch.tensor([prompt + c for c in drawn])).logits[:, len(prompt) - 1 : -1]
+                        theirs += logits.log_softmax(-1).gather(-1, torch.tensor(drawn)[..., None]).flatten()
+                        groups, sampled = [*groups, (prompt, drawn)], [*sampled, *itertools.chain(*logprobs)]
                     recompute(model)
-                    ours = torch.stack([token_logprobs(agent, [(ids, drawn)], 1.0), torch.tensor(sampled).flatten()])
-                    if not torch.allclose(ours, theirs.expand(2, -1), atol=1e-3):
+                    ours = torch.stack([token_logprobs(agent, groups, 1.0), torch.tensor(sampled)])
+                    if not torch.allclose(ours, torch.stack(theirs).expand(2, -1), atol=1e-3):
                         why = "not finite? scaled or capped? attention? dropout with --gradient-checkpointing?"
                         fail(f"--model {name} has other log-probabilities ({why}); use another.")
                     model.eval()

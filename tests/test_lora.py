@@ -72,12 +72,9 @@ def test_saved_adapters_load_with_peft_and_a_checkpoint_holds_nothing_else(scrip
 
 
 @two_scripts
-def test_resume_gives_the_same_numbers(script, run, model_dir, capsys):
+def test_resume_gives_the_same_numbers(script, run, model_dir):
     more = ("--save-every", 1, "--no-anneal-lr")
     whole = run(script, *flags(model_dir, "--num-iterations", 3, *more))
-    with pytest.raises(SystemExit):
-        run(script, "--resume", whole["run_dir"])
-    assert "it is at iteration 3" in capsys.readouterr().err
     part = run(script, *flags(model_dir, "--num-iterations", 2, *more))
     rest = run(script, "--resume", part["run_dir"], "--num-iterations", 3)
     for i in range(2):

@@ -253,26 +253,30 @@ def test_a_resume_remembers_what_the_one_before_changed(script, run, model_dir, 
     run_dir = run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
     again = re.search(r"--resume (\S+) --num-iterations 2\n", capsys.readouterr().out)
     assert again.group(1) == run_dir
-    with pytest.raises(SystemExit) as stop:
-        run(script, "--resume", run_dir)
-    assert stop.value.code == 2 and "it is at iteration 1; give a larger --num-iterations" in capsys.readouterr().err
     changes = {"num_iterations": 2, "eval_every": 1, "save_every": 3, "log_groups": 1, "devices": ["cpu"]}
     flags = [x for name, value in changes.items() for x in (f"--{name}".replace("_", "-"), *np.ravel(value))]
     run(script, "--resume", run_dir, *flags)
     args = json.loads(pathlib.Path(run_dir, "args.json").read_text())["args"]
     assert {name: args[name] for name in changes} == changes
-    with pytest.raises(SystemExit):
-        run(script, "--resume", run_dir)
-    assert "it is at iteration 2" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as stop:
         run(script, "--resume", run_dir, "--num-iterations", 1)
-    assert "it is at iteration 2" in capsys.readouterr().err
-    saved = weights_of(run_dir, 1)
+    assert stop.value.code == 2 and "it is at iteration 2; give a larger --num-iterations" in capsys.readouterr().err
+    saved, logged = weights_of(run_dir, 1), metrics_of(run_dir, but=())
     shutil.rmtree(os.path.join(run_dir, "agent_1"))  # as where the disk was full when agents were saved
-    run(script, "--resume", run_dir)
+    run(script, "--resume", run_dir)  # at its end: nothing is left to do but to save them
     assert all(torch.equal(weights_of(run_dir, 1)[name], weight) for name, weight in saved.items())
+    assert metrics_of(run_dir, but=()) == logged and "--num-iterations 4\n" in capsys.readouterr().out
     run(script, "--resume", run_dir, "--num-iterations", 3)
     assert [line["iteration"] for line in metrics_of(run_dir)] == [0, 1, 2, 3]
+
+
+def test_tasks_that_json_cannot_hold_are_logged_as_text(run, model_dir, monkeypatch):
+    from toy import Letters
+
+    monkeypatch.setattr(Letters, "tasks", lambda self, split: [{"letter": "a", "walls": {(1, 2): True}}] * 2)
+    run_dir = run(SCRIPTS[0], *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
+    with open(os.path.join(run_dir, "rollouts.jsonl")) as file:
+        assert {json.loads(line)["task"] for line in file} == {"{'letter': 'a', 'walls': {(1, 2): True}}"}
 
 
 def test_numbers_of_numpy_stay_numbers(run, model_dir, monkeypatch):
@@ -839,6 +843,18 @@ def test_logits_that_are_not_the_heads_are_refused(script, run, tmp_path, capsys
     from transformers import CohereForCausalLM
 
     path = save_model(tmp_path / "m", model_class=CohereForCausalLM, logit_scale=0.5)
+    with pytest.raises(SystemExit) as stop:
+        run(script, *TOY, "--model", path)
+    assert stop.value.code == 2 and "has other log-probabilities" in capsys.readouterr().err
+
+
+@two_scripts
+def test_models_that_count_what_pads_a_shorter_prompt_are_refused(script, run, tmp_path, capsys):
+    """BART's decoder takes its positions from the length of the row, whatever position_ids say."""
+    from transformers import BartForCausalLM
+
+    sizes = {"decoder_layers": 2, "decoder_ffn_dim": 48, "decoder_attention_heads": 4, "init_std": 0.2}
+    path = save_model(tmp_path / "m", model_class=BartForCausalLM, **sizes)
     with pytest.raises(SystemExit) as stop:
         run(script, *TOY, "--model", path)
     assert stop.value.code == 2 and "has other log-probabilities" in capsys.readouterr().err
