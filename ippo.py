@@ -555,7 +555,7 @@ def records(iteration, split, turns, most=None):
 
 
 def evaluate(args, env, agents, tasks, iteration, seed):
-    """Metrics and rollouts.jsonl lines of independent trajectories, drawn apart from the numbers that train."""
+    """Metrics and rollouts.jsonl lines of independent trajectories, drawn from a seed of their own."""
     transformers.set_seed(seed)
     generations = [args.eval_generations] + [1] * (args.num_turns - 1)
     turns, _ = rollout(args, env, agents, tasks, generations, "align", args.eval_temperature)
@@ -588,7 +588,7 @@ if __name__ == "__main__":
         for name in about["args"].keys() - free:
             if getattr(args, name) != about["args"][name]:
                 fail(f"--resume {args.resume}: --{name.replace('_', '-')} was {about['args'][name]}; leave it out.")
-        if saved > args.num_iterations:  # at its end a run only saves its agents, which may have failed
+        if saved > args.num_iterations:  # where it is equal, what is left to do is to save the agents
             fail(f"--resume {args.resume}: it is at iteration {saved}; give a larger --num-iterations.")
     N, T, B, G = args.num_agents, args.num_turns, args.num_tasks, args.num_generations
     tiny = set(args.model) == {"tiny"}
@@ -618,7 +618,7 @@ if __name__ == "__main__":
     if args.devices and world_size > 1:
         fail("--devices is for one process: under torchrun each takes a GPU of its own; leave one of the two out.")
     gpus = [f"cuda:{k}" for k in range(torch.cuda.device_count())]
-    if unknown := set(args.devices or ()) - {"cpu", "cpu:0", *gpus}:
+    if unknown := set(args.devices or ()) - {"cpu", *gpus}:
         fail(f"--devices {min(unknown)}: this machine has {', '.join(['cpu', *gpus])}; name one of these.")
     if B % world_size:
         fail(f"--num-tasks {B}: {world_size} processes cannot share them equally; use a multiple of {world_size}.")
@@ -796,8 +796,10 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, on_signal)
     if args.resume:
         for agent, weights, moments in zip(agents, state["models"], state["optimizers"]):
-            if agent.learner.load_state_dict(weights, strict=False).unexpected_keys:
-                fail(f"--resume {args.resume}: its weights have other names; use the versions in its args.json.")
+            before, now = ({key: p.shape for key, p in part.items()} for part in (weights, agent.trained))
+            if before != now:
+                fail(f"--resume {args.resume}: its weights have other names or shapes; use its models and versions.")
+            agent.learner.load_state_dict(weights, strict=False)
             agent.optimizer.load_state_dict(moments)
         for name, size in state["sizes"].items() if rank == 0 else ():
             os.truncate(os.path.join(run_dir, name), size)  # what came after the checkpoint comes again

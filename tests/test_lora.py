@@ -83,15 +83,20 @@ def test_resume_gives_the_same_numbers(script, run, model_dir):
 
 
 @two_scripts
-def test_a_checkpoint_of_other_names_is_refused(script, run, model_dir, capsys):
+def test_a_checkpoint_of_other_names_or_shapes_is_refused(script, run, model_dir, capsys):
     run_dir = run(script, *flags(model_dir, "--num-iterations", 1))["run_dir"]
     path = os.path.join(run_dir, "checkpoint", "state.pt")
     state = torch.load(path, weights_only=False)
-    state["models"][1] = {name.replace("lora_A", "lora_a"): weight for name, weight in state["models"][1].items()}
-    torch.save(state, path)
-    with pytest.raises(SystemExit):
-        run(script, "--resume", run_dir, "--num-iterations", 2)
-    assert "its weights have other names" in capsys.readouterr().err
+    weights = state["models"][1]
+    for changed in (
+        {name.replace("lora_A", "lora_a"): weight for name, weight in weights.items()},
+        {name: weight[:1] for name, weight in weights.items()},
+    ):
+        state["models"][1] = changed
+        torch.save(state, path)
+        with pytest.raises(SystemExit):
+            run(script, "--resume", run_dir, "--num-iterations", 2)
+        assert "its weights have other names or shapes" in capsys.readouterr().err
 
 
 def test_gradient_of_an_adapter_follows_from_that_of_the_weights(run, updates, model_dir):  # noqa: F811
