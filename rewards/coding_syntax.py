@@ -197,7 +197,7 @@ def read_function(text, name):
     """(statements, first syntax error): the code of a completion that is to define the function `name`.
 
     It is the whole text, or else its last block that defines the function with something in it, behind what it needs
-    of the imports and definitions in other blocks; or else the beginning of the first block.
+    of the imports, definitions and constants in other blocks; or else the beginning of the first block.
     """
     bodies = read_blocks(text)
     functions = [_function(body, name) for body in bodies]
@@ -206,7 +206,7 @@ def read_function(text, name):
         blocks = _fenced(text)
         return _parse(next((block for block in blocks if re.search(rf"\bdef\s+{name}\b", block)), blocks[0]))
     others = [node for body, function in zip(bodies, functions) if function is None for node in body]
-    others = [node for node in others if isinstance(node, (*DEFINITIONS, *IMPORTS))]
+    others = [node for node in others if isinstance(node, (*DEFINITIONS, *IMPORTS)) or _is_constant(node)]
     return _needed(others, chosen[-1]) + chosen[-1], ""
 
 
@@ -230,6 +230,17 @@ def _is_idle(statement, known):
     return isinstance(statement, ast.Assert)
 
 
+def _is_constant(statement):
+    """Whether a statement assigns a literal."""
+    if not isinstance(statement, (ast.Assign, ast.AnnAssign)):
+        return False
+    try:
+        ast.literal_eval(statement.value)
+    except (ValueError, TypeError):  # no literal, an unhashable key
+        return False
+    return True
+
+
 def _gives(statement):
     """The names to which a statement gives a meaning where it stands."""
     parts = statement.names if isinstance(statement, IMPORTS) else [statement]
@@ -239,8 +250,8 @@ def _gives(statement):
 def read_blocks(text):
     """The statements of a completion: all of it, or else those of each fenced block that defines or imports something.
 
-    A block ends at the first fence that leaves Python behind, since a docstring may hold fences. Where there is none,
-    the code may stand between lines of prose.
+    A block ends at the first fence that leaves Python behind, since a docstring may hold fences. Beside such blocks,
+    of others the constants; where there is none, the code may stand between lines of prose.
     """
     whole = _statements_of(text.lstrip(BOM))
     if whole is not None:
@@ -253,10 +264,13 @@ def read_blocks(text):
         for stop in [i for i in ends if i > start > end][:8]:
             body = _statements_of("\n".join(lines[start + 1 : stop])) or []
             if any(isinstance(node, (*DEFINITIONS, *IMPORTS)) for node in body):
-                bodies.append(body)
                 end = stop
+            else:
+                body = list(filter(_is_constant, body))
+            if body:
+                bodies.append(body)
                 break
-    return bodies or _between_prose(lines)
+    return bodies if end >= 0 else _between_prose(lines)
 
 
 def _between_prose(lines):

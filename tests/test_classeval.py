@@ -157,6 +157,8 @@ FORMS = {
     "import named as a method": "from operator import add\ndef size(self): return add(0, len(self.items))",
     "import of the future": "from __future__ import annotations\ndef size(self) -> No:\n    return len(self.items)",
     "constant": "ONE = 1\ndef size(self):\n    return ONE * len(self.items)",
+    "constant apart": "```\nONE = 1\nn = absent(ONE)\n```\n```\ndef size(self):\n    n = len(self.items)\n"
+    "    return ONE * n\n```",
     "further function": "def count(x):\n    return len(x)\n\ndef size(self):\n    return count(self.items)",
     "further method": "def count(self):\n    return len(self.items)\n\ndef size(self):\n    return self.count()",
     "further static method": "@staticmethod\ndef n(x): return len(x)\ndef size(self):\n    return self.n(self.items)",
