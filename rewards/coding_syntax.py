@@ -227,6 +227,9 @@ def _is_idle(statement, known):
         return all(part.name in known and part.asname in (None, part.name) for part in statement.names)
     if isinstance(statement, ast.Expr):
         return isinstance(statement.value, ast.Name) or _root(statement.value) == "print"
+    if isinstance(statement, ast.Try):  # to import known names, which therefore does not fail
+        parts = statement.body + statement.orelse + statement.finalbody
+        return all(isinstance(part, ast.ImportFrom) and _is_idle(part, known) for part in parts)
     return isinstance(statement, ast.Assert)
 
 

@@ -378,6 +378,13 @@ def test_what_an_agent_imports_of_another_is_there_already():
     both = "from .helpers import aux1, aux2\ndef f(n):\n    return sum(map(aux1, n[1:])) + sum(map(aux2, n[:1]))"
     assert reward(first, second, both) == pytest.approx(4)
     assert scores([AUX, "from helpers import aux, other\n" + MAIN])[0].parts["tests"] == 0
+    for instead in "pass", "from .helpers import aux", AUX.replace("\n", "\n    "), "aux = None":
+        assert reward(AUX, f"try:\n    from helpers import aux\nexcept ImportError:\n    {instead}\n{MAIN}") == 4
+    # What else is tried there counts.
+    more = "try:\n    from helpers import aux\n    n = 1\nexcept ImportError:\n    n = 2\n"
+    assert scores([AUX, more + MAIN.replace("aux(x)", "aux(x) * n // 2")])[0].parts["tests"] == 1
+    used = MAIN.replace("aux(x)", "math.trunc(aux(x))")
+    assert reward(AUX, f"try:\n    math\nexcept NameError:\n    import math\n{used}") == 4
 
 
 @pytest.mark.parametrize("example", ["print(f([3]))", "assert f([3]) == 6", "assert aux(1) == 7, 'wrong'", "python"])
