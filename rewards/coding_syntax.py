@@ -7,6 +7,7 @@ The sandbox gets the source of this file, which therefore imports nothing but th
 import ast
 import builtins
 import itertools
+import keyword
 import re
 import textwrap
 
@@ -17,7 +18,9 @@ BOM = "\ufeff"
 IMPORTS = (ast.Import, ast.ImportFrom)
 FENCE = r"[ \t]*(?:`{3,}|~{3,})[^`\r\n]*"
 CODE = r"(async )?def \w|class \w|import \w|from [\w.]+ import |@\w"
-PROSE = rf"{FENCE}$|(?!\s)\W*[A-Z][\w']*[,:*]*( [^=]|\s*$)"  # "It is", "**Note:** ..."
+# How a line begins that is code and does not parse: indented, else, f(, a[, a.b += , a, b = , ), "a, (a
+KEYWORDS = "|".join(filter(str.islower, keyword.kwlist))
+BROKEN = rf"\s|$|({KEYWORDS})\b|[\w.]+(\(|\[| ?[^\w\s]{{0,3}}=)|[a-z]\w*[,:].*=|[\])}}@'\"]|[\[({{](?![A-Z/])"
 NEWLINE = r"\r\n|\r|\n"  # str.splitlines would know more of them, which a string may hold
 # What would let a class find its methods elsewhere.
 HOOKS = {"__getattribute__", "__getattr__", "__new__", "__init_subclass__", "__set_name__"}
@@ -222,11 +225,12 @@ def _needed(others, code):
 
 
 def _is_idle(statement, known):
-    """Whether a statement adds nothing, but may fail: an assert, a print, a bare name, an import of known names."""
+    """Whether a statement adds nothing, but may fail: an assert, a print, what calls nothing, an import of `known`."""
     if isinstance(statement, ast.ImportFrom):
         return all(part.name in known and part.asname in (None, part.name) for part in statement.names)
     if isinstance(statement, ast.Expr):
-        return isinstance(statement.value, ast.Name) or _root(statement.value) == "print"
+        acts = any(isinstance(node, (ast.Call, ast.NamedExpr)) for node in ast.walk(statement))
+        return not acts or _root(statement.value) == "print"
     if isinstance(statement, ast.Try):  # to import known names, which therefore does not fail
         parts = statement.body + statement.orelse + statement.finalbody
         return all(isinstance(part, ast.ImportFrom) and _is_idle(part, known) for part in parts)
@@ -277,12 +281,12 @@ def read_blocks(text):
 
 
 def _between_prose(lines):
-    """[statements] from the first line that begins code to a line of prose; [] where anything else ends the code."""
+    """[statements] from the first line that begins code to one that is none; [] where broken code ends them."""
     first = next((i for i, line in enumerate(lines) if re.match(CODE, line)), len(lines))
     body, error = _parse("\n".join(lines[first:]))
     rest = lines[first + body[-1].end_lineno :] if body else []
     end = next((line for line in rest if line.strip() and line[0] != "#"), "")
-    return [body] if body and (not error or re.match(PROSE, end)) else []
+    return [body] if body and (not error or not re.match(BROKEN, end)) else []
 
 
 def _unwrapped(text):

@@ -387,7 +387,9 @@ def test_what_an_agent_imports_of_another_is_there_already():
     assert reward(AUX, f"try:\n    math\nexcept NameError:\n    import math\n{used}") == 4
 
 
-@pytest.mark.parametrize("example", ["print(f([3]))", "assert f([3]) == 6", "assert aux(1) == 7, 'wrong'", "python"])
+@pytest.mark.parametrize(
+    "example", ["print(f([3]))", "assert f([3]) == 6", "assert aux(1) == 7, 'wrong'", "python", "-it", "[END]"]
+)
 def test_examples_in_the_text_are_not_run(example):
     assert reward(f"{example}\n{AUX}{example}\n", f"{example}\n{MAIN}{example}\n") == pytest.approx(4)
 
@@ -491,6 +493,70 @@ FORMATS = {
     "what another block needs": "```\nimport operator\ndef g(x):\n    return operator.add(h(x), 0)\n```\nand\n"
     "```\ndef h(x):\n    return aux(x)\n```\nso\n```\ndef f(n):\n    return sum(map(g, n))\n```",
 }
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(
+            "1. It sums.",
+            "2) it sums",
+            "- calls aux",
+            "* It",
+            "`aux(x)` doubles.",
+            "note that it sums.",
+            "das ist alles.",
+        ),
+        *("---", "====", "</s>", "<|im_end|>", "[/PYTHON]", "[END]", "(It sums.)", ">>> f([1])", "$ python f.py"),
+        *(
+            "这个函数使用 aux。",
+            "Это всё.",
+            "✅ done",
+            "Here, n = 3 items.",
+            "aux, the helper, doubles",
+            "explanation: it sums",
+        ),
+    ],
+)
+def test_prose_behind_the_code(line):
+    assert reward(AUX, f"{MAIN}\n{line}\n\nIt doesn't (fail.\n") == pytest.approx(4)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(
+            "def g(",
+            "def g(x)",
+            "class",
+            "@",
+            "return (1",
+            "if f([1]",
+            "for x in (",
+            "else:",
+            "elif x",
+            "import",
+            "with",
+        ),
+        *(
+            "x = [1,",
+            "x += (",
+            "x.y = (",
+            "T[0",
+            "print(f([1",
+            "r.append(",
+            "a, b = (",
+            "x == (",
+            "x: int = [",
+            ")",
+            "]",
+        ),
+        *("'''Now", '"""It is', '"It', "(a, b) = (", "[x for x in", "{1:", "    Else x", "\tIt is", "größe = ("),
+    ],
+)
+def test_broken_code_is_no_prose(line):
+    for end in "", "\nThis is it.\n":
+        assert reward(AUX, f"{ALONE}\n{line}{end}") == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("name", FORMATS)
