@@ -87,9 +87,10 @@ def prepare_class(texts, assigned, class_name, base):
     """
     program = ast.parse(base)
     owner = next(node for node in program.body if isinstance(node, ast.ClassDef) and node.name == class_name)
-    methods = {node.name: i for i, node in enumerate(owner.body) if isinstance(node, FUNCTIONS)}
+    methods = {node.name: node for node in owner.body if isinstance(node, FUNCTIONS)}
     given = {node.name for node in program.body if isinstance(node, DEFINITIONS)} | methods.keys()
     written, writers, errors, imports, constants, further = [], {}, [], [], [], []
+    filled = {}  # by what it replaces in the class
 
     def is_method(node):
         if not isinstance(node, FUNCTIONS):
@@ -103,10 +104,12 @@ def prepare_class(texts, assigned, class_name, base):
             body, unread = _parse("\n".join(_fenced(text)))
             bodies = [body]
         errors.append(unread[:200])
-        found, foreign = {}, []  # foreign: what sets another agent's method
+        found, foreign = {}, []  # by method: what defines it; what sets another agent's
         chosen = [b for b in bodies if any(is_method(n) or getattr(n, "name", None) in given for n in b)] or bodies
         others = [node for body in bodies if body not in chosen for node in body]
         chosen = list(itertools.chain(*chosen))
+        functions = [f for node in chosen for f in ast.walk(node) if isinstance(f, FUNCTIONS)]
+        begun = {_root(d) for f in functions if not is_stub(f) for d in f.decorator_list}  # as in @count.setter
         for node in [n for n in _needed(others, chosen) + chosen if not _is_idle(n, [class_name])]:
             if isinstance(node, ast.ClassDef) and node.name == class_name:
                 inside, outside = node.body, []
@@ -114,10 +117,11 @@ def prepare_class(texts, assigned, class_name, base):
                 inside, outside = ([node], []) if is_method(node) else ([], [node])
             for part in inside + outside:
                 if isinstance(part, FUNCTIONS):
-                    stored = set() if is_stub(part) else {part.name} & methods.keys()
+                    stored = {part.name} & methods.keys() if part.name in begun or not is_stub(part) else set()
                 else:
                     stored = _stored(part, class_name, part in inside) & (methods.keys() | HOOKS)
-                found |= dict.fromkeys(stored, part)
+                for name in stored:
+                    found.setdefault(name, []).append(part)
                 if stored - set(names):
                     foreign.append(part)
             constants += [n for n in inside if isinstance(n, (ast.Assign, ast.AnnAssign))]
@@ -125,15 +129,19 @@ def prepare_class(texts, assigned, class_name, base):
             imports += [n for n in outside if isinstance(n, IMPORTS)]
             further += [n for n in outside if not isinstance(n, IMPORTS) and getattr(n, "name", None) not in given]
         constants, further = ([n for n in part if n not in foreign] for part in (constants, further))
-        for name, node in found.items():
+        for name, parts in found.items():
             writers[name] = writers.get(name, 0) + 1
-            if name in names and isinstance(node, FUNCTIONS):
-                asked = owner.body[methods[name]]
-                node.decorator_list = node.decorator_list or asked.decorator_list
-                owner.body[methods[name]] = node
+            parts = [part for part in parts if isinstance(part, FUNCTIONS)]
+            if name in names and parts:
+                # The last one, and where that goes on with what the name meant, as in @count.setter, those before it.
+                first = max(i for i, part in enumerate(parts) if i == 0 or name not in map(_root, part.decorator_list))
+                filled[methods[name]] = parts[first:]
+                for part in parts:
+                    part.decorator_list = part.decorator_list or methods[name].decorator_list
         written.append([name in found for name in names])
     late = [n for n in constants if _stored(n, class_name, inside=True) & methods.keys()]  # in place of a stub
-    owner.body = [n for n in constants if n not in late] + owner.body + late  # methods' defaults may read constants
+    body = [part for node in owner.body for part in filled.get(node, [node])]
+    owner.body = [n for n in constants if n not in late] + body + late  # methods' defaults may read constants
     program.body = imports + program.body + _apart(further, class_name)
     error = next(filter(None, errors), "") or _compile_error(program)
     doubled = [name for names in assigned for name in names if writers.get(name, 0) > 1]

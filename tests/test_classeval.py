@@ -199,6 +199,37 @@ def test_forms_of_an_answer(name):
     assert found.findings["passed"] == 4, found
 
 
+@pytest.mark.parametrize("getter", ["return 2 * self.items[0]", "pass"])
+def test_a_property_keeps_its_setter(getter):
+    base = BASE.replace("def size", "@property\n    def size")
+    tests = "import unittest\nclass T(unittest.TestCase):\n    def test(self):\n        box = Box()\n"
+    tests += "        box.size = 3\n        self.assertEqual(box.items, [3])"
+    setter = "@size.setter\ndef size(self, n):\n    self.items = [n]\n"
+    for decorator in "", "@property\n":
+        two = f"def size(self): 1 / 0\n{decorator}def size(self):\n    {getter}\n{setter}{AREA}"
+        assert score(ONE, two, base=base, tests=tests).reward == 6
+    # Another agent's stays.
+    two = "@property\ndef size(self): return 7\n" + AREA
+    found = score(
+        ONE + setter, two, base=base, tests=tests.replace("box.size = 3", "").replace("items, [3]", "size, 7")
+    )
+    assert (found.parts["tests"], found.parts["doubled"]) == (4, -0.25)
+
+
+def test_a_method_dispatches_by_type():
+    one = "from functools import singledispatchmethod\n@singledispatchmethod\n"
+    one += "def add(self, x):\n    raise NotImplementedError\n"
+    one += "@add.register\ndef _(self, x: int):\n    self.items.append(x)\n" + DOUBLE
+    assert score(one, TWO).reward == 6
+    idle = score(one.replace("self.items.append(x)", "pass"), TWO)
+    assert idle.parts["written"] == 1.5
+
+
+def test_a_draft_of_a_method_is_left_out():
+    draft = "def size(self) -> Absent:\n    return 7\n@absent\ndef area(self, r): return 7\n"
+    assert score(ONE, f"```\n{draft}```\n```\n{TWO}```").reward == 6
+
+
 TAKEOVERS = {  # of the class, with all methods in it, by the agent that has two of them to write
     "its name": "Box = Whole",
     "its name, among others": "Box, Box.more = Whole, 0",
