@@ -45,12 +45,15 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
     """
     owned = [*helpers, entry_point]
     bodies, defined, errors = [], [], []
-    for name, text in zip(owned, texts):
+    for i, (name, text) in enumerate(zip(owned, texts)):
         body, error = read_function(text, name)
         errors.append(error[:200])
         others = {*owned} - {name}  # what another agent was asked for is not this one's to define
         body = [node for node in body if not (isinstance(node, FUNCTIONS) and node.name in others)]
-        bodies.append([node for node in body if not _is_idle(node, owned)])
+        body = [node for node in body if not _is_idle(node, owned)]
+        later = {*owned[i + 1 :]}.difference(dir(builtins), *map(_gives, body))
+        examples = _leading(body, lambda node, names, later=later: _loaded(node) & (later | names))
+        bodies.append([node for node in body if isinstance(node, DEFINITIONS) or node not in examples])
         defined.append(_returns(_function(body, name)))
     facts = {"defined": defined, "syntax": False, "uses": [], "ignored": []}
     facts |= {"errors": errors, "error": next(filter(None, errors), "")}
@@ -174,15 +177,26 @@ def _apart(statements, class_name):
 
     Of the others an example of use may fail, and one like `Box = Whole` puts another class in its place.
     """
-    kept, closed = [], {"globals", "locals", "vars", "exec", "eval"}
-    for statement in statements:
+
+    def leads(statement, names):
         said = [getattr(n, field, None) for n in ast.walk(statement) for field in ("id", "attr", "value")]
-        apart = said.count(class_name) == len(_stored(statement, class_name, inside=False)) and closed.isdisjoint(said)
-        if not apart:
-            closed |= _gives(statement)  # what goes on with an example is one
-        if apart or isinstance(statement, DEFINITIONS):
-            kept.append(statement)
-    return kept
+        apart = said.count(class_name) == len(_stored(statement, class_name, inside=False))
+        return not apart or not {"globals", "locals", "vars", "exec", "eval", *names}.isdisjoint(said)
+
+    examples = _leading(statements, leads)
+    return [node for node in statements if isinstance(node, DEFINITIONS) or node not in examples]
+
+
+def _leading(statements, leads):
+    """The statements for which `leads` holds, given the names that others of these define, or bound before."""
+    found, before = [], None
+    while found != before:
+        found, before, names = [], found, {node.name for node in found if isinstance(node, DEFINITIONS)}
+        for statement in statements:
+            if leads(statement, names):
+                found.append(statement)
+                names |= _gives(statement)
+    return found
 
 
 def is_stub(function):

@@ -174,6 +174,8 @@ FORMS = {
     "an example that fails": "python\ndef n(x): return x\ndef size(self): return n(len(self.items))\nassert n(1) == 2",
     "import of the class": "from box import Box\ndef size(self): return len(self.items)",
     "an example in a function": "def size(self): return len(self.items)\ndef main(): Box(1, 2)\nmain()",
+    "an example in a further function": "def size(self): return len(self.items)\ndef main(): run()\n"
+    "def run(): Box(1, 2)\nmain()",
     "an example in a loop": "def size(self): return len(self.items)\nfor x in Box(1, 2).items:\n    x.size()",
     "guarded import": "try:\n    import absent as o\nexcept ImportError:\n    import operator as o\n"
     "def size(self): return o.length_hint(self.items)",

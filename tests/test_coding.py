@@ -394,6 +394,41 @@ def test_examples_in_the_text_are_not_run(example):
     assert reward(f"{example}\n{AUX}{example}\n", f"{example}\n{MAIN}{example}\n") == pytest.approx(4)
 
 
+USAGES = {  # of the asked function, in the text of a helper that wrote one too
+    "value": "result = f([1, 2])\nprint(result)\ntotal = result + 1",
+    "call": "f([1])",
+    "loop": "for case in ([1], [2]):\n    print(case, f(case))",
+    "function": "def main():\n    print(f([1]))\nmain()",
+    "function of a function": "def main():\n    test()\ndef test():\n    assert f([1]) == 2\nmain()",
+    "another name": "answer = f\nprint(answer([1]))",
+    "class": "class T:\n    def run(self): return f([1])\nT().run()",
+    "try": "try:\n    n = f([1])\nfinally:\n    print(n)",
+    "with what is needed": "n = 2\nn = f([n])\nTHREE = n",
+}
+
+
+@pytest.mark.parametrize("name", USAGES)
+def test_a_helper_may_use_the_asked_function_as_an_example(name):
+    helper = "TWO = 2\nTABLE = {}\nTABLE[1] = TWO\ndef aux(x):\n    return TABLE[1] * x\n"
+    texts = [helper + f"{definition}{USAGES[name]}\n" for definition in (MAIN, "")]
+    assert [score.reward for score in scores(*[[text, MAIN] for text in texts])] == [4, 4]
+    first, second = (AUX.replace("aux", name) for name in ("aux1", "aux2"))
+    both = "def f(n):\n    return sum(map(aux1, n[1:])) + sum(map(aux2, n[:1]))"
+    assert reward(first + USAGES[name].replace("f(", "aux2("), second, both) == 4
+
+
+def test_what_a_helper_needs_is_no_example():
+    # A name that is there already: the text's own, a builtin.
+    own = "f = lambda x: 2 * x\nTWO = f(1)\ndef aux(x):\n    return TWO * x\n"
+    assert reward(own, MAIN) == 4
+    tests, sums = TESTS.replace("check(f)", "check(sum)"), "TWO = sum([1, 1])\ndef aux(x):\n    return TWO * x\n"
+    main = "def sum(n):\n    t = 0\n    for x in n:\n        t += aux(x)\n    return t"
+    assert coding_rewards([Answer([sums, main], ["aux"], "sum", tests, ["sum"])])[0].reward == 4
+    # And who gives the asked function's name, or the helper's, another meaning gains nothing by it.
+    assert reward(AUX + "f = None\nif f: f()\n", MAIN) == 4
+    assert reward(AUX, ALONE + "aux = f\n") == 2.5
+
+
 def test_several_helpers_share_their_levels():
     first, second = (AUX.replace("aux", name) for name in ("aux1", "aux2"))
     one = "def f(numbers):\n    return sum(aux1(x) for x in numbers)\n"
