@@ -16,6 +16,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 BOM = "\ufeff"
 IMPORTS = (ast.Import, ast.ImportFrom)
+LITERAL = (ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.USub, ast.expr_context)
 FENCE = r"[ \t]*(?:`{3,}|~{3,})[^`\r\n]*"
 CODE = r"(async )?def \w|class \w|import \w|from [\w.]+ import |@\w"
 # How a line begins that is code and does not parse: indented, else, f(, a[, a.b += , a, b = , ), "a, (a
@@ -24,6 +25,9 @@ BROKEN = rf"\s|$|({KEYWORDS})\b|[\w.]+(\(|\[| ?[^\w\s]{{0,3}}=)|[a-z]\w*[,:].*=|
 NEWLINE = r"\r\n|\r|\n"  # str.splitlines would know more of them, which a string may hold
 # What would let a class find its methods elsewhere.
 HOOKS = {"__getattribute__", "__getattr__", "__new__", "__init_subclass__", "__set_name__"}
+# What reaches a name without saying it, and what reaches the class, or what it is made with, while it is made.
+UNSAID = {"globals", "locals", "vars", "exec", "eval"}
+REACH = UNSAID | {"builtins", "__builtins__", "__globals__", "f_globals", "f_locals", "modules", "__set_name__"}
 
 
 def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
@@ -52,7 +56,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
         body = [node for node in body if not (isinstance(node, FUNCTIONS) and node.name in others)]
         body = [node for node in body if not _is_idle(node, owned)]
         later = {*owned[i + 1 :]}.difference(dir(builtins), *map(_gives, body))
-        examples = _leading(body, lambda node, names, later=later: _loaded(node) & (later | names))
+        examples = _leading(body, lambda node, _, names, later=later: _loaded(node) & (later | names))
         bodies.append([node for node in body if isinstance(node, DEFINITIONS) or node not in examples])
         defined.append(_returns(_function(body, name)))
     facts = {"defined": defined, "syntax": False, "uses": [], "ignored": []}
@@ -80,7 +84,8 @@ def prepare_class(texts, assigned, class_name, base):
     An agent's definitions count wherever they stand, also inside a class of that name; so does a method that is
     assigned. Of those in the skeleton only the agent's own are taken; of its imports, further functions and other
     statements all, but in the class only definitions and assignments, and none of HOOKS, and outside none that uses or
-    replaces the class. Of a block without methods only what the blocks with methods read.
+    replaces the class. Of a block without methods only what the blocks with methods read. What is outside goes before
+    the class, as defaults may read it, unless it leads to the class or to REACH, or gives a known name a meaning.
 
     Returns (syntax tree, None where there is no program that compiles; facts). Facts:
     written: list[list[bool]], for each assigned method whether its agent wrote it, with more than a stub for a body
@@ -92,8 +97,10 @@ def prepare_class(texts, assigned, class_name, base):
     owner = next(node for node in program.body if isinstance(node, ast.ClassDef) and node.name == class_name)
     methods = {node.name: node for node in owner.body if isinstance(node, FUNCTIONS)}
     given = {node.name for node in program.body if isinstance(node, DEFINITIONS)} | methods.keys()
-    written, writers, errors, imports, constants, further = [], {}, [], [], [], []
-    filled = {}  # by what it replaces in the class
+    place = program.body.index(owner)
+    known = _loaded(program).union(dir(builtins), *map(_gives, program.body))
+    behind = REACH.union([ast.Global], *map(_gives, program.body[place:]))  # is not to be said before the class
+    written, writers, filled, errors, imports, constants, further = [], {}, {}, [], [], [], []
 
     def is_method(node):
         if not isinstance(node, FUNCTIONS):
@@ -111,8 +118,8 @@ def prepare_class(texts, assigned, class_name, base):
         chosen = [b for b in bodies if any(is_method(n) or getattr(n, "name", None) in given for n in b)] or bodies
         others = [node for body in bodies if body not in chosen for node in body]
         chosen = list(itertools.chain(*chosen))
-        functions = [f for node in chosen for f in ast.walk(node) if isinstance(f, FUNCTIONS)]
-        begun = {_root(d) for f in functions if not is_stub(f) for d in f.decorator_list}  # as in @count.setter
+        functions = [f for n in chosen for f in ast.walk(n) if isinstance(f, FUNCTIONS) and not is_stub(f)]
+        begun = {_root(decorator) for f in functions for decorator in f.decorator_list}  # as in @count.setter
         for node in [n for n in _needed(others, chosen) + chosen if not _is_idle(n, [class_name])]:
             if isinstance(node, ast.ClassDef) and node.name == class_name:
                 inside, outside = node.body, []
@@ -142,10 +149,18 @@ def prepare_class(texts, assigned, class_name, base):
                 for part in parts:
                     part.decorator_list = part.decorator_list or methods[name].decorator_list
         written.append([name in found for name in names])
-    late = [n for n in constants if _stored(n, class_name, inside=True) & methods.keys()]  # in place of a stub
+    last = [n for n in constants if _stored(n, class_name, inside=True) & methods.keys()]  # in place of a stub
     body = [part for node in owner.body for part in filled.get(node, [node])]
-    owner.body = [n for n in constants if n not in late] + body + late  # methods' defaults may read constants
-    program.body = imports + program.body + _apart(further, class_name)
+    owner.body = [n for n in constants if n not in last] + body + last  # methods' defaults may read constants
+
+    def is_late(statement, said, names):
+        replaces = not isinstance(statement, IMPORTS) and _gives(statement) & known
+        return replaces or not (behind | names).isdisjoint(said)
+
+    further = _apart(further, class_name)
+    late = _leading(imports + further, is_late)
+    program.body[place:place] = [n for n in further if n not in late]
+    program.body = imports + program.body + [n for n in further if n in late]
     error = next(filter(None, errors), "") or _compile_error(program)
     doubled = [name for names in assigned for name in names if writers.get(name, 0) > 1]
     facts = {"written": written, "doubled": doubled, "syntax": not error, "errors": errors, "error": error}
@@ -178,22 +193,23 @@ def _apart(statements, class_name):
     Of the others an example of use may fail, and one like `Box = Whole` puts another class in its place.
     """
 
-    def leads(statement, names):
-        said = [getattr(n, field, None) for n in ast.walk(statement) for field in ("id", "attr", "value")]
+    def is_example(statement, said, names):
         apart = said.count(class_name) == len(_stored(statement, class_name, inside=False))
-        return not apart or not {"globals", "locals", "vars", "exec", "eval", *names}.isdisjoint(said)
+        return not apart or not (UNSAID | names).isdisjoint(said)
 
-    examples = _leading(statements, leads)
+    examples = _leading(statements, is_example)
     return [node for node in statements if isinstance(node, DEFINITIONS) or node not in examples]
 
 
 def _leading(statements, leads):
-    """The statements for which `leads` holds, given the names that others of these define, or bound before."""
+    """The statements for which `leads` holds, given what they say and what others of these define, or bound before."""
+    fields = "id", "attr", "value", "name", "module", "__class__"
+    said = {s: [getattr(node, field, None) for node in ast.walk(s) for field in fields] for s in statements}
     found, before = [], None
     while found != before:
         found, before, names = [], found, {node.name for node in found if isinstance(node, DEFINITIONS)}
         for statement in statements:
-            if leads(statement, names):
+            if leads(statement, said[statement], names):
                 found.append(statement)
                 names |= _gives(statement)
     return found
@@ -261,13 +277,8 @@ def _is_idle(statement, known):
 
 def _is_constant(statement):
     """Whether a statement assigns a literal."""
-    if not isinstance(statement, (ast.Assign, ast.AnnAssign)):
-        return False
-    try:
-        ast.literal_eval(statement.value)
-    except (ValueError, TypeError):  # no literal, an unhashable key
-        return False
-    return True
+    value = isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value
+    return bool(value) and all(isinstance(node, LITERAL) for node in ast.walk(value))
 
 
 def _gives(statement):

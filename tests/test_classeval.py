@@ -232,6 +232,67 @@ def test_a_draft_of_a_method_is_left_out():
     assert score(ONE, f"```\n{draft}```\n```\n{TWO}```").reward == 6
 
 
+NEEDED_AT_ONCE = {  # while the class is made
+    "constant": "ONE = 1\ndef size(self, by=ONE): return by * len(self.items)",
+    "constant of the skeleton's": "TEN = LIMIT\ndef size(self, by=TEN): return by * len(self.items) // 10",
+    "enumeration": "import enum\nclass E(enum.Enum):\n    A = 1\n"
+    "def size(self, e: E = E.A): return e.value * len(self.items)",
+    "decorator": "import functools\ndef same(f):\n    @functools.wraps(f)\n    def g(*a):\n        return f(*a)\n"
+    "    return g\n@same\ndef size(self): return len(self.items)",
+    "class in an annotation": "class C: pass\ndef size(self, c: C = None): return len(self.items)",
+    "alias": "from typing import Any\nV = Any\ndef size(self) -> V: return len(self.items)",
+    "named tuple": "from collections import namedtuple\nN = namedtuple('N', 'n')\n"
+    "def size(self) -> N: return N(len(self.items)).n",
+    "type variable": "from typing import TypeVar\nT = TypeVar('T')\ndef size(self: T) -> T: return len(self.items)",
+    "table filled by a loop": "T = {}\nfor i in range(9):\n    T[i] = i\n"
+    "def size(self, one=T[1]): return one * len(self.items)",
+    "guarded import": "try:\n    from absent import x\nexcept ImportError:\n    x = 1\n"
+    "def size(self, by=x): return by * len(self.items)",
+    "in the class": "ONE = 1\nclass Box:\n    one = ONE\n    def size(self): return self.one * len(self.items)",
+    "beside one that knows the class": "def made(): return Box()\nONE = 1\n"
+    "def size(self, by=ONE): return by * len(self.items) + len(made().items)",
+    "beside one that reaches further": "def names(x): return vars(x)\nONE = 1\nLIMIT = ONE\n"
+    "def size(self, by=ONE): return by * LIMIT * len(names(self)['items'])",
+}
+
+
+@pytest.mark.parametrize("name", NEEDED_AT_ONCE)
+def test_what_the_class_needs_while_it_is_made(name):
+    assert score(ONE, NEEDED_AT_ONCE[name] + "\n" + AREA).reward == 6
+
+
+LEN = "lambda self: len(self.items)"
+SMUGGLED = {  # into the class, while it is made, by the agent that has neither size nor area to write
+    "by a decorator's frame": f"import sys\ndef d(f):\n    sys._getframe(1).f_locals['size'] = {LEN}\n    return f\n",
+    "by a descriptor": f"class D:\n    def __set_name__(self, o, n): setattr(o, 'size', {LEN})\n"
+    "class Box:\n    n = D()\n",
+    "by a class that it inherits from": "class Mine:\n    def __getattribute__(self, name):\n"
+    "        it = object.__getattribute__(self, name)\n"
+    "        return (lambda: len(self.items)) if name == 'size' else it\nGiven = Mine\n",
+    "by a class that it inherits from, in a branch": "class Mine:\n    def __getattribute__(self, name):\n"
+    "        it = object.__getattribute__(self, name)\n"
+    "        return (lambda: len(self.items)) if name == 'size' else it\nif 1:\n    Given = Mine\n",
+    "by a builtin": "def classmethod(f): return lambda self, r: 3.14159 * r * r\n",
+    "by a builtin of the module": "import builtins as b\nb.classmethod = lambda f: lambda self, r: 3.14159 * r * r\n",
+    "by a builtin, later": "def d(f):\n    global classmethod\n"
+    "    classmethod = lambda f: lambda self, r: 3.14159 * r * r\n    return f\n",
+    "by a function's names": "def d(f):\n"
+    "    d.__globals__['classmethod'] = lambda f: lambda self, r: 3.14159 * r * r\n    return f\n",
+    "by the function that makes classes": "import builtins\nreal = builtins.__build_class__\n"
+    f"def make(f, name, *a):\n    c = real(f, name, *a)\n    c.size = {LEN}\n    return c\n"
+    "builtins.__build_class__ = make\n",
+}
+
+
+@pytest.mark.parametrize("name", SMUGGLED)
+def test_nothing_before_the_class_writes_another_agents_methods(name):
+    base = BASE.replace("class Box:", "class Given: pass\n\nclass Box(Given):")
+    base = base.replace("    def area(", "    @classmethod\n    def area(")
+    decorator = "@d\n@staticmethod\n" if "def d(" in SMUGGLED[name] else ""
+    found = score(SMUGGLED[name] + ADD + decorator + DOUBLE, "", base=base)
+    assert found.findings["passed"] <= 3 and found.parts["written"] == 1
+
+
 TAKEOVERS = {  # of the class, with all methods in it, by the agent that has two of them to write
     "its name": "Box = Whole",
     "its name, among others": "Box, Box.more = Whole, 0",
