@@ -53,8 +53,9 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
         body, error = read_function(text, name)
         errors.append(error[:200])
         others = {*owned} - {name}  # what another agent was asked for is not this one's to define
-        body = [node for node in body if not (isinstance(node, FUNCTIONS) and node.name in others)]
+        body = [n for n in body if not (isinstance(n, FUNCTIONS) or _is_constant(n)) or not _gives(n) & others]
         body = [node for node in body if not _is_idle(node, owned)]
+        # What reads a function that is not there yet is an example of use.
         later = {*owned[i + 1 :]}.difference(dir(builtins), *map(_gives, body))
         examples = _leading(body, lambda node, _, names, later=later: _loaded(node) & (later | names))
         bodies.append([node for node in body if isinstance(node, DEFINITIONS) or node not in examples])

@@ -524,6 +524,7 @@ FORMATS = {
     "constants apart": "```\nTWO: int = 2\nn = 5\nx = n * f([1])\n```\nand\n"
     "```\nONE = 1\nimport math\n```\nso\n"
     "```\ndef f(n):\n    x = [aux(y) for y in n]\n    return TWO * ONE * sum(x) // 2\n```",
+    "values of an example": f"```\nnumbers = [1]\naux = 2\n```\n```\n{MAIN}```",
     "a number behind it": MAIN + "\nFor example\n```\nn = 3\n```\n",
     "what another block needs": "```\nimport operator\ndef g(x):\n    return operator.add(h(x), 0)\n```\nand\n"
     "```\ndef h(x):\n    return aux(x)\n```\nso\n```\ndef f(n):\n    return sum(map(g, n))\n```",
