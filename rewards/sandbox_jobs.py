@@ -326,7 +326,7 @@ def _candidate(channel):
     def given(data):  # by the tests: an object of ours, or a function such as `len`
         return getattr(builtins, data[1]) if data[0] == "builtin" else find(data[1])
 
-    def part(x):  # of an exception: a number, or a beginning
+    def argument(x):  # of an exception, cut where it is long
         if type(x) in (str, bytes):
             x = x[:1000]
         elif type(x) not in (int, float, bool, type(None)):
@@ -339,7 +339,7 @@ def _candidate(channel):
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: whatever it is, the call failed
             kinds, args = type(error).__mro__, [str(error)[:200]]
             if vars(builtins).get(kinds[0].__name__) is kinds[0]:  # errno of an OSError, the key of a KeyError
-                args = [part(x) for x in error.args]
+                args = [argument(x) for x in error.args]
             names = [kind.__name__ for kind in kinds]
             send(channel, ["error", names, str(error)[:200], args, *([folder.changes()] if share else [])])
 
