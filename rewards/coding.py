@@ -73,15 +73,17 @@ def coding_rewards(answers, timeout=10.0, allow_unsafe_code=False):
     """
     results = run_tests([_job(answer) for answer in answers], timeout, allow_unsafe_code)
     # Without a use, or without a test passed, a stub can change nothing for the worse.
-    asked = [i for i, r in enumerate(results) if r.passed and any(r.facts["uses"])]
+    asked = [i for i, r in enumerate(results) if r.passed and any(r.facts["uses"] + r.facts["ignored"])]
     # A loop that the helper ends never ends with a stub; what takes longer than this without a helper needs it.
     patience = min(timeout, 1 + 5 * max((results[i].seconds for i in asked), default=0))
     stubbed = run_tests([_job(answers[i], stub=True) for i in asked], patience, allow_unsafe_code)
     without = dict(zip(asked, stubbed))
     for i in asked:
         facts, real = results[i].facts, _share(without[i]) < _share(results[i])
-        facts["uses"] = [use and real for use in facts["uses"]]
-        facts["ignored"] = [ignored and not use for use, ignored in zip(facts["uses"], facts["ignored"])]
+        uses, dropped = facts["uses"], facts["ignored"]
+        # A call that only changes its argument drops its value, too, and what it drops makes a difference.
+        facts["uses"] = [real and (use or (drop and not any(uses))) for use, drop in zip(uses, dropped)]
+        facts["ignored"] = [drop and not real for drop in dropped]
     used = [(i, helper) for i in asked for helper, use in zip(answers[i].helpers, results[i].facts["uses"]) if use]
     alone = run_tests([_job(answers[i], alone=helper) for i, helper in used], patience, allow_unsafe_code)
     for (i, _), result in zip(used, alone):

@@ -14,6 +14,7 @@ import textwrap
 NONE = ast.dump(ast.Constant(None))
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
+DROPPING = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Delete)
 BOM = "\ufeff"
 IMPORTS = (ast.Import, ast.ImportFrom)
 LITERAL = (ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.USub, ast.expr_context)
@@ -35,15 +36,15 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
 
     texts: one per agent: the helpers' in order, then the asked function's
     prelude: trusted source that goes before them, such as the imports of the task's prompt
-    stub: bool, whether each helper's text is replaced by a function of its name that returns None
+    stub: bool, whether each helper's text is replaced by a function of its name that returns None, and what drops a
+        helper's values is left out, since it could fail
     alone: name of the helper that takes the asked function's place, or None
 
     Returns (syntax tree, None where there is no program that compiles; facts). Facts:
     defined: list[bool], whether each text defines its function, with something returned
     syntax: bool, whether the program compiles
-    uses: list[bool] by helper: the asked function calls the helper or hands it on, and what it does may depend on it
-    ignored: list[bool] by helper: it does so, but drops all values that it gets; both where the helper may change its
-        argument in place
+    uses: list[bool] by helper: the asked function calls the helper or hands it on
+    ignored: list[bool] by helper: it does so too, but drops all values that it gets
     errors: list[str], the first syntax error of each text; empty where it is Python
     error: str, the first of these, or what keeps the texts from compiling together
     """
@@ -70,7 +71,9 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
         program = ast.Module(body=body, type_ignores=[])
         facts["error"] = _compile_error(program)
         if not facts["error"]:
-            facts.update(syntax=True, **_cooperation(bodies[-1], entry_point, helpers))
+            uses, ignored, dropped = _cooperation(bodies[-1], entry_point, helpers)
+            facts |= {"syntax": True, "uses": uses, "ignored": ignored}
+            program = _Without(dropped).visit(program) if stub else program
     return (program if facts["syntax"] else None), facts
 
 
@@ -283,9 +286,10 @@ def _is_constant(statement):
 
 
 def _gives(statement):
-    """The names to which a statement gives a meaning where it stands."""
-    parts = statement.names if isinstance(statement, IMPORTS) else [statement]
-    return set().union(*map(_binds, parts), *map(_bound, _statements([statement])))
+    """The names to which a statement gives a meaning where it stands, or of which it assigns a part."""
+    nodes = list(_walk([statement]))
+    inner = {n for node in nodes if isinstance(node, ast.comprehension) for n in ast.walk(node.target)}
+    return {name for node in nodes if node not in inner for name in _binds(node)}
 
 
 def read_blocks(text):
@@ -385,85 +389,40 @@ def _walk(nodes):
 
 
 def _cooperation(body, entry_point, helpers):
-    """Uses and ignored: the facts about how the asked function treats the helpers.
+    """Uses and ignored, as in `prepare`, and the statements that drop a helper's values.
 
-    All goes by names. What it returns, raises or decides by matters, and so does a statement that binds or changes a
-    name that such a one reads. Neither the order of statements is looked at, nor whether they are ever reached: if a
-    use is real is for the tests to say.
+    All goes by names: neither the order of statements is looked at, nor whether they are ever reached. Whether a use
+    makes a difference is for the tests to say.
     """
-    # Who gives a name another meaning at the outermost level does not use what it meant.
-    top = [node for node in body if isinstance(node, FUNCTIONS)]
-    rebound = {name for node in _walk(body) if node not in top for name in _binds(node)}
-    # The functions and classes, at any depth, that the asked function leads to by their names, or by those of what
-    # the outermost level binds or changes, itself or by a function that it reads.
-    definitions = [node for part in body for node in ast.walk(part) if isinstance(node, DEFINITIONS)]
-    outside = list(_statements(body))  # of no use but for the names that they bind
-    effects = [(_bound(s) | _changed(s, set()), _read(s)) for s in outside]
-    at_once = [node for node in definitions if any(node.name in read for _, read in effects)]
-    effects += [(_bound(s) | _changed(s, set()), {node.name}) for node in at_once for s in _statements(node.body)]
-    named, before = {entry_point}, None
+    top = [node for node in body if isinstance(node, DEFINITIONS)]
+    reached = [node for node in body if node not in top]  # what runs at once, and what that and the function lead to
+    named, before = {entry_point}.union(*map(_loaded, reached)), None
     while named != before:
-        before = set(named)
-        named |= {name for node in definitions if node.name in named for name in _loaded(node)}
-        named = named.union(*[read for altered, read in effects if altered & named])
-    reached = [node for node in definitions if node.name in named]
-    reached += [n for node in reached if isinstance(node, ast.ClassDef) for n in node.body if isinstance(n, FUNCTIONS)]
-    inside = [statement for node in reached for statement in [node, *_statements(node.body)]]
-    # What may be seen elsewhere when it is changed in place: arguments, and what functions of the text do.
-    shared = {n.arg for node in reached for n in ast.walk(node) if isinstance(n, ast.arg)}
-    shared |= {node.name for node in definitions}
-    # A variable of that name is no helper.
-    rebound |= {name for part in reached for node in ast.walk(part) for name in _binds(node)} - {entry_point}
-    genuine = [None if rebound & {helper, entry_point} else helper for helper in helpers]
-    called = {name for statement in inside for name in _read(statement)}
-    read = _read_to_some_end(inside, outside, shared, set())
-    read_for_values = _read_to_some_end(inside, outside, shared, set(helpers))
-    return {
-        "uses": [helper in read for helper in genuine],
-        "ignored": [helper in called - read_for_values for helper in genuine],
-    }
+        named, before = named.union(*[_loaded(node) for node in top if node.name in named]), named
+    reached += [node for node in top if node.name in named]
+    # A variable of that name is no helper, and who gives a name another meaning does not use what it meant.
+    rebound = {name for part in reached for node in ast.walk(part) for name in _binds(node)}
+    # Statements that drop what they get, or bind it to names and put it into objects that no other statement reads.
+    statements = [node for part in reached for node in ast.walk(part) if isinstance(node, ast.stmt)]
+    drop, before = [s for s in statements if isinstance(s, DROPPING)], None
+    while drop != before:
+        read = set().union(*[_read(s) for s in statements if s not in drop])
+        drop, before = [s for s in drop if not _alters(s, helpers) & read], drop
+    called = set().union(*map(_read, statements))
+    uses, ignored = ([helper in names - rebound for helper in helpers] for names in (read, called - read))
+    names, before = set(helpers), None  # what holds a helper's values
+    while names != before:
+        dropped = [s for s in drop if (_read(s) | _gives(s)) & names]
+        names, before = names.union(*map(_gives, dropped)), names
+    return uses, ignored, dropped
 
 
-def _read_to_some_end(inside, outside, shared, inert):
-    """The names that are read by statements that matter; functions named in `inert` change no argument."""
-    read, before = set(), None
-    while before != (read, shared):
-        before = read, shared
-        matters = [s for s in inside if _acts(s)]
-        matters += [s for s in inside + outside if _bound(s) & read or _changed(s, inert) & (read | shared)]
-        read = read.union(*map(_read, matters))
-        shared = shared.union(*[_bound(s) for s in inside if _read(s) & (read | shared)])
-    return read
+class _Without(ast.NodeTransformer):
+    def __init__(self, statements):
+        self.statements = statements
 
-
-def _acts(statement):
-    """Whether a statement does more than to bind names or to drop a value."""
-    quiet = isinstance(statement, (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign))
-    return not quiet or any(isinstance(n, (ast.Yield, ast.YieldFrom, ast.Await)) for n in ast.walk(statement))
-
-
-def _statements(block):
-    """The statements of a block and of the blocks inside, but no functions and classes."""
-    for statement in block:
-        if not isinstance(statement, DEFINITIONS):
-            yield statement
-            for inner in _blocks(statement):
-                yield from _statements(inner)
-
-
-def _blocks(statement):
-    blocks = [getattr(statement, field, []) for field in ("body", "orelse", "finalbody")]
-    return blocks + [part.body for field in ("handlers", "cases") for part in getattr(statement, field, [])]
-
-
-def _expressions(statement):
-    """The expressions of a statement itself, not of the statements inside."""
-    todo = [n for n in ast.iter_child_nodes(statement) if not isinstance(n, ast.stmt)]
-    for node in todo:
-        if isinstance(node, ast.expr):
-            yield node
-        else:  # the defaults of arguments, a `with` item, an `except` clause, a `case`
-            todo += [n for n in ast.iter_child_nodes(node) if not isinstance(n, ast.stmt)]
+    def visit(self, node):
+        return ast.copy_location(ast.Pass(), node) if node in self.statements else self.generic_visit(node)
 
 
 def _loaded(node):
@@ -471,11 +430,13 @@ def _loaded(node):
 
 
 def _read(statement):
-    """Names that a statement reads, and what a class binds, to be read as its attribute; a bare mention is nothing."""
+    """Names that a statement reads itself, not by the statements inside it; a bare mention is nothing."""
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Name):
         return set()
-    own = _statements(statement.body) if isinstance(statement, ast.ClassDef) else []
-    return {name for e in _expressions(statement) for name in _loaded(e)}.union(*map(_bound, own))
+    nodes = [statement]
+    for node in nodes:
+        nodes += [n for n in ast.iter_child_nodes(node) if not isinstance(n, ast.stmt)]
+    return {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
 
 
 def _root(node):
@@ -485,29 +446,12 @@ def _root(node):
     return node.id if isinstance(node, ast.Name) else None
 
 
-def _targets(statement):
-    """What a statement assigns to, as in a = ..., a[i] += ..., for a in ..., with b as a, (a := b)."""
-    for expression in _expressions(statement):
-        if not isinstance(getattr(expression, "ctx", ast.Load()), ast.Load):
-            yield from (n for n in ast.walk(expression) if not isinstance(getattr(n, "ctx", ast.Load()), ast.Load))
-        yield from (n.target for n in ast.walk(expression) if isinstance(n, ast.NamedExpr))
-
-
-def _bound(statement):
-    return {target.id for target in _targets(statement) if isinstance(target, ast.Name)}
-
-
-def _changed(statement, inert):
-    """Names of what a statement may change in place: a[i] = ..., a.append(...), push(a, ...), and push too.
-
-    Builtin functions, and those named in `inert`, change nothing.
-    """
-    inert = inert.union(dir(builtins))
-    calls = [n for e in _expressions(statement) for n in ast.walk(e) if isinstance(n, ast.Call)]
-    calls = [call for call in calls if not (isinstance(call.func, ast.Name) and call.func.id in inert)]
-    arguments = [node for call in calls for node in [call.func, *call.args, *[k.value for k in call.keywords]]]
-    parts = [target for target in _targets(statement) if not isinstance(target, ast.Name)]
-    return {_root(node) for node in parts + arguments if not isinstance(node, ast.Call)} - {None}
+def _alters(statement, helpers):
+    """What a statement binds, and where it calls anything but helpers and builtin functions, all that it reads."""
+    inert = {*helpers, *dir(builtins)}
+    calls = [node.func for node in ast.walk(statement) if isinstance(node, ast.Call)]
+    quiet = all(isinstance(function, ast.Name) and function.id in inert for function in calls)
+    return _gives(statement) | (set() if quiet else _read(statement))
 
 
 def _binds(node):

@@ -239,7 +239,6 @@ UNREAL = {  # what the syntax takes for a use makes no difference
     "never raised": "try:\n        return 2 * sum(numbers)\n    except Exception:\n        return aux(numbers)",
     "behind an endless loop": "while True:\n        return 2 * sum(numbers)\n    return aux(numbers)",
     "empty branch": "if aux(3):\n        pass\n    return 2 * sum(numbers)",
-    "given to a function of its own": "g(aux(3))\n    return 2 * sum(numbers)\ndef g(y):\n    pass",
     "default never read": "return g(numbers)\ndef g(n, h=aux):\n    return 2 * sum(n)",
 }
 
@@ -297,6 +296,14 @@ IGNORES = {
     "variable": "y = aux(3)",
     "underscore": "_ = aux(3)",
     "several variables": "y = aux(3)\n    z = y + 1",
+    "in a sum": "aux(3) + 1",
+    "in a sum, with an argument": "aux(len(numbers)) + 1",
+    "added up": "t = 0\n    t += aux(3)",
+    "in a set": "t = {1}\n    t |= {aux(3) + 1}",
+    "deleted": "y = aux(3) + 1\n    del y",
+    "in a branch of its own": "if numbers:\n        y = aux(3) + 1\n    else:\n        y = 2",
+    "given to a function of its own": "g(aux(3))\n    return 2 * sum(numbers)\ndef g(y):\n    return y + 1\ndef h():",
+    "table never read": "pass\n    return 2 * sum(numbers)\nTABLE = [aux(3) + 1]\ndef g():",
     "list never read": "r = []\n    for x in numbers:\n        r.append(aux(x))",
     "printed": "print(aux(3))",
     "printed beside an argument": "print(numbers, aux(3))",
@@ -323,7 +330,6 @@ NEITHER = {
     "further function never called": "pass\n    return 2 * sum(numbers)\ndef g():\n    aux(3)\ndef h():",
     "another table filled": "r = []\n    return 2 * sum(numbers, sum(r))\n"
     "def g():\n    r = []\n    r.append(1)\n    aux(3)\ndef h():",
-    "table never read": "pass\n    return 2 * sum(numbers)\nTABLE = [aux(3)]\ndef g():",
     "attribute": "numbers = numbers + []\n    type('T', (), {'aux': lambda self, x: x})().aux(3)",
     "variable of that name": "aux = lambda x: x\n    aux(3)",
 }
