@@ -394,26 +394,30 @@ def _cooperation(body, entry_point, helpers):
     All goes by names: neither the order of statements is looked at, nor whether they are ever reached. Whether a use
     makes a difference is for the tests to say.
     """
-    top = [node for node in body if isinstance(node, DEFINITIONS)]
+    top = {node: _loaded(node) for node in body if isinstance(node, DEFINITIONS)}
     reached = [node for node in body if node not in top]  # what runs at once, and what that and the function lead to
     named, before = {entry_point}.union(*map(_loaded, reached)), None
     while named != before:
-        named, before = named.union(*[_loaded(node) for node in top if node.name in named]), named
+        named, before = named.union(*[read for node, read in top.items() if node.name in named]), named
     reached += [node for node in top if node.name in named]
     # A variable of that name is no helper, and who gives a name another meaning does not use what it meant.
     rebound = {name for part in reached for node in ast.walk(part) for name in _binds(node)}
     # Statements that drop what they get, or bind it to names and put it into objects that no other statement reads.
-    statements = [node for part in reached for node in ast.walk(part) if isinstance(node, ast.stmt)]
-    drop, before = [s for s in statements if isinstance(s, DROPPING)], None
-    while drop != before:
-        read = set().union(*[_read(s) for s in statements if s not in drop])
-        drop, before = [s for s in drop if not _alters(s, helpers) & read], drop
-    called = set().union(*map(_read, statements))
+    reads = {node: _read(node) for part in reached for node in ast.walk(part) if isinstance(node, ast.stmt)}
+    inert = {*helpers, *dir(builtins)}
+    drop, read = {s: _alters(s, inert) for s in reads if isinstance(s, DROPPING)}, set()
+    matter = reads.keys() - drop
+    while matter:
+        read.update(*[reads[s] for s in matter])
+        matter = {s for s in drop if not read.isdisjoint(drop[s])}
+        drop = {s: altered for s, altered in drop.items() if s not in matter}
+    called = set().union(*reads.values())
     uses, ignored = ([helper in names - rebound for helper in helpers] for names in (read, called - read))
-    names, before = set(helpers), None  # what holds a helper's values
-    while names != before:
-        dropped = [s for s in drop if (_read(s) | _gives(s)) & names]
-        names, before = names.union(*map(_gives, dropped)), names
+    gives = {s: _gives(s) for s in drop}
+    names, dropped, before = set(helpers), [], None  # what holds a helper's values
+    while dropped != before:
+        before, dropped = dropped, [s for s in drop if not names.isdisjoint(reads[s] | gives[s])]
+        names.update(*[gives[s] for s in dropped])
     return uses, ignored, dropped
 
 
@@ -446,9 +450,8 @@ def _root(node):
     return node.id if isinstance(node, ast.Name) else None
 
 
-def _alters(statement, helpers):
-    """What a statement binds, and where it calls anything but helpers and builtin functions, all that it reads."""
-    inert = {*helpers, *dir(builtins)}
+def _alters(statement, inert):
+    """What a statement binds, and where it calls any function that is not named in `inert`, all that it reads."""
     calls = [node.func for node in ast.walk(statement) if isinstance(node, ast.Call)]
     quiet = all(isinstance(function, ast.Name) and function.id in inert for function in calls)
     return _gives(statement) | (set() if quiet else _read(statement))

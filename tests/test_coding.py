@@ -356,6 +356,12 @@ def test_a_loop_that_only_its_helper_ends_is_not_waited_for(monkeypatch):
     assert waited[0] == 60 and max(waited[1:]) < 30
 
 
+def test_a_long_chain_of_assignments_is_read_in_time():
+    chain = "".join(f"    y{i + 1} = y{i}\n" for i in range(700))
+    main = f"def f(numbers):\n    y0 = [aux(x) for x in numbers]\n{chain}    return sum(y700)"
+    assert reward(AUX, main) == pytest.approx(4.0)
+
+
 def test_useful_helper_is_what_a_stub_would_cost():
     full, idle, harmful = scores(
         [AUX, MAIN],
