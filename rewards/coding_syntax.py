@@ -59,8 +59,11 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
         # What reads a function that is not there yet is an example of use.
         later = {*owned[i + 1 :]}.difference(dir(builtins), *map(_gives, body))
         examples = _leading(body, lambda node, _, names, later=later: _loaded(node) & (later | names))
-        bodies.append([node for node in body if isinstance(node, DEFINITIONS) or node not in examples])
-        defined.append(_returns(_function(body, name)))
+        function = _function(body, name)
+        defined.append(_returns(function))
+        body = [node for node in body if isinstance(node, DEFINITIONS) or node not in examples]
+        behind = body.index(function) if function else 0
+        bodies.append(body[:behind] + list(map(_tried, body[behind:])))
     facts = {"defined": defined, "syntax": False, "uses": [], "ignored": []}
     facts |= {"errors": errors, "error": next(filter(None, errors), "")}
     if defined[-1] and not any(errors):
@@ -163,8 +166,8 @@ def prepare_class(texts, assigned, class_name, base):
 
     further = _apart(further, class_name)
     late = _leading(imports + further, is_late)
-    program.body[place:place] = [n for n in further if n not in late]
-    program.body = imports + program.body + [n for n in further if n in late]
+    program.body[place:place] = [_tried(n) for n in further if n not in late]
+    program.body = imports + program.body + [_tried(n) for n in further if n in late]
     error = next(filter(None, errors), "") or _compile_error(program)
     doubled = [name for names in assigned for name in names if writers.get(name, 0) > 1]
     facts = {"written": written, "doubled": doubled, "syntax": not error, "errors": errors, "error": error}
@@ -277,6 +280,15 @@ def _is_idle(statement, known):
         parts = statement.body + statement.orelse + statement.finalbody
         return all(isinstance(part, ast.ImportFrom) and _is_idle(part, known) for part in parts)
     return isinstance(statement, ast.Assert)
+
+
+def _tried(statement):
+    """The statement, which may fail: an example of use does, for want of input or of the right answer."""
+    if isinstance(statement, (*DEFINITIONS, *IMPORTS)):
+        return statement
+    tried = ast.parse("try: pass\nexcept BaseException: pass").body[0]
+    tried.body = [statement]
+    return tried
 
 
 def _is_constant(statement):

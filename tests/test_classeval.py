@@ -190,6 +190,9 @@ FORMS = {
     "def size(self): return ONE.n * len(self.items)",
     "class that knows the class": "class N:\n    def n(self, box): return isinstance(box, Box) and len(box.items)\n"
     "def size(self): return N().n(self)",
+    "a test's exit": "import unittest\ndef size(self): return len(self.items)\nunittest.main()",
+    "an example's input": "def size(self): return len(self.items)\nn = int(input())",
+    "assigned to the class too": "def size(self): return len(self.items)\nBox.size = size",
     "nested": "def size(self):\n    def f():\n        return len(self.items)\n    return f()",
 }
 

@@ -406,6 +406,22 @@ def test_examples_in_the_text_are_not_run(example):
     assert reward(f"{example}\n{AUX}{example}\n", f"{example}\n{MAIN}{example}\n") == pytest.approx(4)
 
 
+FAILING = {  # examples of use behind the code
+    "wrong test": "def test_f():\n    assert f([1]) == 3\ntest_f()",
+    "check": "def check(candidate):\n    assert candidate([1]) == 3\ncheck(f)",
+    "wrong call": "result = f(1, 2)\nprint(result)",
+    "helper's wrong call": "result = aux(1, 2)",
+    "input": "n = int(input('How many? '))\nfor i in range(n):\n    print(f([i]))",
+    "test cases": "import unittest\nclass T(unittest.TestCase):\n    def test(self): pass\nunittest.main()",
+    "exit": "import sys\nsys.exit(0)",
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_an_example_that_fails_costs_nothing(name):
+    assert [score.reward for score in scores([AUX, MAIN + FAILING[name]], [AUX + FAILING[name], MAIN])] == [4, 4]
+
+
 USAGES = {  # of the asked function, in the text of a helper that wrote one too
     "value": "result = f([1, 2])\nprint(result)\ntotal = result + 1",
     "call": "f([1])",
