@@ -270,15 +270,20 @@ def _needed(others, code):
 
 
 def _is_idle(statement, known):
-    """Whether a statement adds nothing, but may fail: an assert, a print, what calls nothing, an import of `known`."""
-    if isinstance(statement, ast.ImportFrom):
+    """Whether a statement adds nothing, but may fail: an assert, a print, what calls nothing, an import of `known`.
+
+    So does `if __name__ == "__main__"`, as the answer is not.
+    """
+    if isinstance(statement, ast.If) and "__name__" in _loaded(statement.test):
+        return True
+    if isinstance(statement, IMPORTS):
         return all(part.name in known and part.asname in (None, part.name) for part in statement.names)
     if isinstance(statement, ast.Expr):
         acts = any(isinstance(node, (ast.Call, ast.NamedExpr)) for node in ast.walk(statement))
         return not acts or _root(statement.value) == "print"
     if isinstance(statement, ast.Try):  # to import known names, which therefore does not fail
         parts = statement.body + statement.orelse + statement.finalbody
-        return all(isinstance(part, ast.ImportFrom) and _is_idle(part, known) for part in parts)
+        return all(isinstance(part, IMPORTS) and _is_idle(part, known) for part in parts)
     return isinstance(statement, ast.Assert)
 
 

@@ -330,6 +330,7 @@ NEITHER = {
     "further function never called": "pass\n    return 2 * sum(numbers)\ndef g():\n    aux(3)\ndef h():",
     "another table filled": "r = []\n    return 2 * sum(numbers, sum(r))\n"
     "def g():\n    r = []\n    r.append(1)\n    aux(3)\ndef h():",
+    "where it is run": "pass\n    return 2 * sum(numbers)\nif __name__ == '__main__':\n    print(aux(3))\ndef h():",
     "attribute": "numbers = numbers + []\n    type('T', (), {'aux': lambda self, x: x})().aux(3)",
     "variable of that name": "aux = lambda x: x\n    aux(3)",
 }
@@ -392,6 +393,7 @@ def test_what_an_agent_imports_of_another_is_there_already():
     assert scores([AUX, "from helpers import aux, other\n" + MAIN])[0].parts["tests"] == 0
     for instead in "pass", "from .helpers import aux", AUX.replace("\n", "\n    "), "aux = None":
         assert reward(AUX, f"try:\n    from helpers import aux\nexcept ImportError:\n    {instead}\n{MAIN}") == 4
+    assert reward(AUX, "import aux\n" + MAIN) == 4
     # What else is tried there counts.
     more = "try:\n    from helpers import aux\n    n = 1\nexcept ImportError:\n    n = 2\n"
     assert scores([AUX, more + MAIN.replace("aux(x)", "aux(x) * n // 2")])[0].parts["tests"] == 1
@@ -553,6 +555,8 @@ FORMATS = {
     "```\nONE = 1\nimport math\n```\nso\n"
     "```\ndef f(n):\n    x = [aux(y) for y in n]\n    return TWO * ONE * sum(x) // 2\n```",
     "values of an example": f"```\nnumbers = [1]\naux = 2\n```\n```\n{MAIN}```",
+    "a stand-in for the helper where it is run": MAIN
+    + "if __name__ == '__main__':\n    def aux(x):\n        return x\n    print(f([1]))",
     "a number behind it": MAIN + "\nFor example\n```\nn = 3\n```\n",
     "what another block needs": "```\nimport operator\ndef g(x):\n    return operator.add(h(x), 0)\n```\nand\n"
     "```\ndef h(x):\n    return aux(x)\n```\nso\n```\ndef f(n):\n    return sum(map(g, n))\n```",
