@@ -29,6 +29,8 @@ HOOKS = {"__getattribute__", "__getattr__", "__new__", "__init_subclass__", "__s
 # What reaches a name without saying it, and what reaches the class, or what it is made with, while it is made.
 UNSAID = {"globals", "locals", "vars", "exec", "eval"}
 REACH = UNSAID | {"builtins", "__builtins__", "__globals__", "f_globals", "f_locals", "modules", "__set_name__"}
+REACH |= {"_getframe", "currentframe"}
+SAYING = "id", "attr", "value", "name", "module", "__class__"  # fields of a node that hold names
 
 
 def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
@@ -132,6 +134,7 @@ def prepare_class(texts, assigned, class_name, base):
                 inside, outside = node.body, []
             else:
                 inside, outside = ([node], []) if is_method(node) else ([], [node])
+            inside = [part for part in inside if not _binds_unsaid(part)]
             for part in inside + outside:
                 if isinstance(part, FUNCTIONS):
                     stored = {part.name} & methods.keys() if part.name in begun or not is_stub(part) else set()
@@ -156,7 +159,8 @@ def prepare_class(texts, assigned, class_name, base):
                 for part in parts:
                     part.decorator_list = part.decorator_list or methods[name].decorator_list
         written.append([name in found for name in names])
-    last = [n for n in constants if _stored(n, class_name, inside=True) & methods.keys()]  # in place of a stub
+    named = {n.name for n in owner.body if isinstance(n, FUNCTIONS)}  # what replaces or reads a method comes last
+    last = [n for n in constants if (_stored(n, class_name, inside=True) | _loaded(n)) & named]
     body = [part for node in owner.body for part in filled.get(node, [node])]
     owner.body = [n for n in constants if n not in last] + body + last  # methods' defaults may read constants
 
@@ -182,6 +186,18 @@ def _compile_error(program):
     except (SyntaxError, ValueError) as error:
         return str(error)[:200]
     return ""
+
+
+def _binds_unsaid(part):
+    """Whether the class, while it is made, evaluates what could bind other names in it than that of the part.
+
+    Of a method that is its decorators, defaults and annotations.
+    """
+    body = part.body if isinstance(part, DEFINITIONS) else []
+    heads = [node for child in ast.iter_child_nodes(part) if child not in body for node in ast.walk(child)]
+    at_once = ast.walk(part) if isinstance(part, ast.ClassDef) else heads
+    walrus = body and any(isinstance(node, ast.NamedExpr) for node in heads)
+    return walrus or not REACH.isdisjoint(getattr(node, field, None) for node in at_once for field in SAYING)
 
 
 def _stored(statement, class_name, inside):
@@ -210,8 +226,7 @@ def _apart(statements, class_name):
 
 def _leading(statements, leads):
     """The statements for which `leads` holds, given what they say and what others of these define, or bound before."""
-    fields = "id", "attr", "value", "name", "module", "__class__"
-    said = {s: [getattr(node, field, None) for node in ast.walk(s) for field in fields] for s in statements}
+    said = {s: [getattr(node, field, None) for node in ast.walk(s) for field in SAYING] for s in statements}
     found, before = [], None
     while found != before:
         found, before, names = [], found, {node.name for node in found if isinstance(node, DEFINITIONS)}

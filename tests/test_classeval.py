@@ -152,6 +152,10 @@ FORMS = {
     "byte order mark": "\ufeffdef size(self):\n    return len(self.items)\n",
     "assignment in the class": "class Box:\n    one: int = 1\n    def size(self): return self.one * len(self.items)",
     "default from the class": "class Box:\n    one = 1\n    def size(self, by=one): return by * len(self.items)",
+    "another name": "class Box:\n    def count(self): return len(self.items)\n    number = count\n"
+    "    def size(self): return self.number()",
+    "a class in the class that says :=": "class Box:\n    class C:\n        def n(self, x): return (y := len(x))\n"
+    "    def size(self): return self.C().n(self.items)",
     "assigned in the class": "class Box:\n    size = lambda self: len(self.items)",
     "import": "import operator\ndef size(self):\n    return operator.length_hint(self.items)",
     "import named as a method": "from operator import add\ndef size(self): return add(0, len(self.items))",
@@ -265,6 +269,24 @@ def test_what_the_class_needs_while_it_is_made(name):
 
 
 LEN = "lambda self: len(self.items)"
+UNSAID = {  # by the agent that has neither size nor area to write, in what the class evaluates while it is made
+    "default": f"def more(self, x=(size := {LEN})): pass",
+    "default that reaches the class": f"def more(self, x=locals().update(size={LEN})): pass",
+    "annotation": f"def more(self, x: (size := {LEN})): pass",
+    "decorator": f"@[size := {LEN}, lambda f: f][1]\ndef more(self): pass",
+    "base of a class": f"class Box:\n    class More((size := {LEN}) and object): pass",
+    "body of a class": f"class Box:\n    class More:\n        import sys\n"
+    f"        sys._getframe(1).f_locals['size'] = {LEN}",
+    "its own method": f"class Box:\n    double = (locals().update(size={LEN}), staticmethod(lambda x: 2 * x))[1]",
+}
+
+
+@pytest.mark.parametrize("name", UNSAID)
+def test_a_method_is_not_written_beside_another(name):
+    for two, passed in ("", 3), (TWO.replace("len(", "7 + len("), 4):
+        assert score(ONE + UNSAID[name], two).findings["passed"] == passed
+
+
 SMUGGLED = {  # into the class, while it is made, by the agent that has neither size nor area to write
     "by a decorator's frame": f"import sys\ndef d(f):\n    sys._getframe(1).f_locals['size'] = {LEN}\n    return f\n",
     "by a descriptor": f"class D:\n    def __set_name__(self, o, n): setattr(o, 'size', {LEN})\n"
