@@ -15,8 +15,8 @@ functions out of the texts, and a comment that says "aux(" counts as a call; her
 
 The last three are ours: in the published formula a call whose result is thrown away still gains 1.0. Calls are found
 in the syntax tree, so that one by eval() or globals() is none; what they are worth is found by running the tests again
-with stubs that return None for the helpers, and then with the helper alone. A call that makes no difference and is not
-dropped, as in `0 if True else aux(x)`, gains and costs nothing.
+with stubs for the helpers, whose values are nothing, and then with the helper alone. A call that makes no difference
+and is not dropped, as in `0 if True else aux(x)`, gains and costs nothing.
 """
 
 import functools
@@ -68,8 +68,8 @@ def coding_rewards(answers, timeout=10.0, allow_unsafe_code=False):
     allow_unsafe_code: see rewards/sandbox.py, which also tells what is raised
 
     Diagnostics in `parts`, which the reward does not hold: `all_passed` (0 or 1), `passed_share`, and `useful_helper`,
-    the share of the tests that pass with the helpers and fail when stubs that return None replace them: negative where
-    the helper does harm.
+    the share of the tests that pass with the helpers and fail when stubs replace them: negative where the helper does
+    harm.
     """
     results = run_tests([_job(answer) for answer in answers], timeout, allow_unsafe_code)
     # Without a use, or without a test passed, a stub can change nothing for the worse.

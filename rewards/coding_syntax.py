@@ -32,14 +32,28 @@ REACH = UNSAID | {"builtins", "__builtins__", "__globals__", "f_globals", "f_loc
 REACH |= {"_getframe", "currentframe"}
 SAYING = "id", "attr", "value", "name", "module", "__class__"  # fields of a node that hold names
 
+# A helper whose values are nothing: empty, 0 as a number, less and more than none; to add one changes nothing. As a
+# result one equals () only.
+STUB = """
+class {name}(tuple):
+    __new__ = lambda cls, *args, **keywords: tuple.__new__(cls)
+    __add__ = __radd__ = __sub__ = __rsub__ = __or__ = __ror__ = __xor__ = __rxor__ = lambda self, other: other
+    __mul__ = __rmul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = lambda self, *args: self
+    __neg__ = __pos__ = __abs__ = __round__ = lambda self, *args: self
+    __call__ = __getattr__ = __getitem__ = lambda self, *args, **keywords: self
+    __lt__ = __le__ = __gt__ = __ge__ = lambda self, other: False
+    __int__ = __index__ = lambda self: 0
+    __float__ = lambda self: 0.0
+"""
+
 
 def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
     """The program that the answers make together, and what is to be known of them.
 
     texts: one per agent: the helpers' in order, then the asked function's
     prelude: trusted source that goes before them, such as the imports of the task's prompt
-    stub: bool, whether each helper's text is replaced by a function of its name that returns None, and what drops a
-        helper's values is left out, since it could fail
+    stub: bool, whether each helper's text is replaced by a STUB of its name, and what drops a helper's values is left
+        out, since it could fail
     alone: name of the helper that takes the asked function's place, or None
 
     Returns (syntax tree, None where there is no program that compiles; facts). Facts:
@@ -70,7 +84,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
     facts |= {"errors": errors, "error": next(filter(None, errors), "")}
     if defined[-1] and not any(errors):
         if stub:
-            bodies[:-1] = [ast.parse(f"def {name}(*args, **keywords): return None").body for name in helpers]
+            bodies[:-1] = [ast.parse(STUB.format(name=name)).body for name in helpers]
         body = ast.parse(prelude).body + [node for part in bodies for node in part]
         body += ast.parse(f"{entry_point} = {alone}").body if alone else []
         program = ast.Module(body=body, type_ignores=[])

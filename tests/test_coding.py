@@ -238,6 +238,12 @@ UNREAL = {  # what the syntax takes for a use makes no difference
     "    else:\n        return 0\n    return aux(0)",
     "never raised": "try:\n        return 2 * sum(numbers)\n    except Exception:\n        return aux(numbers)",
     "behind an endless loop": "while True:\n        return 2 * sum(numbers)\n    return aux(numbers)",
+    "never fires": "if aux(sum(numbers)) > 10**6:\n        return None\n    return 2 * sum(numbers)",
+    "never raises": "n = abs(aux(3)) - 1\n    if n < 0:\n        raise ValueError\n    return 2 * sum(numbers)",
+    "times nothing": "return 2 * sum(numbers) + 0 * aux(3)",
+    "minus itself": "return 2 * sum(numbers) + aux(3) - aux(3)",
+    "rounds of nothing": "for _ in range(aux(3)):\n        pass\n    return 2 * sum(numbers)",
+    "sorted by it": "return 2 * sum(sorted(numbers, key=aux))",
     "empty branch": "if aux(3):\n        pass\n    return 2 * sum(numbers)",
     "default never read": "return g(numbers)\ndef g(n, h=aux):\n    return 2 * sum(n)",
 }
