@@ -14,7 +14,7 @@ import textwrap
 NONE = ast.dump(ast.Constant(None))
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
-DROPPING = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Delete)
+DROPPING = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign)
 BOM = "\ufeff"
 IMPORTS = (ast.Import, ast.ImportFrom)
 LITERAL = (ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.USub, ast.expr_context)
@@ -52,8 +52,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
 
     texts: one per agent: the helpers' in order, then the asked function's
     prelude: trusted source that goes before them, such as the imports of the task's prompt
-    stub: bool, whether each helper's text is replaced by a STUB of its name, and what drops a helper's values is left
-        out, since it could fail
+    stub: bool, whether each helper's text is replaced by a STUB of its name
     alone: name of the helper that takes the asked function's place, or None
 
     Returns (syntax tree, None where there is no program that compiles; facts). Facts:
@@ -87,12 +86,10 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
             bodies[:-1] = [ast.parse(STUB.format(name=name)).body for name in helpers]
         body = ast.parse(prelude).body + [node for part in bodies for node in part]
         body += ast.parse(f"{entry_point} = {alone}").body if alone else []
-        program = ast.Module(body=body, type_ignores=[])
+        program = ast.Module(body=_without_idle_imports(body), type_ignores=[])
         facts["error"] = _compile_error(program)
         if not facts["error"]:
-            uses, ignored, dropped = _cooperation(bodies[-1], entry_point, helpers)
-            facts |= {"syntax": True, "uses": uses, "ignored": ignored}
-            program = _Without(dropped).visit(program) if stub else program
+            facts.update(syntax=True, **_cooperation(bodies[-1], entry_point, helpers))
     return (program if facts["syntax"] else None), facts
 
 
@@ -186,6 +183,7 @@ def prepare_class(texts, assigned, class_name, base):
     late = _leading(imports + further, is_late)
     program.body[place:place] = [_tried(n) for n in further if n not in late]
     program.body = imports + program.body + [_tried(n) for n in further if n in late]
+    program.body = _without_idle_imports(program.body)
     error = next(filter(None, errors), "") or _compile_error(program)
     doubled = [name for names in assigned for name in names if writers.get(name, 0) > 1]
     facts = {"written": written, "doubled": doubled, "syntax": not error, "errors": errors, "error": error}
@@ -316,6 +314,12 @@ def _is_idle(statement, known):
     return isinstance(statement, ast.Assert)
 
 
+def _without_idle_imports(body):
+    """The statements but for imports of what nothing reads: it may not be there."""
+    read = {"*", "annotations"}.union(*map(_loaded, body))  # of the future
+    return [node for node in body if not isinstance(node, IMPORTS) or _gives(node) & read]
+
+
 def _tried(statement):
     """The statement, which may fail: an example of use does, for want of input or of the right answer."""
     if isinstance(statement, (*DEFINITIONS, *IMPORTS)):
@@ -435,7 +439,7 @@ def _walk(nodes):
 
 
 def _cooperation(body, entry_point, helpers):
-    """Uses and ignored, as in `prepare`, and the statements that drop a helper's values.
+    """The facts `uses` and `ignored` of `prepare`.
 
     All goes by names: neither the order of statements is looked at, nor whether they are ever reached. Whether a use
     makes a difference is for the tests to say.
@@ -458,21 +462,10 @@ def _cooperation(body, entry_point, helpers):
         matter = {s for s in drop if not read.isdisjoint(drop[s])}
         drop = {s: altered for s, altered in drop.items() if s not in matter}
     called = set().union(*reads.values())
-    uses, ignored = ([helper in names - rebound for helper in helpers] for names in (read, called - read))
-    gives = {s: _gives(s) for s in drop}
-    names, dropped, before = set(helpers), [], None  # what holds a helper's values
-    while dropped != before:
-        before, dropped = dropped, [s for s in drop if not names.isdisjoint(reads[s] | gives[s])]
-        names.update(*[gives[s] for s in dropped])
-    return uses, ignored, dropped
-
-
-class _Without(ast.NodeTransformer):
-    def __init__(self, statements):
-        self.statements = statements
-
-    def visit(self, node):
-        return ast.copy_location(ast.Pass(), node) if node in self.statements else self.generic_visit(node)
+    return {
+        "uses": [helper in read - rebound for helper in helpers],
+        "ignored": [helper in called - read - rebound for helper in helpers],
+    }
 
 
 def _loaded(node):
@@ -497,10 +490,10 @@ def _root(node):
 
 
 def _alters(statement, inert):
-    """What a statement binds, and where it calls any function that is not named in `inert`, all that it reads."""
-    calls = [node.func for node in ast.walk(statement) if isinstance(node, ast.Call)]
-    quiet = all(isinstance(function, ast.Name) and function.id in inert for function in calls)
-    return _gives(statement) | (set() if quiet else _read(statement))
+    """What a statement binds, and what its calls may change: of functions that are not named in `inert`."""
+    calls = [n for n in ast.walk(statement) if isinstance(n, ast.Call) and getattr(n.func, "id", None) not in inert]
+    parts = [part for call in calls for part in (call.func, *call.args, *[k.value for k in call.keywords])]
+    return _gives(statement).union(_root(part) for part in parts if not isinstance(part, ast.Call))
 
 
 def _binds(node):

@@ -194,6 +194,7 @@ FORMS = {
     "def size(self): return ONE.n * len(self.items)",
     "class that knows the class": "class N:\n    def n(self, box): return isinstance(box, Box) and len(box.items)\n"
     "def size(self): return N().n(self)",
+    "import of what is not there": "import nothing_of_this_name\ndef size(self): return len(self.items)",
     "a test's exit": "import unittest\ndef size(self): return len(self.items)\nunittest.main()",
     "an example's input": "def size(self): return len(self.items)\nn = int(input())",
     "assigned to the class too": "def size(self): return len(self.items)\nBox.size = size",

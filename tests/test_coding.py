@@ -311,6 +311,7 @@ IGNORES = {
     "given to a function of its own": "g(aux(3))\n    return 2 * sum(numbers)\ndef g(y):\n    return y + 1\ndef h():",
     "table never read": "pass\n    return 2 * sum(numbers)\nTABLE = [aux(3) + 1]\ndef g():",
     "list never read": "r = []\n    for x in numbers:\n        r.append(aux(x))",
+    "list never read, of the argument": "r = []\n    r.append(aux(len(numbers)))",
     "printed": "print(aux(3))",
     "printed beside an argument": "print(numbers, aux(3))",
     "statement with an argument": "aux(numbers)",
@@ -361,6 +362,18 @@ def test_a_loop_that_only_its_helper_ends_is_not_waited_for(monkeypatch):
     (score,) = coding_rewards([Answer([AUX, main], ["aux"], "f", TESTS, ["f"])], timeout=60)
     assert score.reward == pytest.approx(4.0)
     assert waited[0] == 60 and max(waited[1:]) < 30
+
+
+@pytest.mark.parametrize(
+    "line", ["import nothing_of_this_name", "from nothing_of_this_name import this, that as other"]
+)
+def test_an_import_that_nothing_reads_costs_nothing(line):
+    assert reward(f"{line}\n{AUX}", f"from __future__ import annotations\n{line}\n{MAIN}") == pytest.approx(4.0)
+    assert scores([AUX, f"{line}\n{MAIN}nothing_of_this_name, other\n"])[0].parts["tests"] == 1
+    assert (
+        scores([AUX, f"{line}\n{MAIN.replace('return', 'nothing_of_this_name, other; return')}"])[0].parts["tests"]
+        == 0
+    )
 
 
 def test_a_long_chain_of_assignments_is_read_in_time():
