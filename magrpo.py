@@ -113,6 +113,14 @@ def gather(value):
     return values
 
 
+def average(tensors):
+    """Makes each the mean over processes. One message for all, since each has its latency; it is gone afterwards."""
+    flat = torch.nn.utils.parameters_to_vector(tensors)
+    dist.all_reduce(flat)
+    for tensor, mean in zip(tensors, flat.div_(dist.get_world_size()).split([x.numel() for x in tensors])):
+        tensor.copy_(mean.view_as(tensor))
+
+
 def select(agent):
     """Puts the agent's own adapter into the weights that it shares with others, if it has one."""
     if agent.adapter:
@@ -796,11 +804,8 @@ if __name__ == "__main__":
             for p in agent.trained.values():
                 if p.grad is None:  # an expert that no token came to, or nothing to learn from
                     p.grad = torch.zeros_like(p)
-            if world_size > 1:  # the mean over processes, of their means over tasks
-                tensors = [*(p.grad for p in agent.trained.values()), loss]
-                flat = torch.nn.utils.parameters_to_vector(tensors)  # one message: each has its latency
-                dist.all_reduce(flat)
-                torch.nn.utils.vector_to_parameters(flat.div_(world_size), tensors)
+            if world_size > 1:  # each of which has the mean over its tasks
+                average([*(p.grad for p in agent.trained.values()), loss])
             grad_norm = torch.nn.utils.clip_grad_norm_(agent.trained.values(), args.max_grad_norm)
             decay = 1 - (iteration - 1) / args.num_iterations if args.anneal_lr else 1.0
             agent.optimizer.param_groups[0]["lr"] = decay * args.learning_rate
