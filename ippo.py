@@ -390,18 +390,19 @@ def evaluate_tokens(agent, groups, temperature):
     return logprobs, entropies, agent.value_head(seen.float())[:, 0]
 
 
-def gae(rewards, values, ends, gamma, gae_lambda):
-    """Generalized advantage estimates of one trajectory, arXiv 1506.02438.
+def gae(rewards, values, gamma, gae_lambda):
+    """Generalized advantage estimates of the tokens of one trajectory, a list for each turn. arXiv 1506.02438.
 
-    rewards, values: a number for each token, over all turns. ends: whether the token is the last of its turn, behind
-    which gamma discounts. Nothing follows the trajectory's last token.
+    rewards: of each turn, at its last token, behind which gamma discounts. values: those of each turn's tokens.
     """
-    advantages, advantage, following = [], 0.0, 0.0
-    for reward, value, end in zip(reversed(rewards), reversed(values), reversed(ends)):
-        discount = gamma if end else 1.0
-        advantage = reward + discount * following - value + discount * gae_lambda * advantage
-        following = value
-        advantages.append(advantage)
+    advantages, advantage, following = [], 0.0, 0.0  # nothing follows the last token
+    for reward, turn in zip(reversed(rewards), reversed(values)):
+        discount, row = gamma, []
+        for value in reversed(turn):
+            advantage = reward + discount * following - value + discount * gae_lambda * advantage
+            following, reward, discount = value, 0.0, 1.0
+            row.append(advantage)
+        advantages.append(row[::-1])
     return advantages[::-1]
 
 
@@ -844,25 +845,20 @@ if __name__ == "__main__":
         for i, agent in enumerate(agents):
             select(agent)
             groups = [node.groups[i] for nodes in turns for node in nodes]
-            for group in groups:
-                group.values, group.advantages = [None] * len(group.completion_ids), [None] * len(group.completion_ids)
-            places = [(g.prompt_ids, g.completion_ids, [(g, k) for k in range(len(g.completion_ids))]) for g in groups]
-            for batch in micro_batches(agent.critic, places, args.max_batch_tokens):
+            for group in groups:  # lists to be filled, of each completion's tokens
+                group.values, group.advantages = ([[] for _ in group.completion_ids] for _ in range(2))
+            parts = [(group.prompt_ids, group.completion_ids, group.values) for group in groups]
+            for batch in micro_batches(agent.critic, parts, args.max_batch_tokens):
                 with torch.no_grad(), autocast(agent.model):
                     states = completion_states(agent.critic, [part[:2] for part in batch])
                 values = iter(agent.value_head(states.float())[:, 0].tolist())  # float32, as in the update
-                for group, k in (place for _, _, places in batch for place in places):
-                    group.values[k] = list(itertools.islice(values, len(group.completion_ids[k])))
+                for ids, row in (pair for _, *pairs in batch for pair in zip(*pairs)):
+                    row += itertools.islice(values, len(ids))
             for trajectory in trajectories:
-                rewards, values, ends = [], [], []
-                for node, k in trajectory:
-                    values += node.groups[i].values[k]
-                    rewards += [0.0] * (len(values) - len(rewards) - 1) + [node.steps[k].reward]
-                    ends += [False] * (len(values) - len(ends) - 1) + [True]
-                advantages = iter(gae(rewards, values, ends, args.gamma, args.gae_lambda))
-                for node, k in trajectory:
-                    group = node.groups[i]
-                    group.advantages[k] = list(itertools.islice(advantages, len(group.values[k])))
+                rewards = [node.steps[k].reward for node, k in trajectory]
+                values = [node.groups[i].values[k] for node, k in trajectory]
+                for (node, k), row in zip(trajectory, gae(rewards, values, args.gamma, args.gae_lambda)):
+                    node.groups[i].advantages[k] += row
             flat = [(a, v) for group in groups for pair in zip(group.advantages, group.values) for a, v in zip(*pair)]
             advantages, values = np.array(list(itertools.chain.from_iterable(gather(flat)))).T  # of all processes
             # the share of the targets' variance that the values knew before this update

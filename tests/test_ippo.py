@@ -32,20 +32,24 @@ def slow_gae(rewards, values, ends, gamma, gae_lambda):
 
 def test_gae_is_the_double_sum():
     gae, rng = load(SCRIPT).gae, np.random.default_rng(0)
-    rewards, values = rng.normal(size=11).tolist(), rng.normal(size=11).tolist()
-    ends = [k in (3, 4, 10) for k in range(11)]
+    turns, paid = [rng.normal(size=length).tolist() for length in (4, 1, 6)], rng.normal(size=3).tolist()
+    values, ends, rewards = [value for turn in turns for value in turn], [False] * 11, [0.0] * 11
+    for last, reward in zip((3, 4, 10), paid):
+        ends[last], rewards[last] = True, reward
     for gamma, gae_lambda in itertools.product([0.0, 0.5, 1.0], [0.0, 0.7, 1.0]):
-        ours = gae(rewards, values, ends, gamma, gae_lambda)
-        assert ours == pytest.approx(slow_gae(rewards, values, ends, gamma, gae_lambda))
+        ours = gae(paid, turns, gamma, gae_lambda)
+        assert list(map(len, ours)) == [4, 1, 6]
+        flat = list(itertools.chain.from_iterable(ours))
+        assert flat == pytest.approx(slow_gae(rewards, values, ends, gamma, gae_lambda))
 
 
 def test_gae_by_hand():
     """Two tokens, then one in the next turn; reward 1 after the second and 10 after the third."""
     gae = load(SCRIPT).gae
-    rewards, values, ends = [0.0, 1.0, 10.0], [3.0, 4.0, 5.0], [False, True, True]
-    assert gae(rewards, values, ends, 1.0, 1.0) == [11 - 3, 11 - 4, 10 - 5]  # the return minus the value
-    assert gae(rewards, values, ends, 0.5, 0.0) == [4 - 3, 1 + 0.5 * 5 - 4, 10 - 5]  # one-step errors
-    assert gae(rewards, values, ends, 0.5, 1.0) == [1 + 0.5 * 10 - 3, 1 + 0.5 * 10 - 4, 10 - 5]
+    rewards, values = [1.0, 10.0], [[3.0, 4.0], [5.0]]
+    assert gae(rewards, values, 1.0, 1.0) == [[11 - 3, 11 - 4], [10 - 5]]  # the return minus the value
+    assert gae(rewards, values, 0.5, 0.0) == [[4 - 3, 1 + 0.5 * 5 - 4], [10 - 5]]  # one-step errors
+    assert gae(rewards, values, 0.5, 1.0) == [[1 + 0.5 * 10 - 3, 1 + 0.5 * 10 - 4], [10 - 5]]
 
 
 @pytest.fixture
