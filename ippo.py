@@ -94,7 +94,7 @@ class Args:
     gamma: float = 1.0  # discount per turn
     max_grad_norm: float = 1.0  # of each agent's gradient, clipped
     use_separate_critic: bool = False  # a critic with weights of its own, instead of a head on the actor
-    critic_learning_rate: float | None = None  # by default 10 times the actor's for a head, else the actor's
+    critic_learning_rate: float | None = None  # by default the actor's, or 10 times that for a head without a LoRA
     gae_lambda: float = 1.0  # per token; 1: the return minus the value
     norm_adv: bool = False  # advantages of an iteration to mean 0 and deviation 1, for each agent
     update_epochs: int = 2  # passes over a rollout

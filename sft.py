@@ -65,7 +65,7 @@ class Args:
     data: str | None = None  # .jsonl of prompt and completion, or a rollouts.jsonl, instead of the environments
     min_reward: float | None = None  # with a rollouts.jsonl: keep what joint actions of at least this reward wrote
     max_length: int = 1024  # tokens of prompt and completion; longer pairs are left out
-    eval_fraction: float = 0.02  # held-out share of the demonstrations
+    eval_fraction: float = 0.02  # held-out share of the demonstrations, at least one of each source
 
     # model
     model: str = "tiny"  # tiny, a folder, a hub id, or scratch: a new tokenizer and a new model of this size

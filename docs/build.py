@@ -173,9 +173,9 @@ times the advantage, without ratio or clipping; it has no entropy bonus; and it 
 each token.
 
 Defaults that differ from the other scripts': the value function has a learning rate of its own
-(`--critic-learning-rate`), ten times the actor's for a head, whose weights start at zero; and the actor's is a quarter of
-theirs for `models/tiny`, since it takes several optimizer steps per rollout (`--update-epochs` x `--num-minibatches`),
-where the others take one.
+(`--critic-learning-rate`), ten times the actor's for a head, whose weights start at zero (with `--lora-rank` the
+actor's, which is ten times as high already); and the actor's is a quarter of theirs for `models/tiny`, since it takes
+several optimizer steps per rollout (`--update-epochs` x `--num-minibatches`), where the others take one.
 
 Defaults and details that differ from CleanRL's `ppo.py`: `--gae-lambda` is 1, advantages are not normalised, and with
 `--norm-adv` over an iteration, not over each minibatch; values start at the mean return; `--gamma` is 1 and per
