@@ -371,11 +371,15 @@ def token_logprobs(agent, groups, temperature):
     return torch.cat([compute(h, y) for h, y in zip(hidden.split(size), target.split(size))])
 
 
-def evaluate_tokens(agent, groups, temperature):
+def evaluate_tokens(agent, groups, temperature, with_entropy=True):
     """Log-probabilities of the completions' tokens, entropies and values of the states before them: (tokens,) each."""
 
     def policy(hidden, target):
-        logprobs = (head(agent.model, hidden) / temperature).log_softmax(-1)  # (tokens, V)
+        logits = head(agent.model, hidden)  # (tokens, V)
+        logits = logits if temperature == 1 else logits / temperature
+        if not with_entropy:  # entropies are zeros: they would cost about as much as the log-probabilities
+            return -cross_entropy(logits, target, reduction="none"), torch.zeros_like(target, dtype=torch.float32)
+        logprobs = logits.log_softmax(-1)
         return logprobs.gather(-1, target[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
 
     with autocast(agent.model):
@@ -900,7 +904,8 @@ if __name__ == "__main__":
                             index += range(start, start + len(ids))
                         start += len(ids)
                     old_logprobs, old_values, advantages, targets, discounts = torch.tensor(old, device=device).T
-                    computed = evaluate_tokens(agent, [part[:2] for part in batch], args.temperature)
+                    parts = [part[:2] for part in batch]
+                    computed = evaluate_tokens(agent, parts, args.temperature, with_entropy=args.ent_coef > 0)
                     logprobs, entropies, values = torch.stack(computed)[:, torch.tensor(index, device=device)]
                     ratios = (logprobs - old_logprobs).exp()
                     clipped = ratios.clamp(1 - args.clip_coef, 1 + args.clip_coef)
