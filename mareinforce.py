@@ -32,7 +32,7 @@ import zlib
 from collections import Counter, defaultdict
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from types import SimpleNamespace
 from typing import Literal
@@ -618,7 +618,8 @@ if __name__ == "__main__":
     elif tiny and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # so small a model gains nothing from more, and loses much where a core is busy
     if world_size > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        # nccl would give up after ten minutes, and others wait while one writes a checkpoint or runs tests
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=1))
         if len(set(gather(zlib.crc32(repr(first_prompts).encode())))) > 1:
             fail(f"--env {args.env}: each process has other tasks; let them follow from --dataset and --seed alone.")
     say = print if rank == 0 else lambda *_: None
