@@ -51,7 +51,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 # N agents, B tasks, G generations, J joint actions, T turns, P prompt tokens, C completion tokens, V vocabulary,
 # R rows of a batch, S completions that decode as one row, L tokens of a row, D hidden size, H heads, K key heads, E a
-# head's size. Nodes are joint: what belongs to an agent is in a list, [N].
+# head's size. A node is of all agents; what belongs to one of them is in a list of N.
 
 
 @dataclass
@@ -234,8 +234,8 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
     prompts: B lists of token ids. Returns B lists of G pairs (token ids, log-probabilities), each up to and with the
     first stop token. A prompt is computed once for its G completions. S of them (all G, if `max_batch_tokens` allows)
     decode as one row, for which attention reads the prompt's keys once; where layers see a window or are of another
-    kind, each is a row over transformers' own cache. Completions that stopped leave the row, and rows without
-    completions leave the batch.
+    kind, each completion is a row over transformers' own cache. Completions that stopped leave their row, and rows
+    without completions the batch.
     """
     device, G, drawn = agent.model.device, num_generations, [[] for _ in prompts]
     layers = {type(layer) for layer in DynamicCache(config=agent.model.config).layers}
@@ -395,10 +395,10 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
     """Grows a tree of joint actions for each task, with G = generations[t] at turn t.
 
     Returns (turns, seconds): turns[t] lists the nodes of turn t. A node has task, history (the Steps before it),
-    weight (the chance that a trajectory drawn from the tree passes it), value (its mean return), joint (J times the
-    number of each agent's completion), steps and children (J each), ends (each one's last Step, by first children) and
-    groups: for each agent its prompt, prompt_ids, G completions (text), completion_ids, logprobs (of the sampling
-    loop), stopped (by themselves) and returns (G,).
+    weight (the chance that a trajectory drawn from the tree passes it), value (its mean return), joint (J tuples:
+    which completion of each agent), steps and children (J each), ends (J, the last Steps, by first children), groups:
+    for each agent its prompt, prompt_ids, G completions (text), completion_ids, logprobs (of the sampling loop),
+    stopped (by themselves) and returns (G,).
     """
     turns, seconds, N = [], Counter(), len(agents)
     nodes = [SimpleNamespace(task=task, history=[], weight=1 / len(tasks)) for task in tasks]
@@ -534,7 +534,7 @@ if __name__ == "__main__":
     if args.resume is not None:
         try:
             state_file = os.path.join(args.resume, "checkpoint", "state.pt")
-            state = torch.load(state_file, map_location="cpu", weights_only=False)
+            state = torch.load(state_file, map_location="cpu", weights_only=False, mmap=True)
             about, saved = state["about"], state["iteration"]
             for name, size in state["sizes"].items():
                 if os.path.getsize(os.path.join(args.resume, name)) < size:

@@ -292,6 +292,8 @@ if __name__ == "__main__":
         fail(f"--device {device}: {str(error).splitlines()[0]}; name a device of this machine, such as cpu.")
     if kind not in ("cpu", "cuda", "mps"):
         fail(f"--device {device}: the script knows cpu, cuda and mps; name one of these.")
+    if kind == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32, for the head
 
     # seeds
     random.seed(args.seed)
