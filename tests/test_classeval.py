@@ -434,16 +434,16 @@ def test_sample_demonstrations_pass_and_some_write_too_much():
 
 @pytest.mark.parametrize("num_agents", [1, 2, 5])
 def test_demonstrations_of_the_second_turn_correct_what_failed(num_agents, monkeypatch):
-    monkeypatch.setitem(classeval.SAMPLE_COUNTS, "train", 40)
+    monkeypatch.setitem(classeval.SAMPLE_COUNTS, "train", 26)
     env = make("classeval", num_agents, 2)
     tasks, demos = {task["problem"].strip(): task for task in env.tasks("train")}, env.demonstrations()
     groups = [demos[i : i + num_agents] for i in range(0, len(demos), num_agents)]
     second = [group for group in groups if "Your answer:" in group[0]["prompt"]]
     assert [group for group in groups if group not in second] == [
         make("classeval", num_agents).demonstrations()[i : i + num_agents]
-        for i in range(0, 40 * num_agents, num_agents)
+        for i in range(0, 26 * num_agents, num_agents)
     ]
-    assert 20 < len(second) < 40
+    assert 13 < len(second) <= 26  # of some, the wrong answer passes as well
     branches, wrong = [], []
     for group in second:
         task = tasks[group[0]["prompt"].split("\n\nWrite these ")[0]]
