@@ -81,7 +81,7 @@ def coding_rewards(answers, timeout=10.0, allow_unsafe_code=False):
     for i in asked:
         facts, real = results[i].facts, _share(without[i]) < _share(results[i])
         uses, dropped = facts["uses"], facts["ignored"]
-        # A call that only changes its argument drops its value, too, and what it drops makes a difference.
+        # Where a dropped value is all that there is to make a difference, the helper has changed its argument.
         facts["uses"] = [real and (use or (drop and not any(uses))) for use, drop in zip(uses, dropped)]
         facts["ignored"] = [drop and not real for drop in dropped]
     used = [(i, helper) for i in asked for helper, use in zip(answers[i].helpers, results[i].facts["uses"]) if use]

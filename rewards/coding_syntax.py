@@ -58,8 +58,8 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
     Returns (syntax tree, None where there is no program that compiles; facts). Facts:
     defined: list[bool], whether each text defines its function, with something returned
     syntax: bool, whether the program compiles
-    uses: list[bool] by helper: the asked function calls the helper or hands it on
-    ignored: list[bool] by helper: it does so too, but drops all values that it gets
+    uses: list[bool] by helper: the asked function calls the helper or hands it on, and does not drop all that it gets
+    ignored: list[bool] by helper: it calls the helper and drops all that it gets
     errors: list[str], the first syntax error of each text; empty where it is Python
     error: str, the first of these, or what keeps the texts from compiling together
     """
