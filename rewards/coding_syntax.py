@@ -299,7 +299,7 @@ def _needed(others, code):
 def _is_idle(statement, known):
     """Whether a statement adds nothing, but may fail: an assert, a print, what calls nothing, an import of `known`.
 
-    So does `if __name__ == "__main__"`, as the answer is not.
+    Nor does `if __name__ == "__main__"` add anything: an answer is imported, not run.
     """
     if isinstance(statement, ast.If) and "__name__" in _loaded(statement.test):
         return True
