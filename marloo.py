@@ -77,6 +77,7 @@ class Args:
     lora_rank: int = 0  # above 0: agents of one model share its weights, frozen, and each trains a LoRA of this rank
     devices: list[str] | None = None  # such as cuda:0 cuda:1: one for all, or one each; by default the GPU, if any
     gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, more time
+    cuda_graphs: bool = False  # launch the kernels of a sampled token together: a GPU waits for the CPU otherwise
 
     # sampling
     num_generations: int = 8  # G, completions of each agent in a group
@@ -170,8 +171,9 @@ def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # 
     """transformers' sdpa of prompts; then that of completions to their prompt and, apart from it, to themselves.
 
     Where t is None, `held` takes up each module's keys and values of R prompts, (K, R, P, E). Then come R * S rows,
-    token t of each completion, and `held` also has buffers for their keys and values, (K, R * S, C, E). Those of a
-    prompt are read once for its S completions, and no query head has a copy of its own.
+    token t (1,) of each completion, and `held` also has buffers for their keys and values, (K, R * S, C, E), of which
+    W are looked at; the mask (R, 1, 1, P + W) is added to all scores. Those of a prompt are read once for its S
+    completions, and no query head has a copy of its own.
     """
     # scores are to be float32 products of what sdpa takes in training, which is bfloat16 under autocast
     rounded = lambda x: x.to(value.dtype).float()
@@ -180,17 +182,18 @@ def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # 
         held[module] = [states.contiguous() for states in keys_and_values], None
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     (prompt_keys, prompt_values), buffers = held[module]
+    (K, R, P, E), rows, W = prompt_keys.shape, len(query), attention_mask.shape[-1] - prompt_keys.shape[2]
     for buffer, states in zip(buffers, keys_and_values):
-        buffer[:, :, t : t + 1] = states
-    keys, values = (buffer[:, :, : t + 1] for buffer in buffers)  # (K, R * S, t + 1, E)
-    (K, R, P, E), rows = prompt_keys.shape, len(query)
+        buffer.index_copy_(2, t, states)
+    keys, values = (buffer[:, :, :W] for buffer in buffers)  # (K, R * S, W, E)
     query = rounded(query).view(rows, K, -1, E) * kwargs["scaling"]
     query = query.transpose(0, 1).contiguous()  # (K, R * S, H / K, E)
     with torch.autocast(query.device.type, enabled=False):
-        far = query.view(K, R, -1, E) @ prompt_keys.mT + attention_mask.transpose(0, 1)  # (K, R, S * H / K, P)
-        near = (query @ keys.mT).view(K, R, -1, t + 1)
-    far, near = torch.cat([far, near], -1).softmax(-1).tensor_split([P], -1)
-    out = near.reshape(K, rows, -1, t + 1) @ values  # (K, R * S, H / K, E)
+        far = query.view(K, R, -1, E) @ prompt_keys.mT  # (K, R, S * H / K, P)
+        near = (query @ keys.mT).view(K, R, -1, W)
+    scores = torch.cat([far, near], -1) + attention_mask.transpose(0, 1)
+    far, near = scores.softmax(-1).to(value.dtype).tensor_split([P], -1)
+    out = near.reshape(K, rows, -1, W) @ values  # (K, R * S, H / K, E)
     out = out + (far @ prompt_values).view_as(out)
     return out.transpose(0, 1).flatten(1, 2)[:, None], None
 
@@ -227,6 +230,98 @@ def draw(weights):  # (rows, n) -> (rows, 1)
     return column.clamp(max=weights.shape[-1] - 1)  # NaN points past the end: the iteration stops the run and says why
 
 
+def grouped(model):
+    """Whether completions can decode as one row: layers see all earlier tokens, their attention can be replaced."""
+    layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
+    return layers == {DynamicLayer} and model.is_backend_compatible()
+
+
+def repeat(step, times, record):
+    """Calls step so many times; with `record` the second call is recorded as a CUDA graph, which is then replayed."""
+    step()  # this one also loads and plans what cannot be while it is recorded
+    if record and times > 1:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                step()
+        except RuntimeError as error:
+            fail(f"--cuda-graphs: this model's decoding cannot be recorded ({error}); leave it out.")
+        step = graph.replay
+    for _ in range(times - 1):
+        step()
+    if record:
+        torch.cuda.synchronize()  # before the graph is gone
+
+
+def decode(agent, texts, S, temperature, max_new_tokens):
+    """Draws S completions of each of R prompts, as one batch: tokens and their log-probabilities, (R * S, C) each."""
+    model, device, C = agent.model, agent.model.device, max_new_tokens
+    distinct = list(dict.fromkeys(map(tuple, texts)))  # of which each is computed once
+    # keys and values: as `attention` holds them, or in a cache of transformers
+    held, cache = {}, None if grouped(model) else DynamicCache(config=model.config)
+    with attending(held) if cache is None else nullcontext():
+        hidden, mask = prefill(agent, [list(ids) for ids in distinct], cache)
+    of_row = torch.tensor([distinct.index(tuple(ids)) for ids in texts], device=device)
+    hidden, mask = hidden[of_row, -1].repeat_interleave(S, 0), mask[of_row]  # (R * S, D), (R, P)
+    position_ids, P = mask.sum(-1, keepdim=True).repeat(1, S), mask.shape[1]  # (R, S)
+    mask = pad(mask, (0, C))  # (R, P + C): the prompt's tokens, and those that were read since
+    if cache is not None:
+        cache.reorder_cache(of_row)
+    else:
+        mask = mask[:, None, None].log()  # (R, 1, 1, P + C): 0 or -inf, to be added to scores
+    for module, (states, _) in held.items():
+        # room for all tokens from the start: a DynamicCache copies itself for each
+        buffers = [x.new_zeros(len(x), len(texts) * S, C, x.shape[3]) for x in states]
+        held[module] = [x[:, of_row] for x in states], buffers
+    alive = torch.arange(len(texts) * S, device=device).view(-1, S)  # (R, S)
+    tokens = torch.zeros(alive.numel(), C, dtype=torch.long, device=device)
+    logprobs = torch.zeros(alive.numel(), C, device=device)
+    running, token = torch.ones_like(alive, dtype=torch.bool), torch.zeros_like(alive)
+    t = torch.zeros(1, dtype=torch.long, device=device)
+
+    def choose(hidden):  # (R * S, D)
+        logits = head(model, hidden)  # (R * S, V)
+        probs = (logits if temperature in (0, 1) else logits / temperature).softmax(-1)
+        if temperature:  # first a block of the vocabulary, then a token of the block
+            V = probs.shape[1]
+            blocks = pad(probs, (0, -V % 256)).unflatten(1, (-1, 256))  # (R * S, V / 256, 256)
+            block = draw(blocks.sum(-1))
+            chosen = 256 * block + draw(blocks.take_along_dim(block[..., None], 1)[:, 0])
+            chosen = chosen.clamp(max=V - 1)  # the last block is padded
+        else:
+            chosen = logits.argmax(-1, keepdim=True)
+        logprobs[alive, t] = probs.gather(-1, chosen).log().view_as(alive)
+        tokens[alive, t] = token.copy_(chosen.view_as(alive))
+        running.logical_and_((token[..., None] != agent.stop_ids).all(-1))
+
+    def step():  # reads token t of each, and draws the next one; in place, so that it can be recorded
+        mask.index_fill_(-1, P + t, 0 if cache is None else 1)
+        with attending(held, t) if cache is None else nullcontext():
+            hidden = trunk(model, token.view(-1, 1), mask[..., : P + read], position_ids.view(-1, 1), cache)[:, 0]
+        position_ids.add_(1)
+        t.add_(1)
+        choose(hidden)
+
+    choose(hidden)
+    at_once, read = 64 if agent.record else 1, 0  # between two looks at what stopped, for which the CPU has to wait
+    while read < C - 1:
+        remaining, most = running.any(1).nonzero()[:, 0], running.sum(1).max()
+        if len(remaining) == 0:
+            break
+        if 8 * len(remaining) * most <= 7 * running.numel():  # not for each that stops: what stays is copied
+            columns = running[remaining].int().argsort(1, descending=True)[:, :most]
+            index, mask = (remaining[:, None] * running.shape[1] + columns).flatten(), mask[remaining]
+            kept = (alive, token, position_ids, running)
+            alive, token, position_ids, running = (x[remaining].gather(1, columns) for x in kept)
+            for module, (states, buffers) in held.items():
+                held[module] = [x[:, remaining] for x in states], [x[:, index] for x in buffers]
+            if cache is not None:
+                cache.reorder_cache(index)
+        before, read = read, min(read + at_once, C - 1)
+        repeat(step, read - before, agent.record)
+    return tokens, logprobs
+
+
 @torch.inference_mode()
 def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_batch_tokens):
     """Draws completions from the model's whole distribution at `temperature`; 0 takes the likeliest token.
@@ -237,69 +332,18 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
     kind, each completion is a row over transformers' own cache. Completions that stopped leave their row, and rows
     without completions the batch.
     """
-    device, G, drawn = agent.model.device, num_generations, [[] for _ in prompts]
-    layers = {type(layer) for layer in DynamicCache(config=agent.model.config).layers}
-    # every layer sees all earlier tokens, and its attention can be replaced
-    grouped = layers == {DynamicLayer} and agent.model.is_backend_compatible()
+    G, C, drawn = num_generations, max_new_tokens, [[] for _ in prompts]
     longest_first = sorted(range(len(prompts)), key=lambda b: -len(prompts[b]))  # neighbours need little padding
-    fit = (max_batch_tokens - len(prompts[longest_first[0]])) // max_new_tokens
-    pieces = math.ceil(G / max(1, fit)) if grouped else G  # rows of a prompt
+    fit = (max_batch_tokens - len(prompts[longest_first[0]])) // C
+    pieces = math.ceil(G / max(1, fit)) if grouped(agent.model) else G  # rows of a prompt
     S = math.ceil(G / pieces)
     waiting = [b for b in longest_first for _ in range(pieces)]
     while waiting:
-        R = max(1, max_batch_tokens // (len(prompts[waiting[0]]) + S * max_new_tokens))
+        R = max(1, max_batch_tokens // (len(prompts[waiting[0]]) + S * C))
         rows, waiting = waiting[:R], waiting[R:]
-        distinct = list(dict.fromkeys(tuple(prompts[b]) for b in rows))  # texts, of which each is computed once
-        cache, held = None if grouped else DynamicCache(config=agent.model.config), {}
-        with attending(held) if grouped else nullcontext():
-            hidden, mask = prefill(agent, [list(ids) for ids in distinct], cache)
-        of_row = torch.tensor([distinct.index(tuple(prompts[b])) for b in rows], device=device)
-        hidden, mask = hidden[of_row, -1].repeat_interleave(S, 0), mask[of_row]  # (R * S, D), (R, P)
-        position_ids = mask.sum(-1, keepdim=True).expand(-1, S)  # (R, S)
-        if grouped:
-            mask = mask[:, None, None].log()  # (R, 1, 1, P): 0 or -inf, to be added to the scores of the prompt
-            # room for all tokens from the start: a DynamicCache copies itself for each
-            for module, (states, _) in held.items():
-                buffers = [x.new_empty(len(x), len(rows) * S, max_new_tokens, x.shape[3]) for x in states]
-                held[module] = [x[:, of_row] for x in states], buffers
-        else:
-            cache.reorder_cache(of_row)
-        alive = torch.arange(len(rows) * S, device=device).view(-1, S)
-        tokens = torch.zeros(alive.numel(), max_new_tokens, dtype=torch.long, device=device)
-        logprobs = torch.zeros(alive.numel(), max_new_tokens, device=device)
-        running = torch.ones_like(alive, dtype=torch.bool)
-        for t in range(max_new_tokens):
-            logits = head(agent.model, hidden)  # (R * S, V)
-            probs = (logits if temperature in (0, 1) else logits / temperature).softmax(-1)
-            if temperature:  # first a block of the vocabulary, then a token of the block
-                V = probs.shape[1]
-                blocks = pad(probs, (0, -V % 256)).unflatten(1, (-1, 256))  # (R * S, V / 256, 256)
-                block = draw(blocks.sum(-1))
-                token = 256 * block + draw(blocks.take_along_dim(block[..., None], 1)[:, 0])
-                token = token.clamp(max=V - 1)  # the last block is padded
-            else:
-                token = logits.argmax(-1, keepdim=True)
-            logprobs[alive, t] = probs.gather(-1, token).log().view_as(alive)
-            tokens[alive, t] = token = token.view_as(alive)  # (R, S)
-            running = running & ~torch.isin(token, agent.stop_ids)
-            remaining, most = running.any(1).nonzero()[:, 0], running.sum(1).max()
-            if len(remaining) == 0 or t + 1 == max_new_tokens:
-                break
-            if 8 * len(remaining) * most <= 7 * running.numel():  # not for each that stops: what stays is copied
-                columns = running[remaining].int().argsort(1, descending=True)[:, :most]
-                index, mask = (remaining[:, None] * running.shape[1] + columns).flatten(), mask[remaining]
-                kept = (alive, token, position_ids, running)
-                alive, token, position_ids, running = (x[remaining].gather(1, columns) for x in kept)
-                for module, (states, buffers) in held.items():
-                    held[module] = [x[:, remaining] for x in states], [x[:, index] for x in buffers]
-                if not grouped:
-                    cache.reorder_cache(index)
-            mask = mask if grouped else pad(mask, (0, 1), value=1)
-            with attending(held, t) if grouped else nullcontext():
-                hidden = trunk(agent.model, token.view(-1, 1), mask, position_ids.reshape(-1, 1), cache)[:, 0]
-            position_ids = position_ids + 1
+        tokens, logprobs = decode(agent, [prompts[b] for b in rows], S, temperature, C)
         stops = torch.isin(tokens, agent.stop_ids)
-        lengths = torch.where(stops.any(1), stops.int().argmax(1) + 1, max_new_tokens)
+        lengths = torch.where(stops.any(1), stops.int().argmax(1) + 1, C)
         for k, (ids, logprob, length) in enumerate(zip(*(x.tolist() for x in (tokens, logprobs, lengths)))):
             drawn[rows[k // S]].append((ids[:length], logprob[:length]))
     return [group[:G] for group in drawn]
@@ -670,7 +714,9 @@ if __name__ == "__main__":
                 warnings.filterwarnings("ignore", "Already found a `peft_config`")  # as it should: one for each agent
                 model.add_adapter(peft.LoraConfig(r=args.lora_rank, lora_alpha=2 * args.lora_rank, **form), adapter)
             agent = SimpleNamespace(tokenizer=tokenizer, stop_ids=stop_ids, share=share, adapter=adapter)
-            agent.model = model.eval()  # no dropout
+            agent.model, agent.record = model.eval(), args.cuda_graphs  # eval: no dropout
+            if args.cuda_graphs and not (stop_ids.device.type == "cuda" and grouped(model)):
+                fail(f"--cuda-graphs: not for {name} on {place}; leave it out.")
             if args.gradient_checkpointing:
                 model.gradient_checkpointing_enable()
             longest = max((prompts[i] for prompts in first_prompts), key=lambda prompt: len(prompt.encode()))
@@ -681,7 +727,10 @@ if __name__ == "__main__":
             # otherwise or counts what pads a shorter prompt. Only on a CPU, where all is float32: a shared model on
             # its GPU was checked before.
             if model.device.type == "cpu":
-                probe, most = SimpleNamespace(model=model, stop_ids=torch.tensor([-1])), min(8, args.max_new_tokens)
+                probe, most = (
+                    SimpleNamespace(model=model, stop_ids=torch.tensor([-1]), record=False),
+                    min(8, args.max_new_tokens),
+                )
                 prompts, groups, sampled, theirs = [ids, ids[len(ids) // 2 :]], [], [], []
                 with torch.no_grad():
                     for prompt, pairs in zip(prompts, sample(probe, prompts, 2, 1.0, most, args.max_batch_tokens)):

@@ -233,7 +233,7 @@ def make_agent(config, device):
     with torch.device(device):
         config = AutoConfig.for_model(**config)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
-        return SimpleNamespace(model=model, share=True, stop_ids=torch.tensor([-1]), adapter=None)
+        return SimpleNamespace(model=model, share=True, record=False, stop_ids=torch.tensor([-1]), adapter=None)
 
 
 def sampling(script, agent, prompts, workload, max_batch_tokens):
@@ -316,18 +316,23 @@ def measure_model(args, script, machine, name, tables):
 
     for most in args.max_batch_tokens:
         most = max(1, most // args.shrink)
-        sampled = measure(args, partial(sampling, script, agent, prompts, workload, 4 * most))  # as rollout() has it
         weights, cache = decode_bytes(model, workload, 4 * most, itemsize)
-        floor = (weights + cache) / machine.bandwidth
-        row = [name, most, number(weights / 1e9), number(cache / 1e9), number(floor)]
-        if sampled is None:
-            tables.sampling.append(row + ["out of memory"] * 7)
+        floor, drawn = (weights + cache) / machine.bandwidth, None
+        for graphs in (False, True) if args.device == "cuda" else (False,):
+            agent.record = graphs
+            sampled = measure(args, partial(sampling, script, agent, prompts, workload, 4 * most))  # as rollout() has it
+            row = [name, most, "yes" if graphs else "no", number(weights / 1e9), number(cache / 1e9), number(floor)]
+            if sampled is None:
+                tables.sampling.append(row + ["out of memory"] * 7)
+                continue
+            gap = disagreement(script, agent, workload, most)  # now: kernels that it chose would be missing in `first`
+            held = cache_held(script, agent, prompts[0]) / cache_bytes_per_token(model, itemsize)
+            row += [*times(sampled), number(completion_tokens / sampled.seconds), ratio(sampled.seconds / floor)]
+            tables.sampling.append([*row, number(held), number(sampled.mib), f"{gap:.1e}"])
+            drawn = sampled.result
+        if drawn is None:
             continue
-        gap = disagreement(script, agent, workload, most)  # now: kernels that it chose would be missing in `first`
-        held = cache_held(script, agent, prompts[0]) / cache_bytes_per_token(model, itemsize)
-        row += [*times(sampled), number(completion_tokens / sampled.seconds), ratio(sampled.seconds / floor)]
-        tables.sampling.append([*row, number(held), number(sampled.mib), f"{gap:.1e}"])
-        groups = groups_of(prompts, sampled.result)
+        groups = groups_of(prompts, drawn)
         needed = training_flops(model, [groups], checkpointing=False)
         floor = (needed["trunk"] + needed["attention"]) / machine.trunk + needed["head"] / machine.head
         for checkpointing in (False, True):
@@ -356,7 +361,7 @@ def measure_model(args, script, machine, name, tables):
 
 COLUMNS = {
     "machine": "what | rate",
-    "sampling": "model | max batch tokens | weights, GB | cache, GB | floor, s | first, s | s (lowest to highest) | "
+    "sampling": "model | max batch tokens | --cuda-graphs | weights, GB | cache, GB | floor, s | first, s | s (lowest to highest) | "
     "tokens/s | s/floor | cache held/floor's | peak, MiB | largest difference",
     "training": "model | max batch tokens | checkpointing | micro batches | trunk, TFLOP | attention, TFLOP | "
     "lm_head, TFLOP | lm_head again, TFLOP | else again, TFLOP | floor, s | first, s | s (lowest to highest) | "

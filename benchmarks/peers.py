@@ -50,6 +50,7 @@ class Args:
     threads: int = 1  # of each process
     seed: int = 1  # of model and prompts; the round is added for sampling
     max_batch_tokens: int = 0  # of ours; 0: its default for tiny on a CPU, for other models on a GPU. Theirs is all
+    cuda_graphs: bool = False  # ours with this flag
     trl_rows: int = 0  # completions in a training batch of trl, where memory forbids the whole rollout; 0: all of it
     shrink: bool = False  # tiny sizes, to see whether everything runs; measures nothing
     pip_args: str = ""  # of the peers' installation, as one string, such as an index with CPU builds of torch
@@ -190,6 +191,7 @@ def run_ours(args, job, script, more, num_agents, folder):
     # evaluation cannot be switched off: one task, before the first update and after the last, outside of the times
     command += ["--eval-tasks", 1, "--eval-every", 10**6, "--save-every", 10**6]
     command += ["--seed", job["seed"], "--output-dir", folder, *more]
+    command += ["--cuda-graphs"] * args.cuda_graphs
     peak = os.path.join(folder, "peak.json")
     if error := run(args, list(map(str, command)), os.path.join(folder, "log.txt"), PEERS_PEAK=peak):
         return {"error": error}

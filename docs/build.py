@@ -70,15 +70,15 @@ DETAILS = [
      "generation_config is not read, so the policy that acts is the one in the loss.", "torch.searchsorted("),
     ("A completion ends with its first stop token, which is trained like every other token: any of the model's "
      "`eos_token_id`s and the tokenizer's. Nothing after it exists, so there is no padding to mask in the loss.",
-     "running = running & ~torch.isin("),
-    ("A prompt is computed once for its G completions, when sampling ...", "distinct.index(tuple(prompts[b]))"),
+     "stops = torch.isin("),
+    ("A prompt is computed once for its G completions, when sampling ...", "distinct.index(tuple(ids))"),
     ("... and when training, where the completions go on from the prompt's cache with gradients.",
      "branch.reorder_cache(owner)"),
     ("Completions that stopped leave their row, and empty rows the batch, where that makes it an eighth smaller.", "if 8 * len(remaining) * most <="),
     ("The completions of a prompt decode as one row: attention reads its keys once for all of them, and they stay apart "
      "from the completions' own.", "def attention("),
     ("The cache has room for all tokens from the start; transformers' own copies everything for each new one.",
-     "buffers = [x.new_empty("),
+     "buffers = [x.new_zeros("),
     ("Logits are float32 (on CUDA TF32 products) whatever the model runs in, and at the sampling temperature.",
      "with torch.autocast(model.device.type, enabled=False):"),
     ("The logits of a batch never stand whole: pieces of them are computed again in the backward pass.",

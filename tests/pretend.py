@@ -1,7 +1,8 @@
 """A GPU that is not there: tensors that say they are on cuda:0, compute on the CPU, and refuse company from the CPU.
 
-On a machine without a GPU nothing else notices that two tensors of an operation are on different devices. What it does
-not see: operations inside of torch's C++, where CUDA's autocast differs from the CPU's, and speed.
+On a machine without a GPU nothing else notices that two tensors of an operation are on different devices, or that what
+a CUDA graph is to repeat needs the CPU. What it does not see: operations inside of torch's C++, where CUDA's autocast
+differs from the CPU's, and speed.
 """
 
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 CUDA = torch.device("cuda:0")
@@ -71,10 +73,74 @@ class Pretend(TorchFunctionMode):
         return self.mark(out) if (pretends(args[0]) if owner else bool(here)) else out
 
 
+class Graph:
+    """torch.cuda.CUDAGraph: repeats operations on the very tensors that they were recorded with."""
+
+    made = 0
+
+    def __init__(self):
+        self.calls = []
+
+    def replay(self):
+        with torch._C.DisableTorchFunction():
+            for func, args, kwargs, out in self.calls:
+                again = func(*args, **kwargs)
+                for old, new in zip(tree_leaves(out), tree_leaves(again)):
+                    if old.data_ptr() != new.data_ptr():  # no view, nor an operation in place
+                        old.copy_(new)
+
+
+WAITS = {"item", "_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "_unique2", "equal", "lift_fresh"}
+
+
+class Recording(TorchDispatchMode):
+    """torch.cuda.graph: records, and computes nothing. What waits for the GPU, or copies from the CPU, is an error."""
+
+    def __init__(self, graph):
+        super().__init__()
+        self.graph, self.written = graph, []
+        Graph.made += 1
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name, kwargs = func.overloadpacket.__name__, kwargs or {}
+        masks = [x for x in tree_leaves(args[1:2]) if isinstance(x, torch.Tensor) and x.dtype == torch.bool]
+        if name in WAITS or (name.startswith("index") and masks):
+            raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
+        with torch._C.DisableTorchFunction():
+            for x, argument in zip(args, func._schema.arguments):
+                if argument.alias_info and argument.alias_info.is_write:
+                    self.written.append((x, x.clone()))
+            out = func(*args, **kwargs)
+        self.graph.calls.append((func, args, kwargs, out))
+        return out
+
+    def __enter__(self):
+        self.random = torch.get_rng_state()
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        super().__exit__(*exception)
+        torch.set_rng_state(self.random)
+        with torch._C.DisableTorchFunction():
+            for x, before in reversed(self.written):
+                x.copy_(before)
+
+
+@contextmanager
+def pretended_graphs():
+    """Within it there are CUDA graphs, on any device; yields the class of them, which counts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Graph, "made", 0)
+        patch.setattr(torch.cuda, "CUDAGraph", Graph)
+        patch.setattr(torch.cuda, "graph", Recording)
+        patch.setattr(torch.cuda, "synchronize", lambda: None)
+        yield Graph
+
+
 @contextmanager
 def pretended_gpu():
     """Within it there is one GPU, and the mode that watches over it."""
-    with pytest.MonkeyPatch.context() as patch, Pretend() as mode:
+    with pytest.MonkeyPatch.context() as patch, pretended_graphs(), Pretend() as mode:
         move = torch.nn.Module.to
 
         def to(module, *args, **kwargs):

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import CRITIC_FREE, END, START, STOP, make_tokenizer, save_model, two_scripts
+from pretend import pretended_graphs
 from test_gradient import advantages_of
 from tokenizers import processors
 from toy import Step
@@ -56,7 +57,7 @@ def agent_of(path, **changes):
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     stop_ids = torch.tensor(model.generation_config.eos_token_id)
     agent = SimpleNamespace(model=model, tokenizer=AutoTokenizer.from_pretrained(path), stop_ids=stop_ids, share=True)
-    agent.adapter = None
+    agent.adapter, agent.record = None, False
     vars(agent).update(changes)
     return agent
 
@@ -377,6 +378,40 @@ def test_completions_that_stopped_leave_the_batch(script, model_dir, monkeypatch
 
 
 @two_scripts
+@pytest.mark.parametrize("temperature, max_batch_tokens", [(1.0, 10**6), (0.7, 200), (0, 10**6)])
+def test_recorded_decoding_draws_the_same(script, temperature, max_batch_tokens, model_dir):
+    """Where nothing stops: what stopped leaves a recorded batch later, so that other random numbers follow."""
+    drawn = []
+    for record in (False, True):
+        agent = agent_of(model_dir, stop_ids=torch.tensor([-1]), record=record)
+        torch.manual_seed(0)
+        with pretended_graphs() as graphs:
+            drawn.append(load(script).sample(agent, PROMPTS, 3, temperature, 100, max_batch_tokens))
+            assert (graphs.made > 0) == record
+    for plain, recorded in zip(*map(itertools.chain.from_iterable, drawn)):
+        assert recorded[0] == plain[0] and recorded[1] == pytest.approx(plain[1], abs=1e-4)
+
+
+@two_scripts
+def test_recorded_completions_end_where_they_stop(script, model_dir, monkeypatch):
+    """Rows whose completions have all stopped are not recorded again."""
+    module, agent, rows = load(script), agent_of(model_dir, stop_ids=torch.tensor([10, 11, 12, 13]), record=True), []
+    trunk = module.trunk
+    watched = lambda model, input_ids, *args: rows.append(len(input_ids)) or trunk(model, input_ids, *args)
+    monkeypatch.setattr(module, "trunk", watched)
+    torch.manual_seed(0)
+    with pretended_graphs():
+        drawn = module.sample(agent, PROMPTS, 4, 1.0, 150, 10**6)
+    assert (
+        rows[1] == rows[2] == 16 and len(rows) == 1 + 3 * 2 and rows[-1] < 16
+    )  # prompts, then a call and a recording
+    for prompt, group in zip(PROMPTS, drawn, strict=True):
+        for ids, logprobs in group:
+            assert not {10, 11, 12, 13} & set(ids[:-1]) and (ids[-1] in (10, 11, 12, 13) or len(ids) == 150)
+            assert logprobs == pytest.approx(exact_logprobs(agent.model, prompt, ids), abs=1e-4)
+
+
+@two_scripts
 def test_draw_by_hand(script, monkeypatch):
     """Whatever the random number, also 0, what has no weight is not drawn."""
     module = load(script)
@@ -553,11 +588,14 @@ def test_cache_holds_what_attention_reads(script):
         (keys, values), buffers = held[layer]
         assert keys.dtype == torch.float32 and values.dtype == torch.bfloat16 and buffers is None
         assert torch.equal(keys, states.float().transpose(0, 1)) and torch.equal(values, first.transpose(0, 1))
-        buffers = [x.new_empty(2, 4, 2, 4) for x in (keys, values)]  # two completions of each prompt, of two tokens
+        buffers = [x.new_zeros(2, 4, 2, 4) for x in (keys, values)]  # two completions of each prompt, of two tokens
         held[layer], mask = ((keys, values), buffers), torch.tensor([[0.0, 0.0, 0.0], [-math.inf, 0.0, 0.0]])
+        mask = torch.nn.functional.pad(mask, (0, 2), value=-math.inf)  # and of what is not yet written
         for t, new in enumerate(near(8, 2, 4, 2, 1, 4)):
             query, value = near(2, 4, 6, 1, 4), torch.randn(4, 2, 1, 4).bfloat16()
-            out, _ = module.attention(held, t, layer, query, new, value, mask[:, None, None], scaling=0.5)
+            mask[:, 3 + t] = 0
+            asked = torch.tensor([t]), layer, query, new, value, mask[:, None, None]
+            out, _ = module.attention(held, *asked, scaling=0.5)
             assert torch.equal(buffers[0][:, :, t : t + 1], new.bfloat16().float().transpose(0, 1))
             assert torch.equal(buffers[1][:, :, t : t + 1], value.transpose(0, 1))
             for row, head in itertools.product(range(4), range(6)):

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
-from conftest import two_scripts
+from conftest import ROOT, save_model, two_scripts
 from pretend import pretended_gpu
+from transformers import MistralForCausalLM
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
 TOY = ("--env", "toy:Letters", "--num-generations", 3, "--num-tasks", 2, "--max-new-tokens", 8, "--num-turns", 2)
 TOY = (*TOY, "--learning-rate", 0.01, "--eval-tasks", 2, "--num-iterations", 1)
@@ -22,7 +24,12 @@ def test_no_operation_mixes_devices(script, run, model_dir):
 @two_scripts
 @pytest.mark.parametrize(
     "flags",
-    [("--gradient-checkpointing",), ("--lora-rank", 2), ("--lora-rank", 2, "--devices", "cuda:0", "cpu")],
+    [
+        ("--gradient-checkpointing",),
+        ("--lora-rank", 2),
+        ("--lora-rank", 2, "--devices", "cuda:0", "cpu"),
+        ("--cuda-graphs", "--lora-rank", 2),
+    ],
     ids=lambda flags: " ".join(map(str, flags)),
 )
 def test_no_operation_mixes_devices_with(flags, script, run, model_dir):
@@ -36,6 +43,26 @@ def test_no_operation_mixes_devices_with(flags, script, run, model_dir):
         small = {key for key, p in parameters.items() if p.dtype == torch.bfloat16}
         frozen = {key for key in parameters if "base_layer" in key}  # what a LoRA stands on
         assert small == (frozen if there else set()) and bool(frozen) == ("--lora-rank" in flags)
+
+
+def test_decoding_that_cannot_be_recorded_is_told(run, model_dir, tmp_path, monkeypatch, capsys):
+    script, windows = ROOT / "magrpo.py", save_model(tmp_path / "windows", model_class=MistralForCausalLM)
+    forward = Qwen2RotaryEmbedding.forward
+
+    def waiting(self, x, position_ids):
+        return forward(self, x, position_ids + 0 * position_ids.max().item())
+
+    with pretended_gpu():
+        with pytest.raises(SystemExit):
+            run(script, *TOY, "--cuda-graphs", "--model", windows)
+        assert "--cuda-graphs: not for" in capsys.readouterr().err
+        monkeypatch.setattr(Qwen2RotaryEmbedding, "forward", waiting)
+        with pytest.raises(SystemExit):
+            run(script, *TOY, "--cuda-graphs", "--model", model_dir)
+        assert "cannot be recorded (operation not permitted" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run(script, *TOY, "--cuda-graphs", "--model", model_dir)
+    assert "on cpu; leave it out" in capsys.readouterr().err
 
 
 def test_what_pretends_refuses_company():
