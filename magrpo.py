@@ -237,12 +237,12 @@ def grouped(model):
 
 
 def repeat(step, times, record):
-    """Calls step so many times; with `record` the second call is recorded as a CUDA graph, which is then replayed."""
+    """Calls step so many times; where `record` is a GPU, the second call is recorded as a CUDA graph and replayed."""
     step()  # this one also loads and plans what cannot be while it is recorded
     if record and times > 1:
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
+            with torch.cuda.device(record), torch.cuda.graph(graph, stream=torch.cuda.Stream()):
                 step()
         except RuntimeError as error:
             fail(f"--cuda-graphs: this model's decoding cannot be recorded ({error}); leave it out.")
@@ -250,7 +250,7 @@ def repeat(step, times, record):
     for _ in range(times - 1):
         step()
     if record:
-        torch.cuda.synchronize()  # before the graph is gone
+        torch.cuda.synchronize(record)  # before the graph is gone
 
 
 def decode(agent, texts, S, temperature, max_new_tokens):
@@ -714,8 +714,8 @@ if __name__ == "__main__":
                 warnings.filterwarnings("ignore", "Already found a `peft_config`")  # as it should: one for each agent
                 model.add_adapter(peft.LoraConfig(r=args.lora_rank, lora_alpha=2 * args.lora_rank, **form), adapter)
             agent = SimpleNamespace(tokenizer=tokenizer, stop_ids=stop_ids, share=share, adapter=adapter)
-            agent.model, agent.record = model.eval(), args.cuda_graphs  # eval: no dropout
-            if args.cuda_graphs and not (stop_ids.device.type == "cuda" and grouped(model)):
+            agent.model, agent.record = model.eval(), stop_ids.device if args.cuda_graphs else None  # eval: no dropout
+            if args.cuda_graphs and not (agent.record.type == "cuda" and grouped(model)):
                 fail(f"--cuda-graphs: not for {name} on {place}; leave it out.")
             if args.gradient_checkpointing:
                 model.gradient_checkpointing_enable()
@@ -727,10 +727,8 @@ if __name__ == "__main__":
             # otherwise or counts what pads a shorter prompt. Only on a CPU, where all is float32: a shared model on
             # its GPU was checked before.
             if model.device.type == "cpu":
-                probe, most = (
-                    SimpleNamespace(model=model, stop_ids=torch.tensor([-1]), record=False),
-                    min(8, args.max_new_tokens),
-                )
+                probe = SimpleNamespace(model=model, stop_ids=torch.tensor([-1]), record=None)
+                most = min(8, args.max_new_tokens)
                 prompts, groups, sampled, theirs = [ids, ids[len(ids) // 2 :]], [], [], []
                 with torch.no_grad():
                     for prompt, pairs in zip(prompts, sample(probe, prompts, 2, 1.0, most, args.max_batch_tokens)):

@@ -233,7 +233,7 @@ def make_agent(config, device):
     with torch.device(device):
         config = AutoConfig.for_model(**config)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
-        return SimpleNamespace(model=model, share=True, record=False, stop_ids=torch.tensor([-1]), adapter=None)
+        return SimpleNamespace(model=model, share=True, record=None, stop_ids=torch.tensor([-1]), adapter=None)
 
 
 def sampling(script, agent, prompts, workload, max_batch_tokens):
@@ -319,8 +319,10 @@ def measure_model(args, script, machine, name, tables):
         weights, cache = decode_bytes(model, workload, 4 * most, itemsize)
         floor, drawn = (weights + cache) / machine.bandwidth, None
         for graphs in (False, True) if args.device == "cuda" else (False,):
-            agent.record = graphs
-            sampled = measure(args, partial(sampling, script, agent, prompts, workload, 4 * most))  # as rollout() has it
+            agent.record = args.device if graphs else None
+            sampled = measure(
+                args, partial(sampling, script, agent, prompts, workload, 4 * most)
+            )  # as rollout() has it
             row = [name, most, "yes" if graphs else "no", number(weights / 1e9), number(cache / 1e9), number(floor)]
             if sampled is None:
                 tables.sampling.append(row + ["out of memory"] * 7)
@@ -361,8 +363,8 @@ def measure_model(args, script, machine, name, tables):
 
 COLUMNS = {
     "machine": "what | rate",
-    "sampling": "model | max batch tokens | --cuda-graphs | weights, GB | cache, GB | floor, s | first, s | s (lowest to highest) | "
-    "tokens/s | s/floor | cache held/floor's | peak, MiB | largest difference",
+    "sampling": "model | max batch tokens | --cuda-graphs | weights, GB | cache, GB | floor, s | first, s | "
+    "s (lowest to highest) | tokens/s | s/floor | cache held/floor's | peak, MiB | largest difference",
     "training": "model | max batch tokens | checkpointing | micro batches | trunk, TFLOP | attention, TFLOP | "
     "lm_head, TFLOP | lm_head again, TFLOP | else again, TFLOP | floor, s | first, s | s (lowest to highest) | "
     "tokens/s | s/floor | peak, MiB",

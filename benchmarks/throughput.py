@@ -58,7 +58,7 @@ def prepare(args):
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, attn_implementation="sdpa").eval()
     agent = SimpleNamespace(
-        model=model, tokenizer=tokenizer, share=True, record=False, stop_ids=torch.tensor([tokenizer.eos_token_id])
+        model=model, tokenizer=tokenizer, share=True, record=None, stop_ids=torch.tensor([tokenizer.eos_token_id])
     )
     if args.natural:
         env = importlib.import_module("envs").make("tldr", num_agents=2)

@@ -5,7 +5,7 @@ a CUDA graph is to repeat needs the CPU. What it does not see: operations inside
 differs from the CPU's, and speed.
 """
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -96,7 +96,7 @@ WAITS = {"item", "_local_scalar_dense", "is_nonzero", "nonzero", "masked_select"
 class Recording(TorchDispatchMode):
     """torch.cuda.graph: records, and computes nothing. What waits for the GPU, or copies from the CPU, is an error."""
 
-    def __init__(self, graph):
+    def __init__(self, graph, stream):
         super().__init__()
         self.graph, self.written = graph, []
         Graph.made += 1
@@ -133,7 +133,9 @@ def pretended_graphs():
         patch.setattr(Graph, "made", 0)
         patch.setattr(torch.cuda, "CUDAGraph", Graph)
         patch.setattr(torch.cuda, "graph", Recording)
-        patch.setattr(torch.cuda, "synchronize", lambda: None)
+        patch.setattr(torch.cuda, "device", lambda device: nullcontext())
+        patch.setattr(torch.cuda, "Stream", lambda: None)
+        patch.setattr(torch.cuda, "synchronize", lambda device: None)
         yield Graph
 
 

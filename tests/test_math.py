@@ -57,7 +57,7 @@ def agent_of(path, **changes):
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     stop_ids = torch.tensor(model.generation_config.eos_token_id)
     agent = SimpleNamespace(model=model, tokenizer=AutoTokenizer.from_pretrained(path), stop_ids=stop_ids, share=True)
-    agent.adapter, agent.record = None, False
+    agent.adapter = agent.record = None
     vars(agent).update(changes)
     return agent
 
@@ -382,12 +382,12 @@ def test_completions_that_stopped_leave_the_batch(script, model_dir, monkeypatch
 def test_recorded_decoding_draws_the_same(script, temperature, max_batch_tokens, model_dir):
     """Where nothing stops: what stopped leaves a recorded batch later, so that other random numbers follow."""
     drawn = []
-    for record in (False, True):
+    for record in (None, "cuda"):
         agent = agent_of(model_dir, stop_ids=torch.tensor([-1]), record=record)
         torch.manual_seed(0)
         with pretended_graphs() as graphs:
             drawn.append(load(script).sample(agent, PROMPTS, 3, temperature, 100, max_batch_tokens))
-            assert (graphs.made > 0) == record
+            assert (graphs.made > 0) == bool(record)
     for plain, recorded in zip(*map(itertools.chain.from_iterable, drawn)):
         assert recorded[0] == plain[0] and recorded[1] == pytest.approx(plain[1], abs=1e-4)
 
@@ -395,7 +395,8 @@ def test_recorded_decoding_draws_the_same(script, temperature, max_batch_tokens,
 @two_scripts
 def test_recorded_completions_end_where_they_stop(script, model_dir, monkeypatch):
     """Rows whose completions have all stopped are not recorded again."""
-    module, agent, rows = load(script), agent_of(model_dir, stop_ids=torch.tensor([10, 11, 12, 13]), record=True), []
+    stops = (10, 11, 12, 13)
+    module, agent, rows = load(script), agent_of(model_dir, stop_ids=torch.tensor(stops), record="cuda"), []
     trunk = module.trunk
     watched = lambda model, input_ids, *args: rows.append(len(input_ids)) or trunk(model, input_ids, *args)
     monkeypatch.setattr(module, "trunk", watched)
@@ -407,7 +408,7 @@ def test_recorded_completions_end_where_they_stop(script, model_dir, monkeypatch
     )  # prompts, then a call and a recording
     for prompt, group in zip(PROMPTS, drawn, strict=True):
         for ids, logprobs in group:
-            assert not {10, 11, 12, 13} & set(ids[:-1]) and (ids[-1] in (10, 11, 12, 13) or len(ids) == 150)
+            assert not {*stops} & {*ids[:-1]} and (ids[-1] in stops or len(ids) == 150)
             assert logprobs == pytest.approx(exact_logprobs(agent.model, prompt, ids), abs=1e-4)
 
 
