@@ -375,25 +375,21 @@ def completion_states(agent, groups):
         return torch.cat([row[-len(ids) - 1 : -1] for row, (_, ids) in zip(hidden, rows)])
     cache = DynamicCache(config=agent.model.config)
     hidden, mask = prefill(agent, [prompt for prompt, _ in groups], cache)
-    last = hidden[:, -1]  # (B, D)
+    last = hidden[:, -1]  # (B, D), which predict the first tokens
     states, waiting = [None] * len(rows), sorted(range(len(rows)), key=lambda r: -len(rows[r][1]))
     while waiting:
         C = len(rows[waiting[0]][1])
         chunk = [r for r in waiting if len(rows[r][1]) > 0.75 * C]  # of like length, so that little is padding
         waiting = waiting[len(chunk) :]
         owner = torch.tensor([rows[r][0] for r in chunk], device=device)
-        hidden = last[owner, None]  # (R, 1, D), which predict the first tokens
-        if C > 1:
-            # the last token predicts nothing, and what pads a shorter row on the right is seen by nobody
-            ids = torch.tensor([(rows[r][1] + [0] * C)[: C - 1] for r in chunk], device=device)
-            branch = copy.copy(cache)
-            branch.layers = [copy.copy(layer) for layer in cache.layers]
-            branch.reorder_cache(owner)
-            seen = torch.cat([mask[owner], torch.ones_like(ids)], dim=1)  # (R, P + C - 1)
-            position_ids = (seen.cumsum(-1) - 1)[:, mask.shape[1] :]
-            later = trunk(agent.model, ids, seen, position_ids, branch)
-            hidden = torch.cat([hidden, later], dim=1)  # (R, C, D)
-        for r, row in zip(chunk, hidden):
+        # the last token predicts nothing, and what pads a shorter row on the right is seen by nobody
+        ids = torch.tensor([(rows[r][1] + [0] * C)[: max(1, C - 1)] for r in chunk], device=device)
+        branch = copy.copy(cache)
+        branch.layers = [copy.copy(layer) for layer in cache.layers]
+        branch.reorder_cache(owner)
+        seen = torch.cat([mask[owner], torch.ones_like(ids)], dim=1)  # (R, P + C - 1)
+        later = trunk(agent.model, ids, seen, (seen.cumsum(-1) - 1)[:, mask.shape[1] :], branch)
+        for r, row in zip(chunk, torch.cat([last[owner, None], later], dim=1)):  # (C, D)
             states[r] = row[: len(rows[r][1])]
     return torch.cat(states)
 
@@ -459,22 +455,24 @@ def micro_batches(agent, groups, max_batch_tokens):
 
     A completion also keeps a copy of its prompt's keys and values, which weighs about an eighth of the activations.
     """
-    parts, batch, held = [], [], 0
+    # a row is a prompt for all its completions, or else for each of them again
+    length = lambda part: len(part[0]) + (0 if agent.share else len(part[1][0]))
+
+    def tokens(batch):  # with rows padded to the longest
+        behind = sum(len(prompt) / 8 + len(ids) for prompt, completions, _ in batch for ids in completions)
+        return len(batch) * max(map(length, batch)) + (behind if agent.share else 0)
+
+    parts, batch = [], []
     for prompt, completions, values in groups:
         each = len(prompt) / 8 + max(map(len, completions))
         size = max(1, int((max_batch_tokens - len(prompt)) / each)) if agent.share else 1
         for k in range(0, len(completions), size):
             parts.append((prompt, completions[k : k + size], values[k : k + size]))
-    # a row is a prompt for all its completions, or else for each of them again
-    length = lambda part: len(part[0]) + (0 if agent.share else len(part[1][0]))
     for part in sorted(parts, key=length, reverse=True):  # rows of like length together
-        P = length((batch or [part])[0])  # the longest of the batch, to which the others are padded
-        tokens = P + (len(part[1]) * P / 8 + sum(map(len, part[1])) if agent.share else 0)
-        if batch and held + tokens > max_batch_tokens:
+        if batch and tokens([*batch, part]) > max_batch_tokens:
             yield batch
-            batch, held = [], 0
+            batch = []
         batch.append(part)
-        held += tokens
     if batch:
         yield batch
 
@@ -516,11 +514,8 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
                 group.completions = agent.tokenizer.batch_decode(group.completion_ids, skip_special_tokens=True)
         sampled = time.perf_counter()
         joint = list(itertools.product(range(G), repeat=N)) if joint_mode == "cross" else [(g,) * N for g in range(G)]
-        branches = [
-            (node.task, node.history, [group.completions[g] for group, g in zip(node.groups, choice)])
-            for node in nodes
-            for choice in joint
-        ]
+        said = lambda node, choice: [group.completions[g] for group, g in zip(node.groups, choice)]
+        branches = [(node.task, node.history, said(node, choice)) for node in nodes for choice in joint]
         steps = env.step(branches)
         try:
             bad = [x for step in steps for x in (step.reward, step.done, *step.parts.values()) if not math.isfinite(x)]
@@ -596,19 +591,14 @@ def summarize(split, turns, num_turns):
 
 def records(iteration, split, turns, most=None):
     """Lines for rollouts.jsonl, one a node: what each agent read and wrote, and what it was worth."""
-    arrays = (torch.Tensor, np.ndarray, np.generic)
-    dump = lambda line: json.dumps(line, default=lambda x: x.tolist() if isinstance(x, arrays) else str(x)) + "\n"
+    plain = lambda x: x.tolist() if isinstance(x, (torch.Tensor, np.ndarray, np.generic)) else str(x)
+    keys = ("prompt", "completions", "stopped", "returns", "advantages")
     for t, nodes in enumerate(turns, start=1):
         for node in nodes[:most]:
-            keys = ("prompt", "completions", "stopped", "returns", "advantages")
-            agents = [{key: value for key, value in vars(group).items() if key in keys} for group in node.groups]
-            line = {"iteration": iteration, "split": split, "turn": t, "task": node.task, "agents": agents}
-            line |= {"joint": node.joint, "rewards": [step.reward for step in node.steps]}
-            line |= {"parts": [step.parts for step in node.steps]}
-            try:
-                yield dump(line)
-            except (TypeError, ValueError):  # a task with keys that JSON has not, or one that holds itself
-                yield dump(line | {"task": str(node.task)})
+            line = {"iteration": iteration, "split": split, "turn": t, "task": node.task, "joint": node.joint}
+            line |= {"rewards": [step.reward for step in node.steps], "parts": [step.parts for step in node.steps]}
+            line["agents"] = [{key: vars(group)[key] for key in keys if key in vars(group)} for group in node.groups]
+            yield json.dumps(line, default=plain, skipkeys=True) + "\n"
 
 
 def evaluate(args, env, agents, tasks, iteration, seed):
