@@ -27,8 +27,6 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
-import zlib
 from collections import Counter, defaultdict
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -60,7 +58,7 @@ class Args:
     seed: int = 1  # of sampling, of the order of the tasks and of the environment
     num_iterations: int = 120  # rollouts, each followed by an update of each agent; 0 only evaluates
     output_dir: str = "runs"  # the run folder is made in here
-    resume: str | None = None  # run folder to continue, to the same numbers if --num-iterations stays what it was
+    resume: str | None = None  # run folder to continue, to the same numbers if no other argument is given
     save_every: int = 20  # iterations between checkpoints
     log_groups: int = 2  # nodes per turn that go to rollouts.jsonl each iteration
     track: Literal["none", "tensorboard", "wandb", "trackio"] = "none"  # where else the metrics go
@@ -120,12 +118,6 @@ def average(tensors):
     dist.all_reduce(flat)
     for tensor, mean in zip(tensors, flat.div_(dist.get_world_size()).split([x.numel() for x in tensors])):
         tensor.copy_(mean.view_as(tensor))
-
-
-def select(agent):
-    """Puts the agent's own adapter into the weights that it shares with others, if it has one."""
-    if agent.adapter:
-        agent.model.set_adapter(agent.adapter)
 
 
 def recompute(model):
@@ -425,6 +417,30 @@ def micro_batches(agent, groups, max_batch_tokens):
         yield batch
 
 
+@torch.no_grad()
+def agrees(args, agent, prompt_ids):
+    """Whether log-probabilities that are sampled and trained here are the model's own, of this prompt and of its half.
+
+    Better to stop than to train wrongly a model that does more with its logits than this file knows, attends otherwise
+    or counts what pads a shorter prompt.
+    """
+    probe, C = (
+        SimpleNamespace(model=agent.model, stop_ids=torch.tensor([-1]), record=None),
+        min(8, args.max_new_tokens),
+    )
+    prompts, groups, sampled, theirs = [prompt_ids, prompt_ids[len(prompt_ids) // 2 :]], [], [], []
+    for prompt, pairs in zip(prompts, sample(probe, prompts, 2, 1.0, C, args.max_batch_tokens)):
+        completions, logprobs = zip(*pairs)
+        logits = agent.model(torch.tensor([prompt + ids for ids in completions])).logits[:, len(prompt) - 1 : -1]
+        theirs += logits.log_softmax(-1).gather(-1, torch.tensor(completions)[..., None]).flatten()
+        groups.append((prompt, completions))
+        sampled += itertools.chain(*logprobs)
+    recompute(agent.model)
+    ours = torch.stack([token_logprobs(agent, groups, 1.0), torch.tensor(sampled)])
+    agent.model.eval()
+    return torch.allclose(ours, torch.stack(theirs).expand(2, -1), atol=1e-3)
+
+
 def observe(args, env, task, history):
     """The agents' prompts."""
     prompts = env.observe(task, history)
@@ -449,7 +465,6 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
         for node in nodes:
             node.groups = [SimpleNamespace(prompt=prompt) for prompt in observe(args, env, node.task, node.history)]
         for i, agent in enumerate(agents):
-            select(agent)
             groups, stops = [node.groups[i] for node in nodes], set(agent.stop_ids.tolist())
             prompt_ids = encode(agent, [group.prompt for group in groups], args.max_new_tokens)
             # of a token that is sampled only keys and values are kept, of one that is trained on all activations
@@ -569,22 +584,13 @@ if __name__ == "__main__":
         try:
             state_file = os.path.join(args.resume, "checkpoint", "state.pt")
             state = torch.load(state_file, map_location="cpu", weights_only=False, mmap=True)
-            about, saved = state["about"], state["iteration"]
-            for name, size in state["sizes"].items():
-                if os.path.getsize(os.path.join(args.resume, name)) < size:
-                    raise EOFError(f"{name} is cut")
+            before, saved = state["about"], state["iteration"]
         except Exception as error:  # whatever a missing or damaged file raises; it is reported
             fail(f"--resume {args.resume}: no checkpoint, or a damaged one ({error!r:.200}); name a run that has one.")
-        if (about["script"], about["processes"], about["args"].keys()) != (script, world_size, asdict(args).keys()):
-            before = f"{about['script']} (commit {about['commit']}) with {about['processes']} process(es)"
-            fail(f"--resume {args.resume}: use {before}, as before.")
-        args = tyro.cli(Args, description=__doc__, default=Args(**about["args"]))
-        free = {"resume", "num_iterations", "save_every", "eval_every", "log_groups", "track", "devices"}
-        for name in about["args"].keys() - free:
-            if getattr(args, name) != about["args"][name]:
-                fail(f"--resume {args.resume}: --{name.replace('_', '-')} was {about['args'][name]}; leave it out.")
-        if saved > args.num_iterations:  # where it is equal, what is left to do is to save the agents
-            fail(f"--resume {args.resume}: it is at iteration {saved}; give a larger --num-iterations.")
+        if (before["script"], before["processes"], before["args"].keys()) != (script, world_size, vars(args).keys()):
+            how = f"{before['script']} (commit {before['commit']}) with {before['processes']} process(es)"
+            fail(f"--resume {args.resume}: use {how}, as before.")
+        args = tyro.cli(Args, description=__doc__, default=Args(**before["args"]))  # what is given anew holds
     N, T, B, G = args.num_agents, args.num_turns, args.num_tasks, args.num_generations
     tiny = set(args.model) == {"tiny"}
     if args.learning_rate is None:
@@ -600,8 +606,6 @@ if __name__ == "__main__":
             fail(f"--{name.replace('_', '-')} {value}: must be a number {least}, and below 2^63.")
     if G < 2:
         fail(f"--num-generations {G}: a group needs 2 completions; give 2 or more.")
-    if args.eval_temperature == 0 and args.eval_generations > 1:
-        fail("--eval-temperature 0 draws the same each time; leave --eval-generations at 1.")
     for flag, names in (("--model", args.model), ("--devices", args.devices or [None])):
         if len(names) not in (1, N):
             fail(f"{flag} names {len(names)} for {N} agents: give one for all, or one each.")
@@ -622,22 +626,21 @@ if __name__ == "__main__":
 
     # environment
     setup = {"num_agents": N, "num_turns": T, "dataset": args.dataset, "seed": args.seed}
-    optional = {"reward": args.reward, "feedback": args.feedback, "allow_unsafe_code": args.allow_unsafe_code}
-    setup |= {name: value for name, value in optional.items() if value}
+    optional = ("reward", "feedback", "allow_unsafe_code")  # which an environment need not know
+    setup |= {name: getattr(args, name) for name in optional if getattr(args, name)}
     try:
         if os.path.exists(os.path.join(here, "envs", "writing.py")):
             env = importlib.import_module("envs").make(args.env, **setup)
         else:  # a copy of this file beside an environment of your own needs nothing else of this repository
-            module, colon, name = args.env.partition(":")
-            env_class = vars(importlib.import_module(module)).get(name) if colon else None
-            if env_class is None:
+            module, _, name = args.env.partition(":")
+            if not (env_class := name and vars(importlib.import_module(module)).get(name)):
                 fail(f"--env {args.env}: no such class, and no envs/ beside this file; use module:Class of your own.")
             env = env_class(**setup)
         train_tasks, test_tasks = (list(env.tasks(split) or ()) for split in ("train", "test"))
     except (ValueError, ModuleNotFoundError) as error:
         fail(error if str(error).startswith("--") else f"--env {args.env}: {error}")
-    chosen = np.random.default_rng(0).permutation(len(test_tasks))[: args.eval_tasks or None]
-    held_out = [test_tasks[k] for k in chosen]
+    order = np.random.default_rng(0).permutation(len(test_tasks))
+    held_out = [test_tasks[k] for k in order[: args.eval_tasks or None]]
     eval_tasks = held_out[rank::world_size]
     first_prompts = [observe(args, env, task, []) for task in [*train_tasks, *held_out]]
     if not train_tasks or len(held_out) < world_size:
@@ -654,18 +657,14 @@ if __name__ == "__main__":
     if world_size > 1:
         # nccl would give up after ten minutes, and others wait while one writes a checkpoint or runs tests
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=1))
-        if len(set(gather(zlib.crc32(repr(first_prompts).encode())))) > 1:
-            fail(f"--env {args.env}: each process has other tasks; let them follow from --dataset and --seed alone.")
     say = print if rank == 0 else lambda *_: None
     name = f"{args.env.replace(':', '.')}__{script[:-3]}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}"
     run_dir = gather(args.resume or os.path.join(args.output_dir, name))[0]
     state_file = os.path.join(run_dir, "checkpoint", "state.pt")
-    if not args.resume:
-        git = subprocess.run("git rev-parse HEAD", shell=True, cwd=here, capture_output=True, text=True)
-        modules = [torch, transformers, np, *([peft] if args.lora_rank else [])]
-        versions = {module.__name__: module.__version__ for module in modules}
-        about = {"script": script, "processes": world_size, "versions": versions, "commit": git.stdout.strip()}
-    about["args"] = asdict(args)
+    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=here, capture_output=True, text=True)
+    modules = [torch, transformers, np, *([peft] if args.lora_rank else [])]
+    about = {"script": script, "processes": world_size, "commit": git.stdout.strip(), "args": asdict(args)}
+    about["versions"] = {module.__name__: module.__version__ for module in modules}
     if rank == 0:
         try:
             os.makedirs(os.path.dirname(state_file), exist_ok=True)
@@ -677,61 +676,44 @@ if __name__ == "__main__":
     # agents
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(args.seed)  # of new adapters: the same in all processes
-    agents, shared = [], {}  # shared: (name, device) -> the model of several agents with adapters
+    agents, shared = [], {}  # shared: (name, device) -> the model whose frozen weights adapters stand on
     for i, name, place in zip(range(N), args.model * N, (args.devices or [device]) * N):
         path = os.path.join(here, "models", "tiny") if name == "tiny" else name
         try:
             if not (model := shared.get((name, place))):
-                model, report = AutoModelForCausalLM.from_pretrained(
-                    path, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True
-                )
+                options = {"dtype": torch.float32, "attn_implementation": "sdpa", "output_loading_info": True}
+                model, report = AutoModelForCausalLM.from_pretrained(path, **options)
                 if report["missing_keys"]:
                     fail(f"--model {name}: its files lack {min(report['missing_keys'])}; name one that is whole.")
-                if vars(model.config).get("quantization_config"):
-                    fail(f"--model {name}: its weights are quantized and cannot be trained; use the original ones.")
-                if vars(model).get("peft_config") and (args.num_iterations or args.lora_rank):
-                    fail(f"--model {name}: an adapter, which is not trained further; merge it into its model.")
+                fixed = vars(model.config).get("quantization_config") or vars(model).get("peft_config")
+                if fixed and (args.num_iterations or args.lora_rank):
+                    what = "quantized or an adapter, which is not trained further"
+                    fail(f"--model {name}: {what}; merge it into its model, or use the original weights.")
+            if args.lora_rank:
+                shared[name, place] = model
+                model = copy.deepcopy(model, {id(p): p for p in model.parameters()})  # layers of the same weights
+                form = {"lora_alpha": 2 * args.lora_rank, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+                model.add_adapter(peft.LoraConfig(r=args.lora_rank, **form))
             tokenizer = AutoTokenizer.from_pretrained(path)
             stops = [tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id)]
-            stop_ids = torch.tensor([int(stop) for stop in stops if stop is not None], device=place)
+            agent = SimpleNamespace(model=model.eval(), tokenizer=tokenizer)  # eval: no dropout
+            agent.stop_ids = torch.tensor([int(stop) for stop in stops if stop is not None], device=place)
             # The cache of recurrent layers cannot be shared, and gradient checkpointing knows no cache.
             layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
-            share = layers <= {DynamicLayer, DynamicSlidingWindowLayer} and not args.gradient_checkpointing
-            adapter = f"agent_{i}" if args.lora_rank else None
-            if adapter:
-                shared[name, place] = model
-                form = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
-                warnings.filterwarnings("ignore", "Already found a `peft_config`")  # as it should: one for each agent
-                model.add_adapter(peft.LoraConfig(r=args.lora_rank, lora_alpha=2 * args.lora_rank, **form), adapter)
-            agent = SimpleNamespace(tokenizer=tokenizer, stop_ids=stop_ids, share=share, adapter=adapter)
-            agent.model, agent.record = model.eval(), stop_ids.device if args.cuda_graphs else None  # eval: no dropout
-            if args.cuda_graphs and not (agent.record.type == "cuda" and grouped(model)):
+            agent.share = layers <= {DynamicLayer, DynamicSlidingWindowLayer} and not args.gradient_checkpointing
+            agent.record = agent.stop_ids.device if args.cuda_graphs else None
+            if agent.record and not (agent.record.type == "cuda" and grouped(model)):
                 fail(f"--cuda-graphs: not for {name} on {place}; leave it out.")
             if args.gradient_checkpointing:
                 model.gradient_checkpointing_enable()
             longest = max((prompts[i] for prompts in first_prompts), key=lambda prompt: len(prompt.encode()))
             if longest.strip() and not tokenizer(longest, add_special_tokens=False).input_ids:
                 fail(f"--model {name}: its tokenizer makes no tokens of a prompt; are its files missing?")
-            ids = encode(agent, [longest], args.max_new_tokens)[0][-64:]
-            # Better to stop than to train wrongly a model that does more with its logits than this file knows, attends
-            # otherwise or counts what pads a shorter prompt. Only on a CPU, where all is float32: a shared model on
-            # its GPU was checked before.
-            if model.device.type == "cpu":
-                probe = SimpleNamespace(model=model, stop_ids=torch.tensor([-1]), record=None)
-                most = min(8, args.max_new_tokens)
-                prompts, groups, sampled, theirs = [ids, ids[len(ids) // 2 :]], [], [], []
-                with torch.no_grad():
-                    for prompt, pairs in zip(prompts, sample(probe, prompts, 2, 1.0, most, args.max_batch_tokens)):
-                        drawn, logprobs = zip(*pairs)
-                        logits = model(torch.tensor([prompt + c for c in drawn])).logits[:, len(prompt) - 1 : -1]
-                        theirs += logits.log_softmax(-1).gather(-1, torch.tensor(drawn)[..., None]).flatten()
-                        groups, sampled = [*groups, (prompt, drawn)], [*sampled, *itertools.chain(*logprobs)]
-                    recompute(model)
-                    ours = torch.stack([token_logprobs(agent, groups, 1.0), torch.tensor(sampled)])
-                    if not torch.allclose(ours, torch.stack(theirs).expand(2, -1), atol=1e-3):
-                        why = "not finite? scaled or capped? attention? dropout with --gradient-checkpointing?"
-                        fail(f"--model {name} has other log-probabilities ({why}); use another.")
-                    model.eval()
+            prompt_ids = encode(agent, [longest], args.max_new_tokens)[0][-64:]
+            # only on a CPU, where all is float32: a shared model on its GPU was compared before
+            if model.device.type == "cpu" and not agrees(args, agent, prompt_ids):
+                why = "not finite? scaled or capped? attention? dropout with --gradient-checkpointing?"
+                fail(f"--model {name} has other log-probabilities ({why}); use another.")
         except Exception as error:  # whatever transformers, its backends, the hub and a template raise; it is reported
             reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
             fail(f"--model {name}: agent {i} cannot use it ({reason}); name a folder or a hub id that works.")
@@ -739,13 +721,12 @@ if __name__ == "__main__":
         options = {"lr": args.learning_rate, "weight_decay": 0.0, "fused": True}
         agent.optimizer = torch.optim.AdamW([{"params": agent.trained.values()}], **options)
         agents.append(agent)
-        how = "computed once for its group" if share else "computed again for each completion in training"
+        how = "computed once for its group" if agent.share else "computed again for each completion in training"
         size = f"{sum(p.numel() for p in agent.trained.values()) / 1e6:.2f}M parameters to train on {place}"
         say(f"agent {i}: {name}, {size}, a prompt is {how}")
-    for model in shared.values():
-        for module in model.modules() if model.device.type == "cuda" else ():
-            if isinstance(module, peft.tuners.lora.LoraLayer):
-                module.get_base_layer().to(torch.bfloat16)  # frozen: it needs no master, nor a cast for every token
+    for module in (module for agent in agents if args.lora_rank for module in agent.model.modules()):
+        if isinstance(module, peft.tuners.lora.LoraLayer) and module.get_base_layer().weight.device.type == "cuda":
+            module.get_base_layer().to(torch.bfloat16)  # frozen: it needs no master, nor a cast for every token
     say(f"{len(train_tasks)} tasks to train on, {len(held_out)} to evaluate, {torch.get_num_threads()} thread(s)")
     say(f"learning rate {args.learning_rate}, {args.max_new_tokens} new tokens, {args.max_batch_tokens} per batch")
 
@@ -779,10 +760,10 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
     if args.resume:
+        shapes = lambda models: [{key: p.shape for key, p in trained.items()} for trained in models]
+        if shapes(state["models"]) != shapes(agent.trained for agent in agents):
+            fail(f"--resume {args.resume}: its weights have other names or shapes; use its models and versions.")
         for agent, weights, moments in zip(agents, state["models"], state["optimizers"]):
-            before, now = ({key: p.shape for key, p in part.items()} for part in (weights, agent.trained))
-            if before != now:
-                fail(f"--resume {args.resume}: its weights have other names or shapes; use its models and versions.")
             agent.model.load_state_dict(weights, strict=False)
             agent.optimizer.load_state_dict(moments)
         for name, size in state["sizes"].items() if rank == 0 else ():
@@ -816,20 +797,20 @@ if __name__ == "__main__":
         metrics, updating = summarize("train", turns, T), time.perf_counter()
         for i, agent in enumerate(agents):
             weights = defaultdict(Counter)  # by prompt and completion: equal ones are computed once
-            for t, nodes in enumerate(turns):
-                for node in nodes:
-                    # the denominator is fixed here, before batches are cut
-                    weight = node.weight / G * args.gamma**t / args.max_new_tokens
-                    group = node.groups[i]
-                    for ids, advantage in zip(group.completion_ids, group.advantages.tolist()):
-                        weights[tuple(group.prompt_ids)][tuple(ids)] += weight * advantage
+            for node in itertools.chain.from_iterable(turns):
+                # the denominator is fixed here, before batches are cut
+                weight = node.weight / G * args.gamma ** len(node.history) / args.max_new_tokens
+                group = node.groups[i]
+                for ids, advantage in zip(group.completion_ids, group.advantages.tolist()):
+                    weights[tuple(group.prompt_ids)][tuple(ids)] += weight * advantage
             groups = []  # (prompt, completions, a weight for each)
             for prompt_ids, members in weights.items():
                 # of equal returns only rounding is left, far below this, which itself is far below Adam's eps
                 if chosen := [(list(ids), w) for ids, w in members.items() if abs(w) > 1e-12]:
                     groups.append((list(prompt_ids), *zip(*chosen)))
-            select(agent)
             loss = torch.zeros((), device=agent.model.device)
+            for p in agent.trained.values():
+                p.grad = torch.zeros_like(p)  # what no token comes to, such as an expert, takes part too
             recompute(agent.model)
             for batch in micro_batches(agent, groups, args.max_batch_tokens):
                 pairs = (pair for _, completions, values in batch for pair in zip(completions, values))
@@ -839,9 +820,6 @@ if __name__ == "__main__":
                 batch_loss.backward()
                 loss += batch_loss.detach()
             agent.model.eval()
-            for p in agent.trained.values():
-                if p.grad is None:  # an expert that no token came to, or nothing to learn from
-                    p.grad = torch.zeros_like(p)
             if world_size > 1:  # each of which has the mean over its tasks
                 average([*(p.grad for p in agent.trained.values()), loss])
             grad_norm = torch.nn.utils.clip_grad_norm_(agent.trained.values(), args.max_grad_norm)
@@ -893,7 +871,6 @@ if __name__ == "__main__":
         print(f"\nevaluation: return {evaluations[0]:.3f} at first, {evaluations[-1]:.3f} at last; see {run_dir}")
     if rank == 0 and saved:
         for i, agent in enumerate(agents):
-            select(agent)
             agent.model.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
             agent.tokenizer.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
         speed = np.mean([line["tokens_per_second"] for line in logged[1:]])

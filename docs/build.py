@@ -100,7 +100,7 @@ TREE_DETAILS = [
     ("A completion is credited with the mean, not the sum, over the joint actions that hold it, so that the scale does "
      "not grow with `--joint-mode cross`.", "group.returns = member.bincount("),
     ("The loss is a sum over tokens divided by the constant `max_new_tokens`, not by each completion's length, which "
-     "would favour long bad answers.", "weight = node.weight / G * args.gamma**t / args.max_new_tokens"),
+     "would favour long bad answers.", "weight = node.weight / G * args.gamma ** len(node.history)"),
     ("All denominators are fixed before batches are cut: the gradient does not depend on `--max-batch-tokens`.",
      "for batch in micro_batches(agent, groups, args.max_batch_tokens):"),
     ("Equal completions of a prompt are computed once, with the sum of their weights, and those without an advantage, "

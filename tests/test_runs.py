@@ -249,17 +249,14 @@ def test_a_resume_remembers_what_the_one_before_changed(script, run, model_dir, 
     run_dir = run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
     again = re.search(r"--resume (\S+) --num-iterations 2\n", capsys.readouterr().out)
     assert again.group(1) == run_dir
-    changes = {"num_iterations": 2, "eval_every": 1, "save_every": 3, "log_groups": 1, "devices": ["cpu"]}
+    changes = {"num_iterations": 2, "eval_every": 1, "save_every": 3, "gamma": 0.5, "devices": ["cpu"]}
     flags = [x for name, value in changes.items() for x in (f"--{name}".replace("_", "-"), *np.ravel(value))]
     run(script, "--resume", run_dir, *flags)
     args = json.loads(pathlib.Path(run_dir, "args.json").read_text())["args"]
     assert {name: args[name] for name in changes} == changes
-    with pytest.raises(SystemExit) as stop:
-        run(script, "--resume", run_dir, "--num-iterations", 1)
-    assert stop.value.code == 2 and "it is at iteration 2; give a larger --num-iterations" in capsys.readouterr().err
     saved, logged = weights_of(run_dir, 1), metrics_of(run_dir, but=())
     shutil.rmtree(os.path.join(run_dir, "agent_1"))  # as where the disk was full when agents were saved
-    run(script, "--resume", run_dir)  # at its end: nothing is left to do but to save them
+    run(script, "--resume", run_dir, "--num-iterations", 1)  # past its end: nothing is left to do but to save them
     assert all(torch.equal(weights_of(run_dir, 1)[name], weight) for name, weight in saved.items())
     assert metrics_of(run_dir, but=()) == logged and "--num-iterations 4\n" in capsys.readouterr().out
     run(script, "--resume", run_dir, "--num-iterations", 3)
@@ -568,8 +565,8 @@ backward = torch.Tensor.backward
 def lost(*args, **kwargs):
     backward(*args, **kwargs)
     for p in gc.get_objects() if os.environ["RANK"] == "1" else ():
-        if isinstance(p, torch.nn.Parameter) and p.shape == (48, 32):
-            p.grad = None
+        if isinstance(p, torch.nn.Parameter) and p.shape == (48, 32) and p.grad is not None:
+            p.grad.zero_()
 torch.Tensor.backward = lost
 """
 
@@ -585,17 +582,6 @@ def test_a_process_without_some_gradient_takes_part(script, model_dir, tmp_path)
     old = AutoModelForCausalLM.from_pretrained(model_dir).state_dict()
     new = AutoModelForCausalLM.from_pretrained(run_dir / "agent_0").state_dict()
     assert all(not torch.equal(old[name], new[name]) for name in old if "up_proj" in name)  # by the other process
-
-
-@pytest.mark.parametrize("other", ["train", "test"])
-def test_processes_with_different_tasks_are_told(other, model_dir, tmp_path):
-    code = "import os, toy\n"
-    code += f"rank = lambda split: int(os.environ['RANK']) if split == {other!r} else 0\n"
-    code += "tasks = lambda self, split: [{'letter': 'ab'[rank(split)]}] * 4\n"
-    flags = (*TOY, "--model", model_dir, "--num-iterations", 1, "--output-dir", tmp_path / "runs")
-    process = subprocess_run(SCRIPTS[0], *flags, cwd=tmp_path, processes=2, code=code + "toy.Letters.tasks = tasks")
-    printed, _ = process.communicate(timeout=120)
-    assert process.returncode != 0 and "--env toy:Letters: each process has other tasks" in printed
 
 
 def test_two_processes_resume(model_dir, tmp_path):
@@ -716,7 +702,6 @@ BAD = {
     "device": (("--devices", "nowhere"), "--devices nowhere"),
     "gpu that is not there": (("--devices", "cuda:9"), "--devices cuda:9: this machine has cpu"),
     "device of no use": (("--devices", "meta"), "--devices meta"),
-    "greedy and several": (("--eval-temperature", 0, "--eval-generations", 2), "--eval-generations"),
     "devices": (("--devices", "cpu", "cpu", "cpu"), "--devices names 3 for 2 agents"),
     "output": (("--output-dir", "columns.jsonl/runs"), "--output-dir"),
     "track": (("--track", "trackio"), "pip install trackio"),
@@ -794,8 +779,8 @@ def test_bad_models_give_one_sentence(script, run, tmp_path, capsys, monkeypatch
 def test_resume_of_another_configuration_is_refused(script, run, model_dir, monkeypatch, capsys):
     run_dir = run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
     with pytest.raises(SystemExit) as stop:
-        run(script, "--resume", run_dir, "--gamma", 0.5)
-    assert stop.value.code == 2 and "--gamma" in capsys.readouterr().err
+        run(script, "--resume", run_dir, "--num-iterations", 2, "--num-agents", 3)
+    assert stop.value.code == 2 and "its weights have other names or shapes" in capsys.readouterr().err
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setenv("WORLD_SIZE", "2")
         run(script, "--resume", run_dir)
@@ -811,26 +796,18 @@ def test_resume_of_another_configuration_is_refused(script, run, model_dir, monk
         assert stop.value.code == 2 and said in capsys.readouterr().err
 
 
-DAMAGE = {
-    "cut weights": ("checkpoint/state.pt", lambda text: text[: len(text) // 2], "or a damaged one"),
-    "no metrics": ("metrics.jsonl", lambda text: None, "or a damaged one (FileNotFoundError"),
-    "cut rollouts": ("rollouts.jsonl", lambda text: text[:-1], "or a damaged one (EOFError('rollouts.jsonl is cut"),
-}
-
-
 @two_scripts
 def test_damaged_runs_are_told_and_left_as_they_are(script, run, model_dir, capsys):
     run_dir = pathlib.Path(run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"])
-    for name, change, said in DAMAGE.values():
-        text = (run_dir / name).read_bytes()
-        damaged = change(text)
-        (run_dir / name).unlink() if damaged is None else (run_dir / name).write_bytes(damaged)
-        before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-        with pytest.raises(SystemExit) as stop:
-            run(script, "--resume", run_dir, "--num-iterations", 2)
-        assert stop.value.code == 2 and said in capsys.readouterr().err
-        assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-        (run_dir / name).write_bytes(text)
+    checkpoint = run_dir / "checkpoint" / "state.pt"
+    whole = checkpoint.read_bytes()
+    checkpoint.write_bytes(whole[: len(whole) // 2])
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    with pytest.raises(SystemExit) as stop:
+        run(script, "--resume", run_dir, "--num-iterations", 2)
+    assert stop.value.code == 2 and "or a damaged one" in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    checkpoint.write_bytes(whole)
     run(script, "--resume", run_dir, "--num-iterations", 2)
     assert [line["iteration"] for line in metrics_of(run_dir)] == [0, 1, 2]
 
