@@ -128,6 +128,8 @@ def recompute(model):
 
 def encode(agent, prompts, max_new_tokens):
     """Token ids of each prompt as a user's message, or of the bare text where the tokenizer has no chat template."""
+    if not all(agent.tokenizer(prompts, add_special_tokens=False).input_ids):
+        fail("--model makes no tokens of a prompt: are its tokenizer's files missing, or is a prompt of --env empty?")
     for token in agent.tokenizer.added_tokens_decoder.values():
         if token.special:  # in a prompt, such as what another agent said, it is text
             text = f"{token.content[0]} {token.content[1:]}"
@@ -137,8 +139,6 @@ def encode(agent, prompts, max_new_tokens):
         chat = {"add_generation_prompt": True, "tokenize": False, "enable_thinking": False}
         prompts = [agent.tokenizer.apply_chat_template([{"role": "user", "content": p}], **chat) for p in prompts]
     prompt_ids = agent.tokenizer(prompts, add_special_tokens=not agent.tokenizer.chat_template).input_ids
-    if not all(prompt_ids):
-        fail("--env: a prompt has no tokens; let it begin with some text.")
     config = agent.model.config.get_text_config()
     longest, context = max(map(len, prompt_ids)), config.max_position_embeddings
     rope = config.to_dict().get("rope_parameters") or {}
@@ -382,8 +382,7 @@ def token_logprobs(agent, groups, temperature):
 
     with autocast(agent.model):  # around all of it, so that weights are cast once
         hidden = completion_states(agent, groups)
-    target = [token for _, completions in groups for ids in completions for token in ids]
-    target = torch.tensor(target, device=hidden.device)
+    target = torch.tensor([token for _, rows in groups for ids in rows for token in ids], device=hidden.device)
     # Many logits in pieces that the backward pass computes again, so that they never stand in memory together.
     size = max(1, 2**26 // agent.model.config.get_text_config().vocab_size)
     compute = logprob if len(target) <= size else partial(checkpoint, logprob, use_reentrant=False)
@@ -419,10 +418,9 @@ def micro_batches(agent, groups, max_batch_tokens):
 
 @torch.no_grad()
 def agrees(args, agent, prompt_ids):
-    """Whether log-probabilities that are sampled and trained here are the model's own, of this prompt and of its half.
+    """Whether log-probabilities that are sampled and trained are the model's own, behind a prompt and behind its half.
 
-    Better to stop than to train wrongly a model that does more with its logits than this file knows, attends otherwise
-    or counts what pads a shorter prompt.
+    A model that scales its logits, attends otherwise or counts what pads a shorter prompt would be trained wrongly.
     """
     probe, C = (
         SimpleNamespace(model=agent.model, stop_ids=torch.tensor([-1]), record=None),
@@ -441,14 +439,6 @@ def agrees(args, agent, prompt_ids):
     return torch.allclose(ours, torch.stack(theirs).expand(2, -1), atol=1e-3)
 
 
-def observe(args, env, task, history):
-    """The agents' prompts."""
-    prompts = env.observe(task, history)
-    if not isinstance(prompts, (list, tuple)) or list(map(type, prompts)) != [str] * args.num_agents:
-        fail(f"--env {args.env}: observe() gave {prompts!r:.60}; let it return {args.num_agents} prompts (str).")
-    return prompts
-
-
 def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
     """Grows a tree of joint actions for each task, with G = generations[t] at turn t.
 
@@ -463,14 +453,13 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
     for t, G in enumerate(generations):
         began = time.perf_counter()
         for node in nodes:
-            node.groups = [SimpleNamespace(prompt=prompt) for prompt in observe(args, env, node.task, node.history)]
+            node.groups = [SimpleNamespace(prompt=prompt) for prompt in env.observe(node.task, node.history)]
         for i, agent in enumerate(agents):
             groups, stops = [node.groups[i] for node in nodes], set(agent.stop_ids.tolist())
             prompt_ids = encode(agent, [group.prompt for group in groups], args.max_new_tokens)
-            # of a token that is sampled only keys and values are kept, of one that is trained on all activations
-            budget = 4 * args.max_batch_tokens
             with autocast(agent.model):  # around all of it, so that weights are cast once
-                drawn = sample(agent, prompt_ids, G, temperature, args.max_new_tokens, budget)
+                # 4 times as many as are trained at once: only keys and values are kept of them, not all activations
+                drawn = sample(agent, prompt_ids, G, temperature, args.max_new_tokens, 4 * args.max_batch_tokens)
             for group, ids, pairs in zip(groups, prompt_ids, drawn):
                 group.prompt_ids, (group.completion_ids, group.logprobs) = ids, zip(*pairs)
                 group.stopped = [ids[-1] in stops for ids in group.completion_ids]
@@ -489,9 +478,8 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
         for k, node in enumerate(nodes):
             node.joint, node.steps, node.children = joint, steps[k * len(joint) : (k + 1) * len(joint)], []
             for step in node.steps:
-                ends = step.done or t + 1 == len(generations)
                 child = SimpleNamespace(task=node.task, history=[*node.history, step], weight=node.weight / len(joint))
-                node.children.append(None if ends else child)
+                node.children.append(None if step.done or t + 1 == len(generations) else child)
         turns.append(nodes)
         nodes = [child for node in nodes for child in node.children if child]
         seconds["sample"] += sampled - began
@@ -500,10 +488,10 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
             break
 
     for node in itertools.chain.from_iterable(reversed(turns)):  # children before parents
-        future = [child.value if child else 0.0 for child in node.children]
-        joint_returns = [step.reward + args.gamma * later for step, later in zip(node.steps, future)]
         # float64: from equal returns no advantage is left that Adam could blow up
-        joint_returns = torch.tensor(joint_returns, dtype=torch.float64)  # (J,)
+        rewards = torch.tensor([step.reward for step in node.steps], dtype=torch.float64)  # (J,)
+        future = torch.tensor([child.value if child else 0.0 for child in node.children], dtype=torch.float64)
+        joint_returns = rewards + args.gamma * future
         node.value = joint_returns.mean().item()
         node.ends = [child.ends[0] if child else step for step, child in zip(node.steps, node.children)]
         for group, member in zip(node.groups, torch.tensor(node.joint).T):  # (J,): which completion is in each
@@ -514,9 +502,7 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
 def summarize(split, turns, num_turns):
     """Means over the nodes, completions and (weighted by their chance) trajectories of all processes, as logged.
 
-    gain_turnT is the reward of turn T less that of the turn before, of the trajectories that went on. pass@k is the
-    chance that one of k trajectories ends with the part all_passed, estimated without bias from the n >= k that
-    evaluation draws for a task (Chen et al., 2021, arXiv 2107.03374).
+    pass@k is the unbiased estimate from n >= k trajectories of a task (Chen et al., 2021, arXiv 2107.03374).
     """
     sums, parts, totals = (defaultdict(lambda: np.zeros(2)) for _ in range(3))  # each the sum and its weight
     for t, nodes in enumerate(turns, start=1):
@@ -564,13 +550,13 @@ def records(iteration, split, turns, most=None):
             yield json.dumps(line, default=plain, skipkeys=True) + "\n"
 
 
-def evaluate(args, env, agents, tasks, iteration, seed):
-    """Metrics and rollouts.jsonl lines of independent trajectories, drawn from a seed of their own."""
+def evaluate(args, env, agents, tasks, iteration, seed, lines):
+    """Metrics of independent trajectories, drawn from a seed of their own; `lines` gets those of rollouts.jsonl."""
     transformers.set_seed(seed)
     generations = [args.eval_generations] + [1] * (args.num_turns - 1)
     turns, _ = rollout(args, env, agents, tasks, generations, "align", args.eval_temperature)
-    lines = gather(list(records(iteration, "eval", turns)))
-    return summarize("eval", turns, args.num_turns), list(itertools.chain.from_iterable(lines))
+    lines += itertools.chain.from_iterable(gather(list(records(iteration, "eval", turns))))
+    return summarize("eval", turns, args.num_turns)
 
 
 if __name__ == "__main__":
@@ -587,9 +573,8 @@ if __name__ == "__main__":
             before, saved = state["about"], state["iteration"]
         except Exception as error:  # whatever a missing or damaged file raises; it is reported
             fail(f"--resume {args.resume}: no checkpoint, or a damaged one ({error!r:.200}); name a run that has one.")
-        if (before["script"], before["processes"], before["args"].keys()) != (script, world_size, vars(args).keys()):
-            how = f"{before['script']} (commit {before['commit']}) with {before['processes']} process(es)"
-            fail(f"--resume {args.resume}: use {how}, as before.")
+        if (before["script"], before["args"].keys()) != (script, vars(args).keys()):
+            fail(f"--resume {args.resume}: use {before['script']} (commit {before['commit']}), as before.")
         args = tyro.cli(Args, description=__doc__, default=Args(**before["args"]))  # what is given anew holds
     N, T, B, G = args.num_agents, args.num_turns, args.num_tasks, args.num_generations
     tiny = set(args.model) == {"tiny"}
@@ -611,9 +596,6 @@ if __name__ == "__main__":
             fail(f"{flag} names {len(names)} for {N} agents: give one for all, or one each.")
     if args.devices and world_size > 1:
         fail("--devices is for one process: under torchrun each takes a GPU of its own; leave one of the two out.")
-    gpus = [f"cuda:{k}" for k in range(torch.cuda.device_count())]
-    if unknown := set(args.devices or ()) - {"cpu", *gpus}:
-        fail(f"--devices {min(unknown)}: this machine has {', '.join(['cpu', *gpus])}; name one of these.")
     if B % world_size:
         fail(f"--num-tasks {B}: {world_size} processes cannot share them equally; use a multiple of {world_size}.")
     try:
@@ -629,20 +611,20 @@ if __name__ == "__main__":
     optional = ("reward", "feedback", "allow_unsafe_code")  # which an environment need not know
     setup |= {name: getattr(args, name) for name in optional if getattr(args, name)}
     try:
+        module, _, name = args.env.partition(":")  # a copy of this file needs nothing else of this repository
         if os.path.exists(os.path.join(here, "envs", "writing.py")):
-            env = importlib.import_module("envs").make(args.env, **setup)
-        else:  # a copy of this file beside an environment of your own needs nothing else of this repository
-            module, _, name = args.env.partition(":")
-            if not (env_class := name and vars(importlib.import_module(module)).get(name)):
-                fail(f"--env {args.env}: no such class, and no envs/ beside this file; use module:Class of your own.")
-            env = env_class(**setup)
+            module, name, setup = "envs", "make", {"name": args.env, **setup}
+        env = getattr(importlib.import_module(module), name)(**setup)
         train_tasks, test_tasks = (list(env.tasks(split) or ()) for split in ("train", "test"))
     except (ValueError, ModuleNotFoundError) as error:
-        fail(error if str(error).startswith("--") else f"--env {args.env}: {error}")
+        fail(error if str(error).startswith("--") else f"--env {args.env}: {error}; correct it, or name another.")
     order = np.random.default_rng(0).permutation(len(test_tasks))
     held_out = [test_tasks[k] for k in order[: args.eval_tasks or None]]
     eval_tasks = held_out[rank::world_size]
-    first_prompts = [observe(args, env, task, []) for task in [*train_tasks, *held_out]]
+    first_prompts = [env.observe(task, []) for task in [*train_tasks, *held_out]]
+    for prompts in first_prompts:
+        if not isinstance(prompts, (list, tuple)) or list(map(type, prompts)) != [str] * N:
+            fail(f"--env {args.env}: observe() gave {prompts!r:.60}; let it return {N} prompts (str).")
     if not train_tasks or len(held_out) < world_size:
         fail(f"--env {args.env}: {len(train_tasks)} tasks to train on, {len(held_out)} to evaluate; it needs more.")
 
@@ -662,9 +644,8 @@ if __name__ == "__main__":
     run_dir = gather(args.resume or os.path.join(args.output_dir, name))[0]
     state_file = os.path.join(run_dir, "checkpoint", "state.pt")
     git = subprocess.run("git rev-parse HEAD", shell=True, cwd=here, capture_output=True, text=True)
-    modules = [torch, transformers, np, *([peft] if args.lora_rank else [])]
     about = {"script": script, "processes": world_size, "commit": git.stdout.strip(), "args": asdict(args)}
-    about["versions"] = {module.__name__: module.__version__ for module in modules}
+    about["versions"] = {name: sys.modules[name].__version__ for name in ("torch", "transformers", "numpy")}
     if rank == 0:
         try:
             os.makedirs(os.path.dirname(state_file), exist_ok=True)
@@ -687,8 +668,7 @@ if __name__ == "__main__":
                     fail(f"--model {name}: its files lack {min(report['missing_keys'])}; name one that is whole.")
                 fixed = vars(model.config).get("quantization_config") or vars(model).get("peft_config")
                 if fixed and (args.num_iterations or args.lora_rank):
-                    what = "quantized or an adapter, which is not trained further"
-                    fail(f"--model {name}: {what}; merge it into its model, or use the original weights.")
+                    fail(f"--model {name}: quantized or an adapter, which is not trained further; merge it first.")
             if args.lora_rank:
                 shared[name, place] = model
                 model = copy.deepcopy(model, {id(p): p for p in model.parameters()})  # layers of the same weights
@@ -707,8 +687,6 @@ if __name__ == "__main__":
             if args.gradient_checkpointing:
                 model.gradient_checkpointing_enable()
             longest = max((prompts[i] for prompts in first_prompts), key=lambda prompt: len(prompt.encode()))
-            if longest.strip() and not tokenizer(longest, add_special_tokens=False).input_ids:
-                fail(f"--model {name}: its tokenizer makes no tokens of a prompt; are its files missing?")
             prompt_ids = encode(agent, [longest], args.max_new_tokens)[0][-64:]
             # only on a CPU, where all is float32: a shared model on its GPU was compared before
             if model.device.type == "cpu" and not agrees(args, agent, prompt_ids):
@@ -716,14 +694,13 @@ if __name__ == "__main__":
                 fail(f"--model {name} has other log-probabilities ({why}); use another.")
         except Exception as error:  # whatever transformers, its backends, the hub and a template raise; it is reported
             reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-            fail(f"--model {name}: agent {i} cannot use it ({reason}); name a folder or a hub id that works.")
+            fail(f"--model {name}: agent {i} cannot use it on {place} ({reason}); name what works.")
         agent.trained = {key: p for key, p in model.to(place).named_parameters() if p.requires_grad}
         options = {"lr": args.learning_rate, "weight_decay": 0.0, "fused": True}
         agent.optimizer = torch.optim.AdamW([{"params": agent.trained.values()}], **options)
         agents.append(agent)
-        how = "computed once for its group" if agent.share else "computed again for each completion in training"
         size = f"{sum(p.numel() for p in agent.trained.values()) / 1e6:.2f}M parameters to train on {place}"
-        say(f"agent {i}: {name}, {size}, a prompt is {how}")
+        say(f"agent {i}: {name}, {size}{'' if agent.share else ', a prompt is computed again for each completion'}")
     for module in (module for agent in agents if args.lora_rank for module in agent.model.modules()):
         if isinstance(module, peft.tuners.lora.LoraLayer) and module.get_base_layer().weight.device.type == "cuda":
             module.get_base_layer().to(torch.bfloat16)  # frozen: it needs no master, nor a cast for every token
@@ -759,6 +736,7 @@ if __name__ == "__main__":
 
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
+    lines = []  # for rollouts.jsonl
     if args.resume:
         shapes = lambda models: [{key: p.shape for key, p in trained.items()} for trained in models]
         if shapes(state["models"]) != shapes(agent.trained for agent in agents):
@@ -768,9 +746,8 @@ if __name__ == "__main__":
             agent.optimizer.load_state_dict(moments)
         for name, size in state["sizes"].items() if rank == 0 else ():
             os.truncate(os.path.join(run_dir, name), size)  # what came after the checkpoint comes again
-        lines = []
     else:
-        metrics, lines = evaluate(args, env, agents, eval_tasks, 0, seed_of(0))
+        metrics = evaluate(args, env, agents, eval_tasks, 0, seed_of(0), lines)
         log(0, metrics, lines)
         say(f"evaluation before training: return {metrics['eval/return']:.3f}")
     bar = tqdm(range(saved + 1, args.num_iterations + 1), initial=saved, total=args.num_iterations, disable=rank > 0)
@@ -778,11 +755,9 @@ if __name__ == "__main__":
         # 1 ROLLOUT: a tree for each of this process's tasks
         began = time.perf_counter()
         transformers.set_seed(seed_of(iteration))
-        tasks = []
-        for k in range((iteration - 1) * B + rank, iteration * B, world_size):
-            epoch, index = divmod(k, len(train_tasks))
-            order = np.random.default_rng([args.seed, epoch]).permutation(len(train_tasks))
-            tasks.append(train_tasks[order[index]])
+        order = lambda epoch: np.random.default_rng([args.seed, epoch]).permutation(len(train_tasks))
+        places = (divmod(k, len(train_tasks)) for k in range((iteration - 1) * B + rank, iteration * B, world_size))
+        tasks = [train_tasks[order(epoch)[index]] for epoch, index in places]
         turns, seconds = rollout(args, env, agents, tasks, [G] * T, args.joint_mode, args.temperature)
 
         # 2 ADVANTAGES: of each agent's completions at each node
@@ -802,12 +777,9 @@ if __name__ == "__main__":
                 weight = node.weight / G * args.gamma ** len(node.history) / args.max_new_tokens
                 group = node.groups[i]
                 for ids, advantage in zip(group.completion_ids, group.advantages.tolist()):
-                    weights[tuple(group.prompt_ids)][tuple(ids)] += weight * advantage
-            groups = []  # (prompt, completions, a weight for each)
-            for prompt_ids, members in weights.items():
-                # of equal returns only rounding is left, far below this, which itself is far below Adam's eps
-                if chosen := [(list(ids), w) for ids, w in members.items() if abs(w) > 1e-12]:
-                    groups.append((list(prompt_ids), *zip(*chosen)))
+                    if abs(advantage) > 1e-9:  # of equal returns only rounding is left
+                        weights[tuple(group.prompt_ids)][tuple(ids)] += weight * advantage
+            groups = [(list(prompt), list(map(list, ids)), list(ids.values())) for prompt, ids in weights.items()]
             loss = torch.zeros((), device=agent.model.device)
             for p in agent.trained.values():
                 p.grad = torch.zeros_like(p)  # what no token comes to, such as an expert, takes part too
@@ -839,8 +811,7 @@ if __name__ == "__main__":
         # 5 EVALUATE
         lines, last = list(records(iteration, "train", turns, args.log_groups)), iteration == args.num_iterations
         if last or iteration % args.eval_every == 0:
-            eval_metrics, eval_lines = evaluate(args, env, agents, eval_tasks, iteration, seed_of(0))
-            metrics, lines = metrics | eval_metrics, lines + eval_lines
+            metrics |= evaluate(args, env, agents, eval_tasks, iteration, seed_of(0), lines)
         if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
             kept = f"iteration {saved}'s in {run_dir}" if saved else "none yet"
             sys.exit(f"at iteration {iteration} {bad[0]} is {metrics[bad[0]]}; the last checkpoint: {kept}.")
