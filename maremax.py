@@ -608,11 +608,11 @@ if __name__ == "__main__":
 
     # environment
     setup = {"num_agents": N, "num_turns": T, "dataset": args.dataset, "seed": args.seed}
-    optional = ("reward", "feedback", "allow_unsafe_code")  # which an environment need not know
-    setup |= {name: getattr(args, name) for name in optional if getattr(args, name)}
+    optional = {"reward": args.reward, "feedback": args.feedback, "allow_unsafe_code": args.allow_unsafe_code}
+    setup |= {name: value for name, value in optional.items() if value}
     try:
-        module, _, name = args.env.partition(":")  # a copy of this file needs nothing else of this repository
-        if os.path.exists(os.path.join(here, "envs", "writing.py")):
+        module, _, name = args.env.partition(":")
+        if os.path.exists(os.path.join(here, "envs", "writing.py")):  # a copy of this file may have none beside it
             module, name, setup = "envs", "make", {"name": args.env, **setup}
         env = getattr(importlib.import_module(module), name)(**setup)
         train_tasks, test_tasks = (list(env.tasks(split) or ()) for split in ("train", "test"))
