@@ -450,10 +450,13 @@ def _cooperation(body, entry_point, helpers):
     while named != before:
         named, before = named.union(*[read for node, read in top.items() if node.name in named]), named
     reached += [node for node in top if node.name in named]
-    # A variable of that name is no helper, and who gives a name another meaning does not use what it meant.
-    rebound = {name for part in reached for node in ast.walk(part) for name in _binds(node)}
+    nodes = [node for part in reached for node in ast.walk(part)]
+    # A variable of that name is no helper. Whether it is the one that is used, the tests say; but who changes a part
+    # of the helper, such as its code, does not use what it was.
+    rebound = {name for node in nodes for name in _binds(node)}
+    changed = {name for node in nodes if isinstance(node, (ast.Attribute, ast.Subscript)) for name in _binds(node)}
     # Statements that drop what they get, or bind it to names and put it into objects that no other statement reads.
-    reads = {node: _read(node) for part in reached for node in ast.walk(part) if isinstance(node, ast.stmt)}
+    reads = {node: _read(node) for node in nodes if isinstance(node, ast.stmt)}
     inert = {*helpers, *dir(builtins)}
     drop, read = {s: _alters(s, inert) for s in reads if isinstance(s, DROPPING)}, set()
     matter = reads.keys() - drop
@@ -463,7 +466,7 @@ def _cooperation(body, entry_point, helpers):
         drop = {s: altered for s, altered in drop.items() if s not in matter}
     called = set().union(*reads.values())
     return {
-        "uses": [helper in read - rebound for helper in helpers],
+        "uses": [helper in read - changed for helper in helpers],
         "ignored": [helper in called - read - rebound for helper in helpers],
     }
 

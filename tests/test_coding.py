@@ -116,6 +116,8 @@ USES = {
     "    for x in range(-9, 9):\n        t[x] = aux(x)\nfill(TABLE)",
     "a class's function": "return sum(map(C.h, numbers))\nclass C:\n    h = staticmethod(aux)",
     "a class's table": "return sum(C.T[x] for x in numbers)\nclass C:\n    T = {i: aux(i) for i in range(-9, 9)}",
+    "argument of its name": "return g(aux, numbers)\ndef g(aux, n):\n    return sum(map(aux, n))",
+    "method of its name": "return sum(map(C().aux, numbers))\nclass C:\n    def aux(self, x): return aux(x)",
     "nonlocal": "t = 0\n    def g(x):\n        nonlocal t\n        t += aux(x)\n    [*map(g, numbers)]\n    return t",
 }
 
@@ -576,6 +578,10 @@ FORMATS = {
     "values of an example": f"```\nnumbers = [1]\naux = 2\n```\n```\n{MAIN}```",
     "a stand-in for the helper where it is run": MAIN
     + "if __name__ == '__main__':\n    def aux(x):\n        return x\n    print(f([1]))",
+    "a stand-in that is not taken": "if 'aux' not in globals():\n    def aux(x): return x\n" + MAIN,
+    "a stand-in in a try": "try:\n    aux\nexcept NameError:\n    aux = lambda x: x\n" + MAIN,
+    "an import for types": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from helpers import aux\n" + MAIN,
+    "the helper's type": "from collections.abc import Callable\naux: Callable[[int], int]\n" + MAIN,
     "a number behind it": MAIN + "\nFor example\n```\nn = 3\n```\n",
     "what another block needs": "```\nimport operator\ndef g(x):\n    return operator.add(h(x), 0)\n```\nand\n"
     "```\ndef h(x):\n    return aux(x)\n```\nso\n```\ndef f(n):\n    return sum(map(g, n))\n```",
