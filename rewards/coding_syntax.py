@@ -71,6 +71,9 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
         others = {*owned} - {name}  # what another agent was asked for is not this one's to define
         body = [n for n in body if not (isinstance(n, FUNCTIONS) or _is_constant(n)) or not _gives(n) & others]
         body = [node for node in body if not _is_idle(node, owned)]
+        for node in [part for n in body if isinstance(n, DEFINITIONS) for part in ast.walk(n)]:
+            if isinstance(node, IMPORTS) and _is_idle(node, owned):
+                node.__class__ = ast.Pass  # it may be the only statement of its block
         # What reads a function that is not there yet is an example of use.
         later = {*owned[i + 1 :]}.difference(dir(builtins), *map(_gives, body))
         examples = _leading(body, lambda node, _, names, later=later: _loaded(node) & (later | names))
@@ -346,7 +349,7 @@ def read_blocks(text):
     """The statements of a completion: all of it, or else those of each fenced block that defines or imports something.
 
     A block ends at the first fence that leaves Python behind, since a docstring may hold fences. Beside such blocks,
-    of others the constants; where there is none, the code may stand between lines of prose.
+    of others the constants. Before the first fence, and where no block is such, the code may stand in prose.
     """
     whole = _statements_of(text.lstrip(BOM))
     if whole is not None:
@@ -354,7 +357,7 @@ def read_blocks(text):
     lines = re.split(NEWLINE, _unwrapped(text))
     fences = [i for i, line in enumerate(lines) if re.fullmatch(FENCE, line)][:100]
     ends = [i for i in fences if not lines[i].strip(" \t`~")] + [len(lines)]
-    bodies, end = [], -1
+    bodies, end = _between_prose(lines[: fences[0]] if fences else lines), -1
     for start in fences:
         for stop in [i for i in ends if i > start > end][:8]:
             body = _statements_of("\n".join(lines[start + 1 : stop])) or []
@@ -370,11 +373,14 @@ def read_blocks(text):
 
 def _between_prose(lines):
     """[statements] from the first line that begins code to one that is none; [] where broken code ends them."""
-    first = next((i for i, line in enumerate(lines) if re.match(CODE, line)), len(lines))
-    body, error = _parse("\n".join(lines[first:]))
-    rest = lines[first + body[-1].end_lineno :] if body else []
-    end = next((line for line in rest if line.strip() and line[0] != "#"), "")
-    return [body] if body and (not error or not re.match(BROKEN, end)) else []
+    for i, line in enumerate(lines):
+        if begin := re.match(rf"(\s*)({CODE})", line):
+            code = [after.removeprefix(begin[1]) for after in lines[i:]]
+            body, error = _parse("\n".join(code))
+            rest = code[body[-1].end_lineno :] if body else []
+            end = next((line for line in rest if line.strip() and line[0] != "#"), "")
+            return [body] if body and (not error or not re.match(BROKEN, end)) else []
+    return []
 
 
 def _unwrapped(text):

@@ -415,6 +415,9 @@ def test_what_an_agent_imports_of_another_is_there_already():
     for instead in "pass", "from .helpers import aux", AUX.replace("\n", "\n    "), "aux = None":
         assert reward(AUX, f"try:\n    from helpers import aux\nexcept ImportError:\n    {instead}\n{MAIN}") == 4
     assert reward(AUX, "import aux\n" + MAIN) == 4
+    inside = "from helpers import aux", "try:\n        from helpers import aux\n    except ImportError:\n        pass"
+    for line in inside:
+        assert reward(AUX, MAIN.replace("return", f"{line}\n    return")) == 4
     # What else is tried there counts.
     more = "try:\n    from helpers import aux\n    n = 1\nexcept ImportError:\n    n = 2\n"
     assert scores([AUX, more + MAIN.replace("aux(x)", "aux(x) * n // 2")])[0].parts["tests"] == 1
@@ -568,6 +571,9 @@ FORMATS = {
     "prose before": "Here's the function. It is\n(as asked) short:\n\n" + MAIN,
     "prose behind": MAIN + "\nThis function uses the helper's result.\n\n- It doesn't fail.\n",
     "prose around": "Sure! The code:\n\nimport math\n" + MAIN + "# So\n\n**Explanation:** `aux(x)` doubles.",
+    "indented between prose": f"The function:\n\n{textwrap.indent(MAIN, '    ')}\nIt sums.",
+    "no fence but that of a test": f"{MAIN}\nTests:\n```python\nfrom solution import f\nprint(f([1]))\n```",
+    "prose, no fence but that of a test": f"So:\n{MAIN}```\nTests:\n```\ndef test_f():\n    assert f([1]) == 2\n```",
     "prose and a fence that ends": MAIN + "```\nThis sums.",
     "prose and a fence that begins": "So:\n```python\n" + MAIN + "\nIt sums (twice.",
     "the future apart": "```\nfrom __future__ import annotations\nfrom math import *\n```\nand\n"
