@@ -372,15 +372,27 @@ def read_blocks(text):
 
 
 def _between_prose(lines):
-    """[statements] from the first line that begins code to one that is none; [] where broken code ends them."""
-    for i, line in enumerate(lines):
-        if begin := re.match(rf"(\s*)({CODE})", line):
-            code = [after.removeprefix(begin[1]) for after in lines[i:]]
-            body, error = _parse("\n".join(code))
-            rest = code[body[-1].end_lineno :] if body else []
-            end = next((line for line in rest if line.strip() and line[0] != "#"), "")
-            return [body] if body and (not error or not re.match(BROKEN, end)) else []
-    return []
+    """[statements] from the first line that begins code to one that is none; [] where broken code ends them.
+
+    Assignments may stand before that line, which is one without indentation, if there is such a line.
+    """
+    begins = [i for blank in ("", r"\s+") for i, line in enumerate(lines) if re.match(f"{blank}({CODE})", line)]
+    if not begins:
+        return []
+    indent = re.match(r"\s*", lines[begins[0]])[0]
+    lines = [line.removeprefix(indent) for line in lines]
+    before = {i: _parse("\n".join(lines[i : begins[0]])) for i in range(begins[0])[-50:]}
+    assigned = [i for i, (body, error) in before.items() if body and not error and all(map(_assigns, body))]
+    first = [*assigned, *begins][0]
+    body, error = _parse("\n".join(lines[first:]))
+    rest = lines[first + body[-1].end_lineno :] if body else []
+    end = next((line for line in rest if line.strip() and line[0] != "#"), "")
+    return [body] if body and (not error or not re.match(BROKEN, end)) else []
+
+
+def _assigns(statement):
+    """Whether a statement gives a name a value: unlike `Answer: this`, which is prose."""
+    return bool(_gives(statement)) and getattr(statement, "value", statement) is not None
 
 
 def _unwrapped(text):

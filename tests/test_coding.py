@@ -571,6 +571,11 @@ FORMATS = {
     "prose before": "Here's the function. It is\n(as asked) short:\n\n" + MAIN,
     "prose behind": MAIN + "\nThis function uses the helper's result.\n\n- It doesn't fail.\n",
     "prose around": "Sure! The code:\n\nimport math\n" + MAIN + "# So\n\n**Explanation:** `aux(x)` doubles.",
+    "constants between prose": "So:\nONE = 1\nT = {\n    2: ONE,\n}\n\n"
+    + MAIN.replace("aux(x)", "aux(T[2] * x)")
+    + "\nIt sums.",
+    "a word and a colon": f"Answer: this\n{MAIN}\nIt sums.",
+    "a stand-in between prose": f"So:\nif 'aux' not in globals():\n    def aux(x): return x\n{MAIN}\nIt sums.",
     "indented between prose": f"The function:\n\n{textwrap.indent(MAIN, '    ')}\nIt sums.",
     "no fence but that of a test": f"{MAIN}\nTests:\n```python\nfrom solution import f\nprint(f([1]))\n```",
     "prose, no fence but that of a test": f"So:\n{MAIN}```\nTests:\n```\ndef test_f():\n    assert f([1]) == 2\n```",
