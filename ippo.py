@@ -473,10 +473,8 @@ def agrees(args, agent, prompt_ids):
 
     A model that scales its logits, attends otherwise or counts what pads a shorter prompt would be trained wrongly.
     """
-    probe, C = (
-        SimpleNamespace(model=agent.model, stop_ids=torch.tensor([-1]), record=None),
-        min(8, args.max_new_tokens),
-    )
+    probe = SimpleNamespace(model=agent.model, stop_ids=torch.tensor([-1]), record=None)
+    C = min(8, args.max_new_tokens)
     prompts, groups, sampled, theirs = [prompt_ids, prompt_ids[len(prompt_ids) // 2 :]], [], [], []
     for prompt, pairs in zip(prompts, sample(probe, prompts, 2, 1.0, C, args.max_batch_tokens)):
         completions, logprobs = zip(*pairs)
@@ -488,6 +486,14 @@ def agrees(args, agent, prompt_ids):
     ours = torch.stack([token_logprobs(agent, groups, 1.0), torch.tensor(sampled)])
     agent.model.eval()
     return torch.allclose(ours, torch.stack(theirs).expand(2, -1), atol=1e-3)
+
+
+def observe(args, env, task, history):
+    """The agents' prompts."""
+    prompts = env.observe(task, history)
+    if not isinstance(prompts, (list, tuple)) or list(map(type, prompts)) != [str] * args.num_agents:
+        fail(f"--env {args.env}: observe() gave {prompts!r:.60}; let it return {args.num_agents} prompts (str).")
+    return prompts
 
 
 def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
@@ -504,7 +510,7 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
     for t, G in enumerate(generations):
         began = time.perf_counter()
         for node in nodes:
-            node.groups = [SimpleNamespace(prompt=prompt) for prompt in env.observe(node.task, node.history)]
+            node.groups = [SimpleNamespace(prompt=prompt) for prompt in observe(args, env, node.task, node.history)]
         for i, agent in enumerate(agents):
             groups, stops = [node.groups[i] for node in nodes], set(agent.stop_ids.tolist())
             prompt_ids = encode(agent, [group.prompt for group in groups], args.max_new_tokens)
@@ -622,6 +628,9 @@ if __name__ == "__main__":
             state_file = os.path.join(args.resume, "checkpoint", "state.pt")
             state = torch.load(state_file, map_location="cpu", weights_only=False, mmap=True)
             before, saved = state["about"], state["iteration"]
+            for name, size in state["sizes"].items():
+                if os.path.getsize(os.path.join(args.resume, name)) < size:
+                    raise EOFError(f"{name} is cut")
         except Exception as error:  # whatever a missing or damaged file raises; it is reported
             fail(f"--resume {args.resume}: no checkpoint, or a damaged one ({error!r:.200}); name a run that has one.")
         if (before["script"], before["args"].keys()) != (script, vars(args).keys()):
@@ -667,20 +676,20 @@ if __name__ == "__main__":
     optional = {"reward": args.reward, "feedback": args.feedback, "allow_unsafe_code": args.allow_unsafe_code}
     setup |= {name: value for name, value in optional.items() if value}
     try:
-        module, _, name = args.env.partition(":")
+        module, colon, name = args.env.partition(":")
         if os.path.exists(os.path.join(here, "envs", "writing.py")):  # a copy of this file may have none beside it
-            module, name, setup = "envs", "make", {"name": args.env, **setup}
-        env = getattr(importlib.import_module(module), name)(**setup)
+            module, colon, name, setup = "envs", ":", "make", {"name": args.env, **setup}
+        make = colon and vars(importlib.import_module(module)).get(name)
+        if not make:
+            fail(f"--env {args.env}: no such class, and no envs/ beside this file; use module:Class of your own.")
+        env = make(**setup)
         train_tasks, test_tasks = (list(env.tasks(split) or ()) for split in ("train", "test"))
     except (ValueError, ModuleNotFoundError) as error:
         fail(error if str(error).startswith("--") else f"--env {args.env}: {error}; correct it, or name another.")
     order = np.random.default_rng(0).permutation(len(test_tasks))
     held_out = [test_tasks[k] for k in order[: args.eval_tasks or None]]
     eval_tasks = held_out[rank::world_size]
-    first_prompts = [env.observe(task, []) for task in [*train_tasks, *held_out]]
-    for prompts in first_prompts:
-        if not isinstance(prompts, (list, tuple)) or list(map(type, prompts)) != [str] * N:
-            fail(f"--env {args.env}: observe() gave {prompts!r:.60}; let it return {N} prompts (str).")
+    first_prompts = [observe(args, env, task, []) for task in [*train_tasks, *held_out]]
     if not train_tasks or len(held_out) < world_size:
         fail(f"--env {args.env}: {len(train_tasks)} tasks to train on, {len(held_out)} to evaluate; it needs more.")
 

@@ -30,7 +30,7 @@ def test_a_copied_script_says_that_it_has_no_environments(tmp_path):
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     command = [sys.executable, SCRIPTS[0].name]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
-    said = "error: --env tldr: No module named 'tldr'; correct it, or name another."
+    said = "error: --env tldr: no such class, and no envs/ beside this file; use module:Class of your own."
     assert done.stderr == f"{SCRIPTS[0].name}: {said}\n"
 
 

@@ -426,12 +426,16 @@ def test_defaults_of_the_tiny_model(script, env, max_new_tokens, run, tmp_path, 
         ("observe", lambda self, task, history: [1, 2], "observe() gave [1, 2]"),
         ("observe", lambda self, task, history: 7, "observe() gave 7"),
         ("observe", lambda self, task, history: ["?"], "observe() gave ['?']"),
+        ("observe", None, "let it return 2 prompts"),  # in the second turn
         ("step", lambda self, branches: [Step(b[2], 1.0, {"return": 9.0}, False) for b in branches], "part 'return'"),
     ],
 )
 def test_environments_that_break_their_contract_are_told(name, broken, said, run, model_dir, monkeypatch, capsys):
     from toy import Letters
 
+    original = Letters.observe
+    if broken is None:
+        broken = lambda self, task, history: original(self, task, history)[: 1 + (not history)]
     monkeypatch.setattr(Letters, name, broken)
     with pytest.raises(SystemExit) as stop:
         run(SCRIPTS[0], *TOY, "--model", model_dir)
@@ -785,18 +789,26 @@ def test_resume_of_another_configuration_is_refused(script, run, model_dir, caps
         assert stop.value.code == 2 and said in capsys.readouterr().err
 
 
+DAMAGE = {
+    "cut weights": ("checkpoint/state.pt", lambda text: text[: len(text) // 2], "or a damaged one"),
+    "no metrics": ("metrics.jsonl", lambda text: None, "or a damaged one (FileNotFoundError"),
+    "cut rollouts": ("rollouts.jsonl", lambda text: text[:-1], "or a damaged one (EOFError('rollouts.jsonl is cut"),
+}
+
+
 @two_scripts
 def test_damaged_runs_are_told_and_left_as_they_are(script, run, model_dir, capsys):
     run_dir = pathlib.Path(run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"])
-    checkpoint = run_dir / "checkpoint" / "state.pt"
-    whole = checkpoint.read_bytes()
-    checkpoint.write_bytes(whole[: len(whole) // 2])
-    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-    with pytest.raises(SystemExit) as stop:
-        run(script, "--resume", run_dir, "--num-iterations", 2)
-    assert stop.value.code == 2 and "or a damaged one" in capsys.readouterr().err
-    assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-    checkpoint.write_bytes(whole)
+    for name, change, said in DAMAGE.values():
+        text = (run_dir / name).read_bytes()
+        damaged = change(text)
+        (run_dir / name).unlink() if damaged is None else (run_dir / name).write_bytes(damaged)
+        before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+        with pytest.raises(SystemExit) as stop:
+            run(script, "--resume", run_dir, "--num-iterations", 2)
+        assert stop.value.code == 2 and said in capsys.readouterr().err
+        assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+        (run_dir / name).write_bytes(text)
     run(script, "--resume", run_dir, "--num-iterations", 2)
     assert [line["iteration"] for line in metrics_of(run_dir)] == [0, 1, 2]
 
