@@ -892,8 +892,6 @@ if __name__ == "__main__":
                         place.append((group, k, args.gamma**t))
                 groups = [(list(prompt), list(map(list, ids)), list(ids.values())) for prompt, ids in owners.items()]
                 weight, totals = 1 / (len(minibatch) * args.max_new_tokens), torch.zeros(6, device=device)
-                for p in agent.trained.values():
-                    p.grad = torch.zeros_like(p)  # what no token comes to, such as an expert, takes part too
                 for batch in micro_batches(agent, groups, args.max_batch_tokens):
                     old, index, start = [], [], 0  # index: the tokens of each trajectory among those that are computed
                     for ids, members in (pair for _, *pairs in batch for pair in zip(*pairs)):
@@ -921,6 +919,9 @@ if __name__ == "__main__":
                         outside = ((ratios - 1).abs() > args.clip_coef).sum()
                         count = torch.ones_like(ratios).sum()
                         totals += torch.stack([loss, policy_loss, value_loss, kl, outside, count])
+                for p in agent.trained.values():
+                    if p.grad is None:  # an expert that no token here came to
+                        p.grad = torch.zeros_like(p)
                 if world_size > 1:  # each of which has the mean over its trajectories
                     average([*(p.grad for p in agent.trained.values()), totals])
                 grad_norm = torch.nn.utils.clip_grad_norm_(agent.trained.values(), args.max_grad_norm)

@@ -790,8 +790,6 @@ if __name__ == "__main__":
                         weights[tuple(group.prompt_ids)][tuple(ids)] += weight * advantage
             groups = [(list(prompt), list(map(list, ids)), list(ids.values())) for prompt, ids in weights.items()]
             loss = torch.zeros((), device=agent.model.device)
-            for p in agent.trained.values():
-                p.grad = torch.zeros_like(p)  # what no token comes to, such as an expert, takes part too
             recompute(agent.model)
             for batch in micro_batches(agent, groups, args.max_batch_tokens):
                 pairs = (pair for _, completions, values in batch for pair in zip(completions, values))
@@ -801,6 +799,9 @@ if __name__ == "__main__":
                 batch_loss.backward()
                 loss += batch_loss.detach()
             agent.model.eval()
+            for p in agent.trained.values():
+                if p.grad is None:  # an expert that no token came to, or nothing to learn from
+                    p.grad = torch.zeros_like(p)
             if world_size > 1:  # each of which has the mean over its tasks
                 average([*(p.grad for p in agent.trained.values()), loss])
             grad_norm = torch.nn.utils.clip_grad_norm_(agent.trained.values(), args.max_grad_norm)

@@ -565,8 +565,8 @@ backward = torch.Tensor.backward
 def lost(*args, **kwargs):
     backward(*args, **kwargs)
     for p in gc.get_objects() if os.environ["RANK"] == "1" else ():
-        if isinstance(p, torch.nn.Parameter) and p.shape == (48, 32) and p.grad is not None:
-            p.grad.zero_()
+        if isinstance(p, torch.nn.Parameter) and p.shape == (48, 32):
+            p.grad = None
 torch.Tensor.backward = lost
 """
 
