@@ -27,8 +27,6 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
-import zlib
 from collections import Counter, defaultdict
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -60,7 +58,7 @@ class Args:
     seed: int = 1  # of sampling, of the order of the tasks and of the environment
     num_iterations: int = 120  # rollouts, each followed by an update of each agent; 0 only evaluates
     output_dir: str = "runs"  # the run folder is made in here
-    resume: str | None = None  # run folder to continue, to the same numbers if --num-iterations stays what it was
+    resume: str | None = None  # run folder to continue, to the same numbers if no other argument is given
     save_every: int = 20  # iterations between checkpoints
     log_groups: int = 2  # nodes per turn that go to rollouts.jsonl each iteration
     track: Literal["none", "tensorboard", "wandb", "trackio"] = "none"  # where else the metrics go
@@ -122,12 +120,6 @@ def average(tensors):
         tensor.copy_(mean.view_as(tensor))
 
 
-def select(agent):
-    """Puts the agent's own adapter into the weights that it shares with others, if it has one."""
-    if agent.adapter:
-        agent.model.set_adapter(agent.adapter)
-
-
 def recompute(model):
     """Puts what --gradient-checkpointing computes again into training mode, and not what drops out or adds noise."""
     for module in model.modules():
@@ -136,6 +128,8 @@ def recompute(model):
 
 def encode(agent, prompts, max_new_tokens):
     """Token ids of each prompt as a user's message, or of the bare text where the tokenizer has no chat template."""
+    if not all(agent.tokenizer(prompts, add_special_tokens=False).input_ids):
+        fail("--model makes no tokens of a prompt: are its tokenizer's files missing, or is a prompt of --env empty?")
     for token in agent.tokenizer.added_tokens_decoder.values():
         if token.special:  # in a prompt, such as what another agent said, it is text
             text = f"{token.content[0]} {token.content[1:]}"
@@ -145,8 +139,6 @@ def encode(agent, prompts, max_new_tokens):
         chat = {"add_generation_prompt": True, "tokenize": False, "enable_thinking": False}
         prompts = [agent.tokenizer.apply_chat_template([{"role": "user", "content": p}], **chat) for p in prompts]
     prompt_ids = agent.tokenizer(prompts, add_special_tokens=not agent.tokenizer.chat_template).input_ids
-    if not all(prompt_ids):
-        fail("--env: a prompt has no tokens; let it begin with some text.")
     config = agent.model.config.get_text_config()
     longest, context = max(map(len, prompt_ids)), config.max_position_embeddings
     rope = config.to_dict().get("rope_parameters") or {}
@@ -362,25 +354,21 @@ def completion_states(agent, groups):
         return torch.cat([row[-len(ids) - 1 : -1] for row, (_, ids) in zip(hidden, rows)])
     cache = DynamicCache(config=agent.model.config)
     hidden, mask = prefill(agent, [prompt for prompt, _ in groups], cache)
-    last = hidden[:, -1]  # (B, D)
+    last = hidden[:, -1]  # (B, D), which predict the first tokens
     states, waiting = [None] * len(rows), sorted(range(len(rows)), key=lambda r: -len(rows[r][1]))
     while waiting:
         C = len(rows[waiting[0]][1])
         chunk = [r for r in waiting if len(rows[r][1]) > 0.75 * C]  # of like length, so that little is padding
         waiting = waiting[len(chunk) :]
         owner = torch.tensor([rows[r][0] for r in chunk], device=device)
-        hidden = last[owner, None]  # (R, 1, D), which predict the first tokens
-        if C > 1:
-            # the last token predicts nothing, and what pads a shorter row on the right is seen by nobody
-            ids = torch.tensor([(rows[r][1] + [0] * C)[: C - 1] for r in chunk], device=device)
-            branch = copy.copy(cache)
-            branch.layers = [copy.copy(layer) for layer in cache.layers]
-            branch.reorder_cache(owner)
-            seen = torch.cat([mask[owner], torch.ones_like(ids)], dim=1)  # (R, P + C - 1)
-            position_ids = (seen.cumsum(-1) - 1)[:, mask.shape[1] :]
-            later = trunk(agent.model, ids, seen, position_ids, branch)
-            hidden = torch.cat([hidden, later], dim=1)  # (R, C, D)
-        for r, row in zip(chunk, hidden):
+        # the last token predicts nothing, and what pads a shorter row on the right is seen by nobody
+        ids = torch.tensor([(rows[r][1] + [0] * C)[: max(1, C - 1)] for r in chunk], device=device)
+        branch = copy.copy(cache)
+        branch.layers = [copy.copy(layer) for layer in cache.layers]
+        branch.reorder_cache(owner)
+        seen = torch.cat([mask[owner], torch.ones_like(ids)], dim=1)  # (R, P + C - 1)
+        later = trunk(agent.model, ids, seen, (seen.cumsum(-1) - 1)[:, mask.shape[1] :], branch)
+        for r, row in zip(chunk, torch.cat([last[owner, None], later], dim=1)):  # (C, D)
             states[r] = row[: len(rows[r][1])]
     return torch.cat(states)
 
@@ -394,8 +382,7 @@ def token_logprobs(agent, groups, temperature):
 
     with autocast(agent.model):  # around all of it, so that weights are cast once
         hidden = completion_states(agent, groups)
-    target = [token for _, completions in groups for ids in completions for token in ids]
-    target = torch.tensor(target, device=hidden.device)
+    target = torch.tensor([token for _, rows in groups for ids in rows for token in ids], device=hidden.device)
     # Many logits in pieces that the backward pass computes again, so that they never stand in memory together.
     size = max(1, 2**26 // agent.model.config.get_text_config().vocab_size)
     compute = logprob if len(target) <= size else partial(checkpoint, logprob, use_reentrant=False)
@@ -407,24 +394,47 @@ def micro_batches(agent, groups, max_batch_tokens):
 
     A completion also keeps a copy of its prompt's keys and values, which weighs about an eighth of the activations.
     """
-    parts, batch, held = [], [], 0
+    # a row is a prompt for all its completions, or else for each of them again
+    length = lambda part: len(part[0]) + (0 if agent.share else len(part[1][0]))
+
+    def tokens(batch):  # with rows padded to the longest
+        behind = sum(len(prompt) / 8 + len(ids) for prompt, completions, _ in batch for ids in completions)
+        return len(batch) * max(map(length, batch)) + (behind if agent.share else 0)
+
+    parts, batch = [], []
     for prompt, completions, values in groups:
         each = len(prompt) / 8 + max(map(len, completions))
         size = max(1, int((max_batch_tokens - len(prompt)) / each)) if agent.share else 1
         for k in range(0, len(completions), size):
             parts.append((prompt, completions[k : k + size], values[k : k + size]))
-    # a row is a prompt for all its completions, or else for each of them again
-    length = lambda part: len(part[0]) + (0 if agent.share else len(part[1][0]))
     for part in sorted(parts, key=length, reverse=True):  # rows of like length together
-        P = length((batch or [part])[0])  # the longest of the batch, to which the others are padded
-        tokens = P + (len(part[1]) * P / 8 + sum(map(len, part[1])) if agent.share else 0)
-        if batch and held + tokens > max_batch_tokens:
+        if batch and tokens([*batch, part]) > max_batch_tokens:
             yield batch
-            batch, held = [], 0
+            batch = []
         batch.append(part)
-        held += tokens
     if batch:
         yield batch
+
+
+@torch.no_grad()
+def agrees(args, agent, prompt_ids):
+    """Whether log-probabilities that are sampled and trained are the model's own, behind a prompt and behind its half.
+
+    A model that scales its logits, attends otherwise or counts what pads a shorter prompt would be trained wrongly.
+    """
+    probe = SimpleNamespace(model=agent.model, stop_ids=torch.tensor([-1]), record=None)
+    C = min(8, args.max_new_tokens)
+    prompts, groups, sampled, theirs = [prompt_ids, prompt_ids[len(prompt_ids) // 2 :]], [], [], []
+    for prompt, pairs in zip(prompts, sample(probe, prompts, 2, 1.0, C, args.max_batch_tokens)):
+        completions, logprobs = zip(*pairs)
+        logits = agent.model(torch.tensor([prompt + ids for ids in completions])).logits[:, len(prompt) - 1 : -1]
+        theirs += logits.log_softmax(-1).gather(-1, torch.tensor(completions)[..., None]).flatten()
+        groups.append((prompt, completions))
+        sampled += itertools.chain(*logprobs)
+    recompute(agent.model)
+    ours = torch.stack([token_logprobs(agent, groups, 1.0), torch.tensor(sampled)])
+    agent.model.eval()
+    return torch.allclose(ours, torch.stack(theirs).expand(2, -1), atol=1e-3)
 
 
 def observe(args, env, task, history):
@@ -451,24 +461,19 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
         for node in nodes:
             node.groups = [SimpleNamespace(prompt=prompt) for prompt in observe(args, env, node.task, node.history)]
         for i, agent in enumerate(agents):
-            select(agent)
             groups, stops = [node.groups[i] for node in nodes], set(agent.stop_ids.tolist())
             prompt_ids = encode(agent, [group.prompt for group in groups], args.max_new_tokens)
-            # of a token that is sampled only keys and values are kept, of one that is trained on all activations
-            budget = 4 * args.max_batch_tokens
             with autocast(agent.model):  # around all of it, so that weights are cast once
-                drawn = sample(agent, prompt_ids, G, temperature, args.max_new_tokens, budget)
+                # 4 times as many as are trained at once: only keys and values are kept of them, not all activations
+                drawn = sample(agent, prompt_ids, G, temperature, args.max_new_tokens, 4 * args.max_batch_tokens)
             for group, ids, pairs in zip(groups, prompt_ids, drawn):
                 group.prompt_ids, (group.completion_ids, group.logprobs) = ids, zip(*pairs)
                 group.stopped = [ids[-1] in stops for ids in group.completion_ids]
                 group.completions = agent.tokenizer.batch_decode(group.completion_ids, skip_special_tokens=True)
         sampled = time.perf_counter()
         joint = list(itertools.product(range(G), repeat=N)) if joint_mode == "cross" else [(g,) * N for g in range(G)]
-        branches = [
-            (node.task, node.history, [group.completions[g] for group, g in zip(node.groups, choice)])
-            for node in nodes
-            for choice in joint
-        ]
+        said = lambda node, choice: [group.completions[g] for group, g in zip(node.groups, choice)]
+        branches = [(node.task, node.history, said(node, choice)) for node in nodes for choice in joint]
         steps = env.step(branches)
         try:
             bad = [x for step in steps for x in (step.reward, step.done, *step.parts.values()) if not math.isfinite(x)]
@@ -479,9 +484,8 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
         for k, node in enumerate(nodes):
             node.joint, node.steps, node.children = joint, steps[k * len(joint) : (k + 1) * len(joint)], []
             for step in node.steps:
-                ends = step.done or t + 1 == len(generations)
                 child = SimpleNamespace(task=node.task, history=[*node.history, step], weight=node.weight / len(joint))
-                node.children.append(None if ends else child)
+                node.children.append(None if step.done or t + 1 == len(generations) else child)
         turns.append(nodes)
         nodes = [child for node in nodes for child in node.children if child]
         seconds["sample"] += sampled - began
@@ -490,10 +494,10 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
             break
 
     for node in itertools.chain.from_iterable(reversed(turns)):  # children before parents
-        future = [child.value if child else 0.0 for child in node.children]
-        joint_returns = [step.reward + args.gamma * later for step, later in zip(node.steps, future)]
         # float64: from equal returns no advantage is left that Adam could blow up
-        joint_returns = torch.tensor(joint_returns, dtype=torch.float64)  # (J,)
+        rewards = torch.tensor([step.reward for step in node.steps], dtype=torch.float64)  # (J,)
+        future = torch.tensor([child.value if child else 0.0 for child in node.children], dtype=torch.float64)
+        joint_returns = rewards + args.gamma * future
         node.value = joint_returns.mean().item()
         node.ends = [child.ends[0] if child else step for step, child in zip(node.steps, node.children)]
         for group, member in zip(node.groups, torch.tensor(node.joint).T):  # (J,): which completion is in each
@@ -504,9 +508,7 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
 def summarize(split, turns, num_turns):
     """Means over the nodes, completions and (weighted by their chance) trajectories of all processes, as logged.
 
-    gain_turnT is the reward of turn T less that of the turn before, of the trajectories that went on. pass@k is the
-    chance that one of k trajectories ends with the part all_passed, estimated without bias from the n >= k that
-    evaluation draws for a task (Chen et al., 2021, arXiv 2107.03374).
+    pass@k is the unbiased estimate from n >= k trajectories of a task (Chen et al., 2021, arXiv 2107.03374).
     """
     sums, parts, totals = (defaultdict(lambda: np.zeros(2)) for _ in range(3))  # each the sum and its weight
     for t, nodes in enumerate(turns, start=1):
@@ -544,28 +546,23 @@ def summarize(split, turns, num_turns):
 
 def records(iteration, split, turns, most=None):
     """Lines for rollouts.jsonl, one a node: what each agent read and wrote, and what it was worth."""
-    arrays = (torch.Tensor, np.ndarray, np.generic)
-    dump = lambda line: json.dumps(line, default=lambda x: x.tolist() if isinstance(x, arrays) else str(x)) + "\n"
+    plain = lambda x: x.tolist() if isinstance(x, (torch.Tensor, np.ndarray, np.generic)) else str(x)
+    keys = ("prompt", "completions", "stopped", "returns", "advantages")
     for t, nodes in enumerate(turns, start=1):
         for node in nodes[:most]:
-            keys = ("prompt", "completions", "stopped", "returns", "advantages")
-            agents = [{key: value for key, value in vars(group).items() if key in keys} for group in node.groups]
-            line = {"iteration": iteration, "split": split, "turn": t, "task": node.task, "agents": agents}
-            line |= {"joint": node.joint, "rewards": [step.reward for step in node.steps]}
-            line |= {"parts": [step.parts for step in node.steps]}
-            try:
-                yield dump(line)
-            except (TypeError, ValueError):  # a task with keys that JSON has not, or one that holds itself
-                yield dump(line | {"task": str(node.task)})
+            line = {"iteration": iteration, "split": split, "turn": t, "task": node.task, "joint": node.joint}
+            line |= {"rewards": [step.reward for step in node.steps], "parts": [step.parts for step in node.steps]}
+            line["agents"] = [{key: vars(group)[key] for key in keys if key in vars(group)} for group in node.groups]
+            yield json.dumps(line, default=plain, skipkeys=True) + "\n"
 
 
-def evaluate(args, env, agents, tasks, iteration, seed):
-    """Metrics and rollouts.jsonl lines of independent trajectories, drawn from a seed of their own."""
+def evaluate(args, env, agents, tasks, iteration, seed, lines):
+    """Metrics of independent trajectories, drawn from a seed of their own; `lines` gets those of rollouts.jsonl."""
     transformers.set_seed(seed)
     generations = [args.eval_generations] + [1] * (args.num_turns - 1)
     turns, _ = rollout(args, env, agents, tasks, generations, "align", args.eval_temperature)
-    lines = gather(list(records(iteration, "eval", turns)))
-    return summarize("eval", turns, args.num_turns), list(itertools.chain.from_iterable(lines))
+    lines += itertools.chain.from_iterable(gather(list(records(iteration, "eval", turns))))
+    return summarize("eval", turns, args.num_turns)
 
 
 if __name__ == "__main__":
@@ -579,22 +576,15 @@ if __name__ == "__main__":
         try:
             state_file = os.path.join(args.resume, "checkpoint", "state.pt")
             state = torch.load(state_file, map_location="cpu", weights_only=False, mmap=True)
-            about, saved = state["about"], state["iteration"]
+            before, saved = state["about"], state["iteration"]
             for name, size in state["sizes"].items():
                 if os.path.getsize(os.path.join(args.resume, name)) < size:
                     raise EOFError(f"{name} is cut")
         except Exception as error:  # whatever a missing or damaged file raises; it is reported
             fail(f"--resume {args.resume}: no checkpoint, or a damaged one ({error!r:.200}); name a run that has one.")
-        if (about["script"], about["processes"], about["args"].keys()) != (script, world_size, asdict(args).keys()):
-            before = f"{about['script']} (commit {about['commit']}) with {about['processes']} process(es)"
-            fail(f"--resume {args.resume}: use {before}, as before.")
-        args = tyro.cli(Args, description=__doc__, default=Args(**about["args"]))
-        free = {"resume", "num_iterations", "save_every", "eval_every", "log_groups", "track", "devices"}
-        for name in about["args"].keys() - free:
-            if getattr(args, name) != about["args"][name]:
-                fail(f"--resume {args.resume}: --{name.replace('_', '-')} was {about['args'][name]}; leave it out.")
-        if saved > args.num_iterations:  # where it is equal, what is left to do is to save the agents
-            fail(f"--resume {args.resume}: it is at iteration {saved}; give a larger --num-iterations.")
+        if (before["script"], before["args"].keys()) != (script, vars(args).keys()):
+            fail(f"--resume {args.resume}: use {before['script']} (commit {before['commit']}), as before.")
+        args = tyro.cli(Args, description=__doc__, default=Args(**before["args"]))  # what is given anew holds
     N, T, B, G = args.num_agents, args.num_turns, args.num_tasks, args.num_generations
     tiny = set(args.model) == {"tiny"}
     if args.learning_rate is None:
@@ -610,16 +600,11 @@ if __name__ == "__main__":
             fail(f"--{name.replace('_', '-')} {value}: must be a number {least}, and below 2^63.")
     if G < 2:
         fail(f"--num-generations {G}: a group needs 2 completions; give 2 or more.")
-    if args.eval_temperature == 0 and args.eval_generations > 1:
-        fail("--eval-temperature 0 draws the same each time; leave --eval-generations at 1.")
     for flag, names in (("--model", args.model), ("--devices", args.devices or [None])):
         if len(names) not in (1, N):
             fail(f"{flag} names {len(names)} for {N} agents: give one for all, or one each.")
     if args.devices and world_size > 1:
         fail("--devices is for one process: under torchrun each takes a GPU of its own; leave one of the two out.")
-    gpus = [f"cuda:{k}" for k in range(torch.cuda.device_count())]
-    if unknown := set(args.devices or ()) - {"cpu", *gpus}:
-        fail(f"--devices {min(unknown)}: this machine has {', '.join(['cpu', *gpus])}; name one of these.")
     if B % world_size:
         fail(f"--num-tasks {B}: {world_size} processes cannot share them equally; use a multiple of {world_size}.")
     try:
@@ -635,19 +620,18 @@ if __name__ == "__main__":
     optional = {"reward": args.reward, "feedback": args.feedback, "allow_unsafe_code": args.allow_unsafe_code}
     setup |= {name: value for name, value in optional.items() if value}
     try:
-        if os.path.exists(os.path.join(here, "envs", "writing.py")):
-            env = importlib.import_module("envs").make(args.env, **setup)
-        else:  # a copy of this file beside an environment of your own needs nothing else of this repository
-            module, colon, name = args.env.partition(":")
-            env_class = vars(importlib.import_module(module)).get(name) if colon else None
-            if env_class is None:
-                fail(f"--env {args.env}: no such class, and no envs/ beside this file; use module:Class of your own.")
-            env = env_class(**setup)
+        module, colon, name = args.env.partition(":")
+        if os.path.exists(os.path.join(here, "envs", "writing.py")):  # a copy of this file may have none beside it
+            module, colon, name, setup = "envs", ":", "make", {"name": args.env, **setup}
+        make = colon and vars(importlib.import_module(module)).get(name)
+        if not make:
+            fail(f"--env {args.env}: no such class, and no envs/ beside this file; use module:Class of your own.")
+        env = make(**setup)
         train_tasks, test_tasks = (list(env.tasks(split) or ()) for split in ("train", "test"))
     except (ValueError, ModuleNotFoundError) as error:
-        fail(error if str(error).startswith("--") else f"--env {args.env}: {error}")
-    chosen = np.random.default_rng(0).permutation(len(test_tasks))[: args.eval_tasks or None]
-    held_out = [test_tasks[k] for k in chosen]
+        fail(error if str(error).startswith("--") else f"--env {args.env}: {error}; correct it, or name another.")
+    order = np.random.default_rng(0).permutation(len(test_tasks))
+    held_out = [test_tasks[k] for k in order[: args.eval_tasks or None]]
     eval_tasks = held_out[rank::world_size]
     first_prompts = [observe(args, env, task, []) for task in [*train_tasks, *held_out]]
     if not train_tasks or len(held_out) < world_size:
@@ -664,18 +648,13 @@ if __name__ == "__main__":
     if world_size > 1:
         # nccl would give up after ten minutes, and others wait while one writes a checkpoint or runs tests
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=1))
-        if len(set(gather(zlib.crc32(repr(first_prompts).encode())))) > 1:
-            fail(f"--env {args.env}: each process has other tasks; let them follow from --dataset and --seed alone.")
     say = print if rank == 0 else lambda *_: None
     name = f"{args.env.replace(':', '.')}__{script[:-3]}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}"
     run_dir = gather(args.resume or os.path.join(args.output_dir, name))[0]
     state_file = os.path.join(run_dir, "checkpoint", "state.pt")
-    if not args.resume:
-        git = subprocess.run("git rev-parse HEAD", shell=True, cwd=here, capture_output=True, text=True)
-        modules = [torch, transformers, np, *([peft] if args.lora_rank else [])]
-        versions = {module.__name__: module.__version__ for module in modules}
-        about = {"script": script, "processes": world_size, "versions": versions, "commit": git.stdout.strip()}
-    about["args"] = asdict(args)
+    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=here, capture_output=True, text=True)
+    about = {"script": script, "processes": world_size, "commit": git.stdout.strip(), "args": asdict(args)}
+    about["versions"] = {name: sys.modules[name].__version__ for name in ("torch", "transformers", "numpy")}
     if rank == 0:
         try:
             os.makedirs(os.path.dirname(state_file), exist_ok=True)
@@ -687,75 +666,53 @@ if __name__ == "__main__":
     # agents
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(args.seed)  # of new adapters: the same in all processes
-    agents, shared = [], {}  # shared: (name, device) -> the model of several agents with adapters
+    agents, shared = [], {}  # shared: (name, device) -> the model whose frozen weights adapters stand on
     for i, name, place in zip(range(N), args.model * N, (args.devices or [device]) * N):
         path = os.path.join(here, "models", "tiny") if name == "tiny" else name
         try:
             if not (model := shared.get((name, place))):
-                model, report = AutoModelForCausalLM.from_pretrained(
-                    path, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True
-                )
+                options = {"dtype": torch.float32, "attn_implementation": "sdpa", "output_loading_info": True}
+                model, report = AutoModelForCausalLM.from_pretrained(path, **options)
                 if report["missing_keys"]:
                     fail(f"--model {name}: its files lack {min(report['missing_keys'])}; name one that is whole.")
-                if vars(model.config).get("quantization_config"):
-                    fail(f"--model {name}: its weights are quantized and cannot be trained; use the original ones.")
-                if vars(model).get("peft_config") and (args.num_iterations or args.lora_rank):
-                    fail(f"--model {name}: an adapter, which is not trained further; merge it into its model.")
+                fixed = vars(model.config).get("quantization_config") or vars(model).get("peft_config")
+                if fixed and (args.num_iterations or args.lora_rank):
+                    fail(f"--model {name}: quantized or an adapter, which is not trained further; merge it first.")
+            if args.lora_rank:
+                shared[name, place] = model
+                model = copy.deepcopy(model, {id(p): p for p in model.parameters()})  # layers of the same weights
+                form = {"lora_alpha": 2 * args.lora_rank, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+                model.add_adapter(peft.LoraConfig(r=args.lora_rank, **form))
             tokenizer = AutoTokenizer.from_pretrained(path)
             stops = [tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id)]
-            stop_ids = torch.tensor([int(stop) for stop in stops if stop is not None], device=place)
+            agent = SimpleNamespace(model=model.eval(), tokenizer=tokenizer)  # eval: no dropout
+            agent.stop_ids = torch.tensor([int(stop) for stop in stops if stop is not None], device=place)
             # The cache of recurrent layers cannot be shared, and gradient checkpointing knows no cache.
             layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
-            share = layers <= {DynamicLayer, DynamicSlidingWindowLayer} and not args.gradient_checkpointing
-            adapter = f"agent_{i}" if args.lora_rank else None
-            if adapter:
-                shared[name, place] = model
-                form = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
-                warnings.filterwarnings("ignore", "Already found a `peft_config`")  # as it should: one for each agent
-                model.add_adapter(peft.LoraConfig(r=args.lora_rank, lora_alpha=2 * args.lora_rank, **form), adapter)
-            agent = SimpleNamespace(tokenizer=tokenizer, stop_ids=stop_ids, share=share, adapter=adapter)
-            agent.model, agent.record = model.eval(), stop_ids.device if args.cuda_graphs else None  # eval: no dropout
-            if args.cuda_graphs and not (agent.record.type == "cuda" and grouped(model)):
+            agent.share = layers <= {DynamicLayer, DynamicSlidingWindowLayer} and not args.gradient_checkpointing
+            agent.record = agent.stop_ids.device if args.cuda_graphs else None
+            if agent.record and not (agent.record.type == "cuda" and grouped(model)):
                 fail(f"--cuda-graphs: not for {name} on {place}; leave it out.")
             if args.gradient_checkpointing:
                 model.gradient_checkpointing_enable()
             longest = max((prompts[i] for prompts in first_prompts), key=lambda prompt: len(prompt.encode()))
-            if longest.strip() and not tokenizer(longest, add_special_tokens=False).input_ids:
-                fail(f"--model {name}: its tokenizer makes no tokens of a prompt; are its files missing?")
-            ids = encode(agent, [longest], args.max_new_tokens)[0][-64:]
-            # Better to stop than to train wrongly a model that does more with its logits than this file knows, attends
-            # otherwise or counts what pads a shorter prompt. Only on a CPU, where all is float32: a shared model on
-            # its GPU was checked before.
-            if model.device.type == "cpu":
-                probe = SimpleNamespace(model=model, stop_ids=torch.tensor([-1]), record=None)
-                most = min(8, args.max_new_tokens)
-                prompts, groups, sampled, theirs = [ids, ids[len(ids) // 2 :]], [], [], []
-                with torch.no_grad():
-                    for prompt, pairs in zip(prompts, sample(probe, prompts, 2, 1.0, most, args.max_batch_tokens)):
-                        drawn, logprobs = zip(*pairs)
-                        logits = model(torch.tensor([prompt + c for c in drawn])).logits[:, len(prompt) - 1 : -1]
-                        theirs += logits.log_softmax(-1).gather(-1, torch.tensor(drawn)[..., None]).flatten()
-                        groups, sampled = [*groups, (prompt, drawn)], [*sampled, *itertools.chain(*logprobs)]
-                    recompute(model)
-                    ours = torch.stack([token_logprobs(agent, groups, 1.0), torch.tensor(sampled)])
-                    if not torch.allclose(ours, torch.stack(theirs).expand(2, -1), atol=1e-3):
-                        why = "not finite? scaled or capped? attention? dropout with --gradient-checkpointing?"
-                        fail(f"--model {name} has other log-probabilities ({why}); use another.")
-                    model.eval()
+            prompt_ids = encode(agent, [longest], args.max_new_tokens)[0][-64:]
+            # only on a CPU, where all is float32: a shared model on its GPU was compared before
+            if model.device.type == "cpu" and not agrees(args, agent, prompt_ids):
+                why = "not finite? scaled or capped? attention? dropout with --gradient-checkpointing?"
+                fail(f"--model {name} has other log-probabilities ({why}); use another.")
         except Exception as error:  # whatever transformers, its backends, the hub and a template raise; it is reported
             reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-            fail(f"--model {name}: agent {i} cannot use it ({reason}); name a folder or a hub id that works.")
+            fail(f"--model {name}: agent {i} cannot use it on {place} ({reason}); name what works.")
         agent.trained = {key: p for key, p in model.to(place).named_parameters() if p.requires_grad}
         options = {"lr": args.learning_rate, "weight_decay": 0.0, "fused": True}
         agent.optimizer = torch.optim.AdamW([{"params": agent.trained.values()}], **options)
         agents.append(agent)
-        how = "computed once for its group" if share else "computed again for each completion in training"
         size = f"{sum(p.numel() for p in agent.trained.values()) / 1e6:.2f}M parameters to train on {place}"
-        say(f"agent {i}: {name}, {size}, a prompt is {how}")
-    for model in shared.values():
-        for module in model.modules() if model.device.type == "cuda" else ():
-            if isinstance(module, peft.tuners.lora.LoraLayer):
-                module.get_base_layer().to(torch.bfloat16)  # frozen: it needs no master, nor a cast for every token
+        say(f"agent {i}: {name}, {size}{'' if agent.share else ', a prompt is computed again for each completion'}")
+    for module in (module for agent in agents if args.lora_rank for module in agent.model.modules()):
+        if isinstance(module, peft.tuners.lora.LoraLayer) and module.get_base_layer().weight.device.type == "cuda":
+            module.get_base_layer().to(torch.bfloat16)  # frozen: it needs no master, nor a cast for every token
     say(f"{len(train_tasks)} tasks to train on, {len(held_out)} to evaluate, {torch.get_num_threads()} thread(s)")
     say(f"learning rate {args.learning_rate}, {args.max_new_tokens} new tokens, {args.max_batch_tokens} per batch")
 
@@ -788,18 +745,18 @@ if __name__ == "__main__":
 
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
+    lines = []  # for rollouts.jsonl
     if args.resume:
+        shapes = lambda models: [{key: p.shape for key, p in trained.items()} for trained in models]
+        if shapes(state["models"]) != shapes(agent.trained for agent in agents):
+            fail(f"--resume {args.resume}: its weights have other names or shapes; use its models and versions.")
         for agent, weights, moments in zip(agents, state["models"], state["optimizers"]):
-            before, now = ({key: p.shape for key, p in part.items()} for part in (weights, agent.trained))
-            if before != now:
-                fail(f"--resume {args.resume}: its weights have other names or shapes; use its models and versions.")
             agent.model.load_state_dict(weights, strict=False)
             agent.optimizer.load_state_dict(moments)
         for name, size in state["sizes"].items() if rank == 0 else ():
             os.truncate(os.path.join(run_dir, name), size)  # what came after the checkpoint comes again
-        lines = []
     else:
-        metrics, lines = evaluate(args, env, agents, eval_tasks, 0, seed_of(0))
+        metrics = evaluate(args, env, agents, eval_tasks, 0, seed_of(0), lines)
         log(0, metrics, lines)
         say(f"evaluation before training: return {metrics['eval/return']:.3f}")
     bar = tqdm(range(saved + 1, args.num_iterations + 1), initial=saved, total=args.num_iterations, disable=rank > 0)
@@ -807,11 +764,9 @@ if __name__ == "__main__":
         # 1 ROLLOUT: a tree for each of this process's tasks
         began = time.perf_counter()
         transformers.set_seed(seed_of(iteration))
-        tasks = []
-        for k in range((iteration - 1) * B + rank, iteration * B, world_size):
-            epoch, index = divmod(k, len(train_tasks))
-            order = np.random.default_rng([args.seed, epoch]).permutation(len(train_tasks))
-            tasks.append(train_tasks[order[index]])
+        order = lambda epoch: np.random.default_rng([args.seed, epoch]).permutation(len(train_tasks))
+        places = (divmod(k, len(train_tasks)) for k in range((iteration - 1) * B + rank, iteration * B, world_size))
+        tasks = [train_tasks[order(epoch)[index]] for epoch, index in places]
         turns, seconds = rollout(args, env, agents, tasks, [G] * T, args.joint_mode, args.temperature)
 
         # 2 ADVANTAGES: of each agent's completions at each node
@@ -826,19 +781,14 @@ if __name__ == "__main__":
         metrics, updating = summarize("train", turns, T), time.perf_counter()
         for i, agent in enumerate(agents):
             weights = defaultdict(Counter)  # by prompt and completion: equal ones are computed once
-            for t, nodes in enumerate(turns):
-                for node in nodes:
-                    # the denominator is fixed here, before batches are cut
-                    weight = node.weight / G * args.gamma**t / args.max_new_tokens
-                    group = node.groups[i]
-                    for ids, advantage in zip(group.completion_ids, group.advantages.tolist()):
+            for node in itertools.chain.from_iterable(turns):
+                # the denominator is fixed here, before batches are cut
+                weight = node.weight / G * args.gamma ** len(node.history) / args.max_new_tokens
+                group = node.groups[i]
+                for ids, advantage in zip(group.completion_ids, group.advantages.tolist()):
+                    if abs(advantage) > 1e-9:  # of equal returns only rounding is left
                         weights[tuple(group.prompt_ids)][tuple(ids)] += weight * advantage
-            groups = []  # (prompt, completions, a weight for each)
-            for prompt_ids, members in weights.items():
-                # of equal returns only rounding is left, far below this, which itself is far below Adam's eps
-                if chosen := [(list(ids), w) for ids, w in members.items() if abs(w) > 1e-12]:
-                    groups.append((list(prompt_ids), *zip(*chosen)))
-            select(agent)
+            groups = [(list(prompt), list(map(list, ids)), list(ids.values())) for prompt, ids in weights.items()]
             loss = torch.zeros((), device=agent.model.device)
             recompute(agent.model)
             for batch in micro_batches(agent, groups, args.max_batch_tokens):
@@ -871,8 +821,7 @@ if __name__ == "__main__":
         # 5 EVALUATE
         lines, last = list(records(iteration, "train", turns, args.log_groups)), iteration == args.num_iterations
         if last or iteration % args.eval_every == 0:
-            eval_metrics, eval_lines = evaluate(args, env, agents, eval_tasks, iteration, seed_of(0))
-            metrics, lines = metrics | eval_metrics, lines + eval_lines
+            metrics |= evaluate(args, env, agents, eval_tasks, iteration, seed_of(0), lines)
         if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
             kept = f"iteration {saved}'s in {run_dir}" if saved else "none yet"
             sys.exit(f"at iteration {iteration} {bad[0]} is {metrics[bad[0]]}; the last checkpoint: {kept}.")
@@ -903,7 +852,6 @@ if __name__ == "__main__":
         print(f"\nevaluation: return {evaluations[0]:.3f} at first, {evaluations[-1]:.3f} at last; see {run_dir}")
     if rank == 0 and saved:
         for i, agent in enumerate(agents):
-            select(agent)
             agent.model.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
             agent.tokenizer.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
         speed = np.mean([line["tokens_per_second"] for line in logged[1:]])

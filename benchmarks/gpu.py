@@ -233,7 +233,7 @@ def make_agent(config, device):
     with torch.device(device):
         config = AutoConfig.for_model(**config)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
-        return SimpleNamespace(model=model, share=True, record=None, stop_ids=torch.tensor([-1]), adapter=None)
+        return SimpleNamespace(model=model, share=True, record=None, stop_ids=torch.tensor([-1]))
 
 
 def sampling(script, agent, prompts, workload, max_batch_tokens):

@@ -84,12 +84,12 @@ DETAILS = [
     ("The logits of a batch never stand whole: pieces of them are computed again in the backward pass.",
      "use_reentrant=False)"),
     ("Returns are float64: in a group of equal returns the distance from their mean is below 1e-15, too little for Adam "
-     "to blow up.", "joint_returns = torch.tensor("),
-    ("A branch that ended early adds nothing more; nothing is renormalised over the others.", "ends = step.done or"),
+     "to blow up.", "dtype=torch.float64)  # (J,)"),
+    ("A branch that ended early adds nothing more; nothing is renormalised over the others.", "None if step.done or"),
     ("Evaluation has random numbers of its own: training does not depend on how often it is evaluated.",
      "seed_of = lambda"),
     ("Every epoch visits the tasks in an order of its own; no state is needed to find it again.",
-     "order = np.random.default_rng([args.seed, epoch])"),
+     "np.random.default_rng([args.seed, epoch])"),
     ("With several processes the gradient is the mean of theirs, and each has its own seed.", "dist.all_reduce(flat)"),
     ("A number that is not finite, such as a loss, a gradient norm or the entropy of what was sampled, stops the run "
      "before that iteration is logged or saved; no constant takes its place.", "the last checkpoint: "),
@@ -100,12 +100,12 @@ TREE_DETAILS = [
     ("A completion is credited with the mean, not the sum, over the joint actions that hold it, so that the scale does "
      "not grow with `--joint-mode cross`.", "group.returns = member.bincount("),
     ("The loss is a sum over tokens divided by the constant `max_new_tokens`, not by each completion's length, which "
-     "would favour long bad answers.", "weight = node.weight / G * args.gamma**t / args.max_new_tokens"),
+     "would favour long bad answers.", "weight = node.weight / G * args.gamma ** len(node.history)"),
     ("All denominators are fixed before batches are cut: the gradient does not depend on `--max-batch-tokens`.",
      "for batch in micro_batches(agent, groups, args.max_batch_tokens):"),
     ("Equal completions of a prompt are computed once, with the sum of their weights, and those without an advantage, "
      "such as of a group whose returns are all equal, not at all. Where no completion has one, the gradient is zero and "
-     "AdamW steps on.", "if chosen := "),
+     "AdamW steps on.", "if abs(advantage) > 1e-9"),
     ("One optimizer step per rollout, so the policy is always the one that sampled and no ratio is needed.",
      "agent.optimizer.step()"),
 ]  # fmt: skip

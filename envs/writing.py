@@ -141,7 +141,8 @@ class Writing:
     def step(self, branches):
         kind, steps = self.kind, []
         for task, _, actions in branches:
-            texts = MARKER_LINE.split(actions[0], 1) if self.num_agents == 1 else actions
+            texts = [action.rpartition("</think>")[2] for action in actions]  # without the thoughts
+            texts = MARKER_LINE.split(texts[0], 1) if self.num_agents == 1 else texts
             texts = texts if len(texts) > 1 else [*texts, ""]  # without the marker there is no second paragraph
             reference = task[kind.reference] if kind.reference else None
             source = FIELD.sub("", task[kind.columns[0]])

@@ -71,6 +71,9 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
         others = {*owned} - {name}  # what another agent was asked for is not this one's to define
         body = [n for n in body if not (isinstance(n, FUNCTIONS) or _is_constant(n)) or not _gives(n) & others]
         body = [node for node in body if not _is_idle(node, owned)]
+        for node in [part for n in body if isinstance(n, DEFINITIONS) for part in ast.walk(n)]:
+            if isinstance(node, IMPORTS) and _is_idle(node, owned):
+                node.__class__ = ast.Pass  # it may be the only statement of its block
         # What reads a function that is not there yet is an example of use.
         later = {*owned[i + 1 :]}.difference(dir(builtins), *map(_gives, body))
         examples = _leading(body, lambda node, _, names, later=later: _loaded(node) & (later | names))
@@ -346,7 +349,7 @@ def read_blocks(text):
     """The statements of a completion: all of it, or else those of each fenced block that defines or imports something.
 
     A block ends at the first fence that leaves Python behind, since a docstring may hold fences. Beside such blocks,
-    of others the constants; where there is none, the code may stand between lines of prose.
+    of others the constants. Before the first fence, and where no block is such, the code may stand in prose.
     """
     whole = _statements_of(text.lstrip(BOM))
     if whole is not None:
@@ -354,7 +357,7 @@ def read_blocks(text):
     lines = re.split(NEWLINE, _unwrapped(text))
     fences = [i for i, line in enumerate(lines) if re.fullmatch(FENCE, line)][:100]
     ends = [i for i in fences if not lines[i].strip(" \t`~")] + [len(lines)]
-    bodies, end = [], -1
+    bodies, end = _between_prose(lines[: fences[0]] if fences else lines), -1
     for start in fences:
         for stop in [i for i in ends if i > start > end][:8]:
             body = _statements_of("\n".join(lines[start + 1 : stop])) or []
@@ -369,12 +372,27 @@ def read_blocks(text):
 
 
 def _between_prose(lines):
-    """[statements] from the first line that begins code to one that is none; [] where broken code ends them."""
-    first = next((i for i, line in enumerate(lines) if re.match(CODE, line)), len(lines))
+    """[statements] from the first line that begins code to one that is none; [] where broken code ends them.
+
+    Assignments may stand before that line, which is one without indentation, if there is such a line.
+    """
+    begins = [i for blank in ("", r"\s+") for i, line in enumerate(lines) if re.match(f"{blank}({CODE})", line)]
+    if not begins:
+        return []
+    indent = re.match(r"\s*", lines[begins[0]])[0]
+    lines = [line.removeprefix(indent) for line in lines]
+    before = {i: _parse("\n".join(lines[i : begins[0]])) for i in range(begins[0])[-50:]}
+    assigned = [i for i, (body, error) in before.items() if body and not error and all(map(_assigns, body))]
+    first = [*assigned, *begins][0]
     body, error = _parse("\n".join(lines[first:]))
     rest = lines[first + body[-1].end_lineno :] if body else []
     end = next((line for line in rest if line.strip() and line[0] != "#"), "")
     return [body] if body and (not error or not re.match(BROKEN, end)) else []
+
+
+def _assigns(statement):
+    """Whether a statement gives a name a value: unlike `Answer: this`, which is prose."""
+    return bool(_gives(statement)) and getattr(statement, "value", statement) is not None
 
 
 def _unwrapped(text):
@@ -450,10 +468,13 @@ def _cooperation(body, entry_point, helpers):
     while named != before:
         named, before = named.union(*[read for node, read in top.items() if node.name in named]), named
     reached += [node for node in top if node.name in named]
-    # A variable of that name is no helper, and who gives a name another meaning does not use what it meant.
-    rebound = {name for part in reached for node in ast.walk(part) for name in _binds(node)}
+    nodes = [node for part in reached for node in ast.walk(part)]
+    # A variable of that name is no helper. Whether it is the one that is used, the tests say; but who changes a part
+    # of the helper, such as its code, does not use what it was.
+    rebound = {name for node in nodes for name in _binds(node)}
+    changed = {name for node in nodes if isinstance(node, (ast.Attribute, ast.Subscript)) for name in _binds(node)}
     # Statements that drop what they get, or bind it to names and put it into objects that no other statement reads.
-    reads = {node: _read(node) for part in reached for node in ast.walk(part) if isinstance(node, ast.stmt)}
+    reads = {node: _read(node) for node in nodes if isinstance(node, ast.stmt)}
     inert = {*helpers, *dir(builtins)}
     drop, read = {s: _alters(s, inert) for s in reads if isinstance(s, DROPPING)}, set()
     matter = reads.keys() - drop
@@ -463,7 +484,7 @@ def _cooperation(body, entry_point, helpers):
         drop = {s: altered for s, altered in drop.items() if s not in matter}
     called = set().union(*reads.values())
     return {
-        "uses": [helper in read - rebound for helper in helpers],
+        "uses": [helper in read - changed for helper in helpers],
         "ignored": [helper in called - read - rebound for helper in helpers],
     }
 

@@ -116,6 +116,8 @@ USES = {
     "    for x in range(-9, 9):\n        t[x] = aux(x)\nfill(TABLE)",
     "a class's function": "return sum(map(C.h, numbers))\nclass C:\n    h = staticmethod(aux)",
     "a class's table": "return sum(C.T[x] for x in numbers)\nclass C:\n    T = {i: aux(i) for i in range(-9, 9)}",
+    "argument of its name": "return g(aux, numbers)\ndef g(aux, n):\n    return sum(map(aux, n))",
+    "method of its name": "return sum(map(C().aux, numbers))\nclass C:\n    def aux(self, x): return aux(x)",
     "nonlocal": "t = 0\n    def g(x):\n        nonlocal t\n        t += aux(x)\n    [*map(g, numbers)]\n    return t",
 }
 
@@ -413,6 +415,9 @@ def test_what_an_agent_imports_of_another_is_there_already():
     for instead in "pass", "from .helpers import aux", AUX.replace("\n", "\n    "), "aux = None":
         assert reward(AUX, f"try:\n    from helpers import aux\nexcept ImportError:\n    {instead}\n{MAIN}") == 4
     assert reward(AUX, "import aux\n" + MAIN) == 4
+    inside = "from helpers import aux", "try:\n        from helpers import aux\n    except ImportError:\n        pass"
+    for line in inside:
+        assert reward(AUX, MAIN.replace("return", f"{line}\n    return")) == 4
     # What else is tried there counts.
     more = "try:\n    from helpers import aux\n    n = 1\nexcept ImportError:\n    n = 2\n"
     assert scores([AUX, more + MAIN.replace("aux(x)", "aux(x) * n // 2")])[0].parts["tests"] == 1
@@ -566,6 +571,14 @@ FORMATS = {
     "prose before": "Here's the function. It is\n(as asked) short:\n\n" + MAIN,
     "prose behind": MAIN + "\nThis function uses the helper's result.\n\n- It doesn't fail.\n",
     "prose around": "Sure! The code:\n\nimport math\n" + MAIN + "# So\n\n**Explanation:** `aux(x)` doubles.",
+    "constants between prose": "So:\nONE = 1\nT = {\n    2: ONE,\n}\n\n"
+    + MAIN.replace("aux(x)", "aux(T[2] * x)")
+    + "\nIt sums.",
+    "a word and a colon": f"Answer: this\n{MAIN}\nIt sums.",
+    "a stand-in between prose": f"So:\nif 'aux' not in globals():\n    def aux(x): return x\n{MAIN}\nIt sums.",
+    "indented between prose": f"The function:\n\n{textwrap.indent(MAIN, '    ')}\nIt sums.",
+    "no fence but that of a test": f"{MAIN}\nTests:\n```python\nfrom solution import f\nprint(f([1]))\n```",
+    "prose, no fence but that of a test": f"So:\n{MAIN}```\nTests:\n```\ndef test_f():\n    assert f([1]) == 2\n```",
     "prose and a fence that ends": MAIN + "```\nThis sums.",
     "prose and a fence that begins": "So:\n```python\n" + MAIN + "\nIt sums (twice.",
     "the future apart": "```\nfrom __future__ import annotations\nfrom math import *\n```\nand\n"
@@ -576,6 +589,10 @@ FORMATS = {
     "values of an example": f"```\nnumbers = [1]\naux = 2\n```\n```\n{MAIN}```",
     "a stand-in for the helper where it is run": MAIN
     + "if __name__ == '__main__':\n    def aux(x):\n        return x\n    print(f([1]))",
+    "a stand-in that is not taken": "if 'aux' not in globals():\n    def aux(x): return x\n" + MAIN,
+    "a stand-in in a try": "try:\n    aux\nexcept NameError:\n    aux = lambda x: x\n" + MAIN,
+    "an import for types": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from helpers import aux\n" + MAIN,
+    "the helper's type": "from collections.abc import Callable\naux: Callable[[int], int]\n" + MAIN,
     "a number behind it": MAIN + "\nFor example\n```\nn = 3\n```\n",
     "what another block needs": "```\nimport operator\ndef g(x):\n    return operator.add(h(x), 0)\n```\nand\n"
     "```\ndef h(x):\n    return aux(x)\n```\nso\n```\ndef f(n):\n    return sum(map(g, n))\n```",

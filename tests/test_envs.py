@@ -344,6 +344,17 @@ def test_one_agent_is_scored_on_its_two_paragraphs():
     assert ends[0].reward == ends[1].reward
 
 
+def test_thoughts_are_no_part_of_a_text():
+    pair, single = envs.make("tldr"), envs.make("tldr", num_agents=1)
+    task = pair.tasks("test")[0]
+    texts = [task["completion"], task["prompt"]]
+    thought = f"<think>\nPerhaps {'so ' * 300}\n{writing.MARKER}\nor not.\n</think>\n\n"
+    plain, thoughtful = pair.step([(task, [], texts), (task, [], [thought + text for text in texts])])
+    assert plain[1:] == thoughtful[1:] and plain.reward > 0
+    joined = f"\n{writing.MARKER}\n".join(texts)
+    assert single.step([(task, [], [thought + joined])])[0].reward == plain.reward
+
+
 def test_three_agents_are_scored_as_neighbours():
     pair, three = envs.make("tldr"), envs.make("tldr", num_agents=3)
     task = pair.tasks("test")[0]

@@ -57,7 +57,7 @@ def agent_of(path, **changes):
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     stop_ids = torch.tensor(model.generation_config.eos_token_id)
     agent = SimpleNamespace(model=model, tokenizer=AutoTokenizer.from_pretrained(path), stop_ids=stop_ids, share=True)
-    agent.adapter = agent.record = None
+    agent.record = None
     vars(agent).update(changes)
     return agent
 
@@ -79,7 +79,7 @@ def fake_rollout(module, monkeypatch, env, rewards, generations, joint_mode, gam
     monkeypatch.setattr(module, "encode", lambda agent, prompts, _: [[0] for _ in prompts])
     decoder = SimpleNamespace(batch_decode=lambda ids, skip_special_tokens: [str(g) for (g,) in ids])
     model = SimpleNamespace(device=torch.device("cpu"))
-    agents = [SimpleNamespace(model=model, tokenizer=decoder, stop_ids=torch.tensor([2]), adapter=None)]
+    agents = [SimpleNamespace(model=model, tokenizer=decoder, stop_ids=torch.tensor([2]))]
     agents *= env.num_agents
     args = SimpleNamespace(gamma=gamma, max_new_tokens=1, max_batch_tokens=10, env="toy", num_agents=env.num_agents)
 
@@ -137,11 +137,11 @@ def test_three_turns_by_hand(script, monkeypatch):
 @two_scripts
 def test_seconds_of_sampling_and_of_rewards_add_up_over_turns(script, monkeypatch):
     module, clock, seen = load(script), [0], []
-    rollout, select = module.rollout, module.select
+    rollout, autocast = module.rollout, module.autocast
     pass_by = lambda seconds: clock.append(clock[-1] + seconds)
     monkeypatch.setattr(module.time, "perf_counter", lambda: clock[-1])
     monkeypatch.setattr(module, "rollout", lambda *args: seen.append(rollout(*args)) or seen[-1])
-    monkeypatch.setattr(module, "select", lambda agent: pass_by(10) or select(agent))  # before an agent samples
+    monkeypatch.setattr(module, "autocast", lambda model: pass_by(10) or autocast(model))  # in which an agent samples
     env = SimpleNamespace(num_agents=3, list=[{}])
     fake_rollout(module, monkeypatch, env, lambda *_: pass_by(1) or 0.0, [2, 1], "align", gamma=1.0)
     assert seen[0][1] == {"sample": 2 * 3 * 10, "reward": 2 + 2}
