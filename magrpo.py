@@ -229,12 +229,12 @@ def grouped(model):
 
 
 def repeat(step, times, record):
-    """Calls step so many times; where `record` is a GPU, the second call is recorded as a CUDA graph and replayed."""
+    """Calls step so many times; a stream `record` records the second call as a CUDA graph, which is then replayed."""
     step()  # this one also loads and plans what cannot be while it is recorded
     if record and times > 1:
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.device(record), torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+            with torch.cuda.graph(graph, stream=record):
                 step()
         except RuntimeError as error:
             fail(f"--cuda-graphs: this model's decoding cannot be recorded ({error}); leave it out.")
@@ -242,7 +242,7 @@ def repeat(step, times, record):
     for _ in range(times - 1):
         step()
     if record:
-        torch.cuda.synchronize(record)  # before the graph is gone
+        torch.cuda.synchronize(record.device)  # before the graph is gone
 
 
 def decode(agent, texts, S, temperature, max_new_tokens):
@@ -545,7 +545,10 @@ def summarize(split, turns, num_turns):
 
 
 def records(iteration, split, turns, most=None):
-    """Lines for rollouts.jsonl, one a node: what each agent read and wrote, and what it was worth."""
+    """Lines for rollouts.jsonl, one a node: what each agent read and wrote, and what it was worth.
+
+    Keys of a task that JSON has not, such as tuples, are left out.
+    """
     plain = lambda x: x.tolist() if isinstance(x, (torch.Tensor, np.ndarray, np.generic)) else str(x)
     keys = ("prompt", "completions", "stopped", "returns", "advantages")
     for t, nodes in enumerate(turns, start=1):
@@ -690,9 +693,11 @@ if __name__ == "__main__":
             # The cache of recurrent layers cannot be shared, and gradient checkpointing knows no cache.
             layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
             agent.share = layers <= {DynamicLayer, DynamicSlidingWindowLayer} and not args.gradient_checkpointing
-            agent.record = agent.stop_ids.device if args.cuda_graphs else None
-            if agent.record and not (agent.record.type == "cuda" and grouped(model)):
+            if args.cuda_graphs and not (agent.stop_ids.device.type == "cuda" and grouped(model)):
                 fail(f"--cuda-graphs: not for {name} on {place}; leave it out.")
+            agent.record = (
+                torch.cuda.Stream(place) if args.cuda_graphs else None
+            )  # one: each has a workspace of its own
             if args.gradient_checkpointing:
                 model.gradient_checkpointing_enable()
             longest = max((prompts[i] for prompts in first_prompts), key=lambda prompt: len(prompt.encode()))

@@ -319,7 +319,7 @@ def measure_model(args, script, machine, name, tables):
         weights, cache = decode_bytes(model, workload, 4 * most, itemsize)
         floor, drawn = (weights + cache) / machine.bandwidth, None
         for graphs in (False, True) if args.device == "cuda" else (False,):
-            agent.record = args.device if graphs else None
+            agent.record = torch.cuda.Stream() if graphs else None
             sampled = measure(
                 args, partial(sampling, script, agent, prompts, workload, 4 * most)
             )  # as rollout() has it

@@ -5,7 +5,8 @@ a CUDA graph is to repeat needs the CPU. What it does not see: operations inside
 differs from the CPU's, and speed.
 """
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -133,8 +134,7 @@ def pretended_graphs():
         patch.setattr(Graph, "made", 0)
         patch.setattr(torch.cuda, "CUDAGraph", Graph)
         patch.setattr(torch.cuda, "graph", Recording)
-        patch.setattr(torch.cuda, "device", lambda device: nullcontext())
-        patch.setattr(torch.cuda, "Stream", lambda: None)
+        patch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(device=device))
         patch.setattr(torch.cuda, "synchronize", lambda device: None)
         yield Graph
 

@@ -382,12 +382,13 @@ def test_completions_that_stopped_leave_the_batch(script, model_dir, monkeypatch
 def test_recorded_decoding_draws_the_same(script, temperature, max_batch_tokens, model_dir):
     """Where nothing stops: what stopped leaves a recorded batch later, so that other random numbers follow."""
     drawn = []
-    for record in (None, "cuda"):
-        agent = agent_of(model_dir, stop_ids=torch.tensor([-1]), record=record)
+    for record in (False, True):
         torch.manual_seed(0)
         with pretended_graphs() as graphs:
+            stream = torch.cuda.Stream("cuda") if record else None
+            agent = agent_of(model_dir, stop_ids=torch.tensor([-1]), record=stream)
             drawn.append(load(script).sample(agent, PROMPTS, 3, temperature, 100, max_batch_tokens))
-            assert (graphs.made > 0) == bool(record)
+            assert (graphs.made > 0) == record
     for plain, recorded in zip(*map(itertools.chain.from_iterable, drawn)):
         assert recorded[0] == plain[0] and recorded[1] == pytest.approx(plain[1], abs=1e-4)
 
@@ -396,12 +397,13 @@ def test_recorded_decoding_draws_the_same(script, temperature, max_batch_tokens,
 def test_recorded_completions_end_where_they_stop(script, model_dir, monkeypatch):
     """Rows whose completions have all stopped are not recorded again."""
     stops = (10, 11, 12, 13)
-    module, agent, rows = load(script), agent_of(model_dir, stop_ids=torch.tensor(stops), record="cuda"), []
+    module, agent, rows = load(script), agent_of(model_dir, stop_ids=torch.tensor(stops)), []
     trunk = module.trunk
     watched = lambda model, input_ids, *args: rows.append(len(input_ids)) or trunk(model, input_ids, *args)
     monkeypatch.setattr(module, "trunk", watched)
     torch.manual_seed(0)
     with pretended_graphs():
+        agent.record = torch.cuda.Stream("cuda")
         drawn = module.sample(agent, PROMPTS, 4, 1.0, 150, 10**6)
     assert (
         rows[1] == rows[2] == 16 and len(rows) == 1 + 3 * 2 and rows[-1] < 16
