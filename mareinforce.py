@@ -203,8 +203,14 @@ def attending(held, t=None):
 
 def trunk(model, input_ids, mask, position_ids, cache):  # (R, L) -> (R, L, D)
     inputs = {"attention_mask": mask, "position_ids": position_ids, "past_key_values": cache}
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(
+        "highest"
+    )  # no TF32: scores, and in some versions positions' angles, are products
     with autocast(model):
-        return model.base_model(input_ids, **inputs, use_cache=cache is not None).last_hidden_state
+        hidden = model.base_model(input_ids, **inputs, use_cache=cache is not None).last_hidden_state
+    torch.set_float32_matmul_precision(precision)
+    return hidden
 
 
 def prefill(agent, texts, cache):
@@ -236,8 +242,11 @@ def repeat(step, times, record):
         try:
             with torch.cuda.graph(graph, stream=record):
                 step()
+        except torch.cuda.OutOfMemoryError:
+            raise
         except RuntimeError as error:
-            fail(f"--cuda-graphs: this model's decoding cannot be recorded ({error}); leave it out.")
+            reason = str(error.__context__ or error).splitlines()[0]
+            fail(f"--cuda-graphs: this model's decoding cannot be recorded ({reason}); leave it out.")
         step = graph.replay
     for _ in range(times - 1):
         step()
@@ -694,10 +703,9 @@ if __name__ == "__main__":
             layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
             agent.share = layers <= {DynamicLayer, DynamicSlidingWindowLayer} and not args.gradient_checkpointing
             if args.cuda_graphs and not (agent.stop_ids.device.type == "cuda" and grouped(model)):
-                fail(f"--cuda-graphs: not for {name} on {place}; leave it out.")
-            agent.record = (
-                torch.cuda.Stream(place) if args.cuda_graphs else None
-            )  # one: each has a workspace of its own
+                fail(f"--cuda-graphs needs a GPU, and layers that see all earlier tokens: not for {name} on {place}.")
+            # one stream for all graphs: torch may keep a workspace for each
+            agent.record = torch.cuda.Stream(place) if args.cuda_graphs else None
             if args.gradient_checkpointing:
                 model.gradient_checkpointing_enable()
             longest = max((prompts[i] for prompts in first_prompts), key=lambda prompt: len(prompt.encode()))

@@ -228,9 +228,12 @@ def token_losses(model, rows, pad_id):
         input_ids[r, :end] = torch.tensor(prompt + completion)
         source += range(r * L + len(prompt) - 1, r * L + end - 1)  # each token is predicted one position before it
         target += completion
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")  # no TF32: in some versions the angles of positions are a product
     with autocast(model):
         # No attention mask: the pads stand on the right, where a causal model's tokens do not look.
         hidden = model.base_model(input_ids.to(model.device), use_cache=False).last_hidden_state  # (R, L, D)
+    torch.set_float32_matmul_precision(precision)
     hidden = hidden.flatten(0, 1).index_select(0, torch.tensor(source, device=model.device))  # (tokens, D)
     target = torch.tensor(target, device=model.device)
     return torch.nn.functional.cross_entropy(logits(model, hidden), target, reduction="none")

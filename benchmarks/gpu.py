@@ -314,15 +314,15 @@ def measure_model(args, script, machine, name, tables):
     )
     tables.step[-1] += [number(at_rest), number(stepped.mib)]
 
+    stream = torch.cuda.Stream() if args.device == "cuda" else None
     for most in args.max_batch_tokens:
         most = max(1, most // args.shrink)
         weights, cache = decode_bytes(model, workload, 4 * most, itemsize)
         floor, drawn = (weights + cache) / machine.bandwidth, None
         for graphs in (False, True) if args.device == "cuda" else (False,):
-            agent.record = torch.cuda.Stream() if graphs else None
-            sampled = measure(
-                args, partial(sampling, script, agent, prompts, workload, 4 * most)
-            )  # as rollout() has it
+            agent.record = stream if graphs else None
+            # four times as many as are trained at once, as rollout() has it
+            sampled = measure(args, partial(sampling, script, agent, prompts, workload, 4 * most))
             row = [name, most, "yes" if graphs else "no", number(weights / 1e9), number(cache / 1e9), number(floor)]
             if sampled is None:
                 tables.sampling.append(row + ["out of memory"] * 7)

@@ -2,7 +2,7 @@
 
 On a machine without a GPU nothing else notices that two tensors of an operation are on different devices, or that what
 a CUDA graph is to repeat needs the CPU. What it does not see: operations inside of torch's C++, where CUDA's autocast
-differs from the CPU's, and speed.
+differs from the CPU's, tolist() and the like in a recording, and speed.
 """
 
 from contextlib import contextmanager
@@ -77,7 +77,7 @@ class Pretend(TorchFunctionMode):
 class Graph:
     """torch.cuda.CUDAGraph: repeats operations on the very tensors that they were recorded with."""
 
-    made = 0
+    made = waited = 0  # graphs that were recorded, and how often the CPU waited for the GPU
 
     def __init__(self):
         self.calls = []
@@ -91,16 +91,18 @@ class Graph:
                         old.copy_(new)
 
 
-WAITS = {"item", "_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "_unique2", "equal", "lift_fresh"}
+# which need to know what the GPU has computed; lift_fresh copies from the CPU
+WAITS = {"item", "_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "equal", "allclose", "bincount"}
+WAITS |= {"_unique2", "unique_dim", "unique_consecutive", "repeat_interleave", "histc", "lift_fresh"}
 
 
 class Recording(TorchDispatchMode):
-    """torch.cuda.graph: records, and computes nothing. What waits for the GPU, or copies from the CPU, is an error."""
+    """torch.cuda.graph: records, and computes nothing. What waits for the GPU is an error, if it is one of WAITS."""
 
     def __init__(self, graph, stream):
         super().__init__()
+        assert stream in STREAMS
         self.graph, self.written = graph, []
-        Graph.made += 1
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name, kwargs = func.overloadpacket.__name__, kwargs or {}
@@ -121,10 +123,21 @@ class Recording(TorchDispatchMode):
 
     def __exit__(self, *exception):
         super().__exit__(*exception)
+        if exception[0]:
+            raise torch.AcceleratorError("operation failed due to a previous error during capture\nCompile with ...")
+        Graph.made += 1
         torch.set_rng_state(self.random)
         with torch._C.DisableTorchFunction():
             for x, before in reversed(self.written):
                 x.copy_(before)
+
+
+STREAMS = []
+
+
+def wait(device):
+    assert device in [stream.device for stream in STREAMS]
+    Graph.waited += 1
 
 
 @contextmanager
@@ -132,10 +145,13 @@ def pretended_graphs():
     """Within it there are CUDA graphs, on any device; yields the class of them, which counts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Graph, "made", 0)
+        patch.setattr(Graph, "waited", 0)
         patch.setattr(torch.cuda, "CUDAGraph", Graph)
         patch.setattr(torch.cuda, "graph", Recording)
-        patch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(device=device))
-        patch.setattr(torch.cuda, "synchronize", lambda device: None)
+        patch.setattr(
+            torch.cuda, "Stream", lambda device: STREAMS.append(SimpleNamespace(device=device)) or STREAMS[-1]
+        )
+        patch.setattr(torch.cuda, "synchronize", wait)
         yield Graph
 
 

@@ -402,16 +402,32 @@ def test_recorded_completions_end_where_they_stop(script, model_dir, monkeypatch
     watched = lambda model, input_ids, *args: rows.append(len(input_ids)) or trunk(model, input_ids, *args)
     monkeypatch.setattr(module, "trunk", watched)
     torch.manual_seed(0)
-    with pretended_graphs():
+    with pretended_graphs() as graphs:
         agent.record = torch.cuda.Stream("cuda")
         drawn = module.sample(agent, PROMPTS, 4, 1.0, 150, 10**6)
-    assert (
-        rows[1] == rows[2] == 16 and len(rows) == 1 + 3 * 2 and rows[-1] < 16
-    )  # prompts, then a call and a recording
+        assert graphs.made == graphs.waited == 3
+    assert len(rows) == 1 + 3 * 2  # prompts, then three times a call and a recording
+    assert rows[1] == rows[2] == 16 > rows[-1]
     for prompt, group in zip(PROMPTS, drawn, strict=True):
         for ids, logprobs in group:
             assert not {*stops} & {*ids[:-1]} and (ids[-1] in stops or len(ids) == 150)
             assert logprobs == pytest.approx(exact_logprobs(agent.model, prompt, ids), abs=1e-4)
+
+
+@two_scripts
+def test_what_the_head_may_round_the_layers_do_not(script, model_dir, monkeypatch):
+    """TF32, which the scripts allow for the head, would also round the angles of positions in some versions."""
+    module, agent, seen = load(script), agent_of(model_dir), []
+    watched = lambda *_: seen.append(torch.get_float32_matmul_precision())
+    agent.model.base_model.rotary_emb.register_forward_pre_hook(watched)
+    agent.model.get_output_embeddings().register_forward_pre_hook(watched)
+    torch.set_float32_matmul_precision("high")
+    try:
+        module.sample(agent, [[5, 6]], 2, 1.0, 2, 100)
+        module.token_logprobs(agent, [([5, 6], [[7, 8]])], 1.0)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert seen[:2] == ["highest", "high"] and seen[-3:] == ["highest", "highest", "high"]
 
 
 @two_scripts
