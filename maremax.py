@@ -204,9 +204,8 @@ def attending(held, t=None):
 def trunk(model, input_ids, mask, position_ids, cache):  # (R, L) -> (R, L, D)
     inputs = {"attention_mask": mask, "position_ids": position_ids, "past_key_values": cache}
     precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(
-        "highest"
-    )  # no TF32: scores, and in some versions positions' angles, are products
+    # no TF32, which is for the head: scores are products here, and positions' angles too before transformers 5.19
+    torch.set_float32_matmul_precision("highest")
     with autocast(model):
         hidden = model.base_model(input_ids, **inputs, use_cache=cache is not None).last_hidden_state
     torch.set_float32_matmul_precision(precision)
