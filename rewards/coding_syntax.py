@@ -71,9 +71,10 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
         others = {*owned} - {name}  # what another agent was asked for is not this one's to define
         body = [n for n in body if not (isinstance(n, FUNCTIONS) or _is_constant(n)) or not _gives(n) & others]
         body = [node for node in body if not _is_idle(node, owned)]
+        # Nor is what is there already imported inside a function, where that may be the only statement of its block.
         for node in [part for n in body if isinstance(n, DEFINITIONS) for part in ast.walk(n)]:
             if isinstance(node, IMPORTS) and _is_idle(node, owned):
-                node.__class__ = ast.Pass  # it may be the only statement of its block
+                node.__class__ = ast.Pass
         # What reads a function that is not there yet is an example of use.
         later = {*owned[i + 1 :]}.difference(dir(builtins), *map(_gives, body))
         examples = _leading(body, lambda node, _, names, later=later: _loaded(node) & (later | names))
