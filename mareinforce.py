@@ -27,6 +27,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections import Counter, defaultdict
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -553,18 +554,19 @@ def summarize(split, turns, num_turns):
 
 
 def records(iteration, split, turns, most=None):
-    """Lines for rollouts.jsonl, one a node: what each agent read and wrote, and what it was worth.
-
-    Keys of a task that JSON has not, such as tuples, are left out.
-    """
+    """Lines for rollouts.jsonl, one a node: what each agent read and wrote, and what it was worth."""
     plain = lambda x: x.tolist() if isinstance(x, (torch.Tensor, np.ndarray, np.generic)) else str(x)
+    dump = lambda line: json.dumps(line, default=plain) + "\n"
     keys = ("prompt", "completions", "stopped", "returns", "advantages")
     for t, nodes in enumerate(turns, start=1):
         for node in nodes[:most]:
             line = {"iteration": iteration, "split": split, "turn": t, "task": node.task, "joint": node.joint}
             line |= {"rewards": [step.reward for step in node.steps], "parts": [step.parts for step in node.steps]}
             line["agents"] = [{key: vars(group)[key] for key in keys if key in vars(group)} for group in node.groups]
-            yield json.dumps(line, default=plain, skipkeys=True) + "\n"
+            try:
+                yield dump(line)
+            except (TypeError, ValueError):  # a task with keys that JSON has not, or one that holds itself
+                yield dump(line | {"task": str(node.task)})
 
 
 def evaluate(args, env, agents, tasks, iteration, seed, lines):
@@ -614,8 +616,13 @@ if __name__ == "__main__":
     for flag, names in (("--model", args.model), ("--devices", args.devices or [None])):
         if len(names) not in (1, N):
             fail(f"{flag} names {len(names)} for {N} agents: give one for all, or one each.")
+    if args.eval_temperature == 0 and args.eval_generations > 1:
+        fail("--eval-temperature 0 draws the same each time; leave --eval-generations at 1.")
     if args.devices and world_size > 1:
         fail("--devices is for one process: under torchrun each takes a GPU of its own; leave one of the two out.")
+    gpus = [f"cuda:{k}" for k in range(torch.cuda.device_count())]
+    if unknown := set(args.devices or ()) - {"cpu", *gpus}:
+        fail(f"--devices {min(unknown)}: this machine has {', '.join(['cpu', *gpus])}; name one of these.")
     if B % world_size:
         fail(f"--num-tasks {B}: {world_size} processes cannot share them equally; use a multiple of {world_size}.")
     try:
@@ -659,6 +666,8 @@ if __name__ == "__main__":
     if world_size > 1:
         # nccl would give up after ten minutes, and others wait while one writes a checkpoint or runs tests
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=1))
+        if len(set(gather(zlib.crc32(repr(first_prompts).encode())))) > 1:
+            fail(f"--env {args.env}: each process has other tasks; let them follow from --dataset and --seed alone.")
     say = print if rank == 0 else lambda *_: None
     name = f"{args.env.replace(':', '.')}__{script[:-3]}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}"
     run_dir = gather(args.resume or os.path.join(args.output_dir, name))[0]
