@@ -80,7 +80,7 @@ class Args:
 
     # sampling
     num_generations: int = 8  # G, completions of each agent in a group
-    joint_mode: Literal["align", "cross"] = "align"  # the g-th of all agents together (J = G), or each with each (G^N)
+    joint_mode: Literal["align", "cross"] | None = None  # score the g-th of all, or all G^N (default: to 100, T = 1)
     temperature: float = 1.0  # of sampling and of the trained log-probabilities
     max_new_tokens: int | None = None  # C; by default 96 for tiny (arxiv: 256), 256 for other models
     max_batch_tokens: int | None = None  # tokens trained at once (sampled: 4 times as many); 4096 for tiny, else 8192
@@ -606,6 +606,8 @@ if __name__ == "__main__":
         args.max_new_tokens = 96 if tiny and args.env != "arxiv" else 256
     if args.max_batch_tokens is None:
         args.max_batch_tokens = 4096 if tiny else 8192
+    if args.joint_mode is None:  # scores G^N joint actions, of which each at a turn also starts a branch
+        args.joint_mode = "cross" if T == 1 and G**N <= 100 else "align"
     may_be_zero = ("seed", "num_iterations", "log_groups", "eval_tasks", "eval_temperature", "gamma", "lora_rank")
     for name, value in vars(args).items():
         if type(value) in (int, float) and not (0 < value < 2**63 or (value == 0 and name in may_be_zero)):
@@ -735,6 +737,7 @@ if __name__ == "__main__":
         if isinstance(module, peft.tuners.lora.LoraLayer) and module.get_base_layer().weight.device.type == "cuda":
             module.get_base_layer().to(torch.bfloat16)  # frozen: it needs no master, nor a cast for every token
     say(f"{len(train_tasks)} tasks to train on, {len(held_out)} to evaluate, {torch.get_num_threads()} thread(s)")
+    say(f"joint mode {args.joint_mode}: {G**N if args.joint_mode == 'cross' else G} joint actions a group")
     say(f"learning rate {args.learning_rate}, {args.max_new_tokens} new tokens, {args.max_batch_tokens} per batch")
 
     # state of the run

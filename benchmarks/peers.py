@@ -106,7 +106,7 @@ WORKLOADS = {
 
 # name: (our script, its further arguments, the peer, number of agents)
 COMPARISONS = {
-    "magrpo-comlrl": ("magrpo", (), "comlrl MAGRPOTrainer", 2),
+    "magrpo-comlrl": ("magrpo", ("--joint-mode", "align"), "comlrl MAGRPOTrainer", 2),
     # one step per rollout, as the peer does; ours makes four by default
     "ippo-comlrl": ("ippo", ("--update-epochs", "1", "--num-minibatches", "1"), "comlrl IACTrainer", 2),
     "magrpo-trl": ("magrpo", (), "trl GRPOTrainer", 1),

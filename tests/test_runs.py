@@ -931,3 +931,25 @@ def test_help_shows_every_argument(script, run, capsys):
         assert f"--{name.replace('_', '-')}" in printed
         assert " ".join(comment.split()[:4]) in printed
         assert len(re.findall(rf"\bargs\.{name}\b", script.read_text())) >= 1, f"{name} is never read"
+
+
+@pytest.mark.parametrize(
+    "flags, joint_mode, joint_actions",
+    [
+        (("--num-agents", 2), "cross", 9),  # G is 3 in TOY
+        (("--num-agents", 4), "cross", 81),
+        (("--num-agents", 5), "align", 3),  # where 3^5 would have to be scored
+        (("--num-turns", 2), "align", 3),  # where each would start a branch
+        (("--num-turns", 2, "--joint-mode", "cross"), "cross", 9),
+        (("--joint-mode", "align"), "align", 3),
+    ],
+)
+def test_joint_mode_is_cross_by_default_where_that_costs_little(
+    flags, joint_mode, joint_actions, run, model_dir, capsys
+):
+    flags = ("--num-turns", 1, *flags, "--model", model_dir, "--num-iterations", 1)
+    run_dir = run(CRITIC_FREE[0], *TOY, *flags)["run_dir"]
+    assert json.loads(open(os.path.join(run_dir, "args.json")).read())["args"]["joint_mode"] == joint_mode
+    lines = [json.loads(line) for line in open(os.path.join(run_dir, "rollouts.jsonl"))]
+    assert {len(line["joint"]) for line in lines if line["split"] == "train"} == {joint_actions}
+    assert f"joint mode {joint_mode}: {joint_actions} joint actions a group" in capsys.readouterr().out
