@@ -52,7 +52,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
 
     texts: one per agent: the helpers' in order, then the asked function's
     prelude: trusted source that goes before them, such as the imports of the task's prompt
-    stub: bool, whether each helper's text is replaced by a STUB of its name
+    stub: bool, whether behind each helper's text a STUB takes its name; what else the text holds is no use of it
     alone: name of the helper that takes the asked function's place, or None
 
     Returns (syntax tree, None where there is no program that compiles; facts). Facts:
@@ -87,7 +87,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
     facts |= {"errors": errors, "error": next(filter(None, errors), "")}
     if defined[-1] and not any(errors):
         if stub:
-            bodies[:-1] = [ast.parse(STUB.format(name=name)).body for name in helpers]
+            bodies[:-1] = [body + ast.parse(STUB.format(name=name)).body for name, body in zip(helpers, bodies)]
         body = ast.parse(prelude).body + [node for part in bodies for node in part]
         body += ast.parse(f"{entry_point} = {alone}").body if alone else []
         program = ast.Module(body=_without_idle_imports(body), type_ignores=[])

@@ -258,6 +258,33 @@ def test_a_use_that_changes_no_test_gains_nothing(name):
     assert (score.findings["uses"], score.findings["ignored"]) == ([False], [False])
 
 
+BESIDE = {  # what the helper's text holds beside the helper makes the difference
+    "import": ("import math", "return math.trunc(2 * sum(numbers)) if True else aux(1)", 2.5),
+    "constant": ("TWO = 2", "return TWO * sum(numbers) + 0 * aux(1)", 2.5),
+    "function": ("def double(n):\n    return 2 * sum(n)", "n = aux(1)\n    return double(numbers)", 2.0),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_what_stands_beside_a_helper_is_no_use_of_it(name):
+    beside, main, value = BESIDE[name]
+    for helper in f"{beside}\n{AUX}", f"{AUX}{beside}\n":
+        assert reward(helper, f"def f(numbers):\n    {main}\n") == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    "helper",
+    [
+        f"import functools\n{AUX}aux = functools.cache(aux)\n",
+        f"{AUX}double = aux\ndef aux(x):\n    return double(x)\n",
+        f"{AUX}TABLE = [aux(x) for x in range(9)]\ndef aux(x):\n    return TABLE[x] if x >= 0 else -TABLE[-x]\n",
+        AUX + "try:\n    aux = absent(aux)\nexcept NameError:\n    pass\n",
+    ],
+)
+def test_a_helper_that_its_text_binds_again_is_used(helper):
+    assert reward(helper, MAIN) == pytest.approx(4.0)
+
+
 def test_what_a_helper_does_in_place_is_a_use():
     helper = "def aux(numbers):\n    numbers[:] = [2 * x for x in numbers]\n    return numbers\n"
     real, none = scores(
