@@ -312,6 +312,8 @@ def _is_idle(statement, known):
     if isinstance(statement, ast.Expr):
         acts = any(isinstance(node, (ast.Call, ast.NamedExpr)) for node in ast.walk(statement))
         return not acts or _root(statement.value) == "print"
+    if isinstance(statement, ast.AnnAssign):
+        return statement.value is None  # it may be a heading, as in `Answer: this`
     if isinstance(statement, ast.Try):  # to import known names, which therefore does not fail
         parts = statement.body + statement.orelse + statement.finalbody
         return all(isinstance(part, IMPORTS) and _is_idle(part, known) for part in parts)

@@ -602,6 +602,9 @@ FORMATS = {
     + MAIN.replace("aux(x)", "aux(T[2] * x)")
     + "\nIt sums.",
     "a word and a colon": f"Answer: this\n{MAIN}\nIt sums.",
+    "a heading that is an annotation": f"Answer: Python\n\n{MAIN}",
+    "a heading in the block": f"```\nLanguage: Python\n{MAIN}```",
+    "a type that is not there": f"from collections.abc import Callable\naux: Callable[[Number], Number]\n{MAIN}",
     "a stand-in between prose": f"So:\nif 'aux' not in globals():\n    def aux(x): return x\n{MAIN}\nIt sums.",
     "indented between prose": f"The function:\n\n{textwrap.indent(MAIN, '    ')}\nIt sums.",
     "no fence but that of a test": f"{MAIN}\nTests:\n```python\nfrom solution import f\nprint(f([1]))\n```",
