@@ -9,7 +9,7 @@ import ast
 import random
 
 from envs import samples
-from envs.coding import benchmark_rows, parsed, read_examples, scored_step, syntax_remarks
+from envs.coding import benchmark_rows, example_assert, parsed, read_examples, scored_step, syntax_remarks
 from rewards.classeval import ClassAnswer, class_rewards, run_classes
 from rewards.coding_syntax import FUNCTIONS, is_stub
 from rewards.sandbox import require_protection
@@ -262,9 +262,7 @@ def _examples(docstring):
         try:
             ast.parse(line)
             if want:
-                ast.literal_eval(want)
-                called = isinstance(ast.parse(line, mode="eval").body, ast.Call)
-                sources.append("\n".join([*lines, f"assert {line if called else f'({line})'} == {want}"]))
+                sources.append("\n".join([*lines, example_assert(line, want)]))
         except (SyntaxError, ValueError):  # a statement, a traceback, a line of prose
             continue
         lines.append(line)

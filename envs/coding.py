@@ -340,11 +340,18 @@ def _doctests(docstring):
     asserts = []
     for example in read_examples(docstring):
         try:
-            ast.parse(example.source.strip(), mode="eval"), ast.literal_eval(example.want.strip())
+            asserts.append(example_assert(example.source.strip(), example.want.strip()))
         except (SyntaxError, ValueError):  # a statement, a traceback, a line of prose
             continue
-        asserts.append(f"assert {example.source.strip()} == {example.want.strip()}")
     return asserts
+
+
+def example_assert(source, want):
+    """The assert of an example that says what the source is worth. Raises what ast does, where either is no value."""
+    ast.literal_eval(want)
+    value = ast.parse(source, mode="eval").body
+    source = ast.get_source_segment(source, value)  # a comment behind it would hide what it is worth
+    return f"assert {source if isinstance(value, ast.Call) else f'({source})'} == {want}"
 
 
 def read_examples(docstring):

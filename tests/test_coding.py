@@ -898,6 +898,20 @@ def test_feedback_levels():
             assert part in prompt
 
 
+def test_an_example_is_worth_what_its_docstring_says():
+    row = samples.coding_tasks("train", 1, 1)[0]
+    lines = [">>> g([1]) # a comment", "2", ">>> g([2]) == 4", "True", ">>> g([3]) if 1 else 0", "6", ">>> x = 1", "1"]
+    row["prompt"] = 'def g(n):\n    """Twice.\n' + "".join(f"    {line}\n" for line in lines) + '    """\n'
+    task = coding._task({**row, "entry_point": "g"}, "here")
+    assert task["examples"] == [
+        "assert g([1]) == 2",
+        "assert (g([2]) == 4) == True",
+        "assert (g([3]) if 1 else 0) == 6",
+    ]
+    answer = Answer(["def g(n):\n    return 7"], [], "g", "assert g([1]) == 2", ["g"], examples=task["examples"])
+    assert len(coding_rewards([answer])[0].findings["examples"]) == 3  # that all of them fail is shown
+
+
 def test_observe_and_step_change_nothing():
     env = make("humaneval", 2, 2)
     task = env.tasks("train")[0]
