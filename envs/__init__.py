@@ -116,8 +116,8 @@ def read_rows(dataset, columns, hub, hub_splits, hub_config=None, say=print):
         for number, row in enumerate(rows, 1):
             if missing := [column for column in columns if column not in row]:
                 raise ValueError(
-                    f"--dataset {dataset}: missing column {', '.join(missing)} (found {', '.join(row) or 'none'}); "
-                    f"rename the columns to {', '.join(columns)}."
+                    f"--dataset {dataset}: missing column {', '.join(missing)} in row {number} of the split {split} "
+                    f"(found {', '.join(row) or 'none'}); rename the columns to {', '.join(columns)}."
                 )
             if odd := [c for c in columns if row[c] is None or not (c in NO_TEXT or _is_text(row[c]))]:
                 raise ValueError(
@@ -153,7 +153,11 @@ def _file_rows(path):
 
 
 def _split_rows(dataset, rows, say):
-    if rows and all("split" in row for row in rows):
+    if named := [row for row in rows if "split" in row]:
+        if len(named) < len(rows):
+            raise ValueError(
+                f"--dataset {dataset}: only {len(named)} of {len(rows)} rows have a split; give it to all."
+            )
         say(f"--dataset {dataset}: train and test as the column split says")
         return {split: [row for row in rows if row["split"] == split] for split in ("train", "test")}
     if len(rows) < 2:

@@ -144,6 +144,12 @@ def test_a_split_column_is_obeyed(tmp_path):
         ('{"text": "a"}\n{"text": "b"}\n', ["missing column prompt, completion", "found text"]),
         ('{"prompt": "a", "completion": null}\n' * 2, ["row 1 of the split train has nothing", "in completion;"]),
         ('{"prompt": "a", "completion": "b", "split": "train"}\n' * 2, ["split test is empty"]),
+        (
+            '{"prompt": "a", "completion": "b", "split": "train"}\n{"prompt": "a", "completion": "b"}\n' * 2,
+            ["only 2 of 4 rows have a split"],
+        ),
+        ('{"prompt": "a", "completion": "b"}\n' * 12 + '{"prompt": "a"}\n', ["row 1 of the split test"]),
+        ('{"prompt": "a", "completion": "b"}\n' * 2 + '{"prompt": "a"}\n' * 12, ["row 3 of the split train"]),
         ("{'prompt'\n", ["not valid jsonl"]),
         (json.dumps(rows(1)[0]) + '\n\n{"prompt": "a"', ["not valid jsonl after row 1 ("]),
         ("[1]\n[2]\n", ["one JSON object per row"]),
