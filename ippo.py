@@ -140,6 +140,15 @@ def recompute(model):
         module.training = getattr(module, "gradient_checkpointing", False)
 
 
+def context(model):
+    """How many tokens it can read."""
+    config = model.config.get_text_config()
+    rope = config.to_dict().get("rope_parameters") or {}
+    if rope.get("rope_type") == "longrope":  # a longer text turns all keys by other angles, also those in the cache
+        return rope["original_max_position_embeddings"]
+    return config.max_position_embeddings
+
+
 def encode(agent, prompts, max_new_tokens):
     """Token ids of each prompt as a user's message, or of the bare text where the tokenizer has no chat template."""
     if not all(agent.tokenizer(prompts, add_special_tokens=False).input_ids):
@@ -153,13 +162,10 @@ def encode(agent, prompts, max_new_tokens):
         chat = {"add_generation_prompt": True, "tokenize": False, "enable_thinking": False}
         prompts = [agent.tokenizer.apply_chat_template([{"role": "user", "content": p}], **chat) for p in prompts]
     prompt_ids = agent.tokenizer(prompts, add_special_tokens=not agent.tokenizer.chat_template).input_ids
-    config = agent.model.config.get_text_config()
-    longest, context = max(map(len, prompt_ids)), config.max_position_embeddings
-    rope = config.to_dict().get("rope_parameters") or {}
-    if rope.get("rope_type") == "longrope":  # a longer text turns all keys by other angles, also those in the cache
-        context = rope["original_max_position_embeddings"]
-    if longest + max_new_tokens > context:
-        fail(f"--max-new-tokens {max_new_tokens} after a prompt of {longest} tokens exceeds the model's {context}.")
+    longest, prompt = max(zip(map(len, prompt_ids), prompts))
+    if longest + max_new_tokens > (most := context(agent.model)):
+        sum_of = f"--max-new-tokens {max_new_tokens} after a prompt of {longest} tokens exceeds the model's {most}"
+        fail(f"{sum_of}; lower it, or let --env and --dataset make no such prompt ({prompt!r:.80} ...).")
     return prompt_ids
 
 
@@ -500,8 +506,10 @@ def agrees(args, agent, prompt_ids):
 def observe(args, env, task, history):
     """The agents' prompts."""
     prompts = env.observe(task, history)
-    if not isinstance(prompts, (list, tuple)) or list(map(type, prompts)) != [str] * args.num_agents:
-        fail(f"--env {args.env}: observe() gave {prompts!r:.60}; let it return {args.num_agents} prompts (str).")
+    text = lambda x: isinstance(x, str) and x and x == x.encode(errors="ignore").decode()  # no half characters
+    if not isinstance(prompts, (list, tuple)) or len(prompts) != args.num_agents or not all(map(text, prompts)):
+        asked = f"{args.num_agents} prompts (str, not empty, UTF-8)"
+        fail(f"--env {args.env}: observe() gave {prompts!a:.60}; let it return {asked}.")
     return prompts
 
 
@@ -561,6 +569,7 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
         node.value = joint_returns.mean().item()
         node.ends = [child.ends[0] if child else step for step, child in zip(node.steps, node.children)]
         for group, member in zip(node.groups, torch.tensor(node.joint).T):  # (J,): which completion is in each
+            # the mean over the joint actions that contain it
             group.returns = member.bincount(joint_returns) / member.bincount()  # (G,)
     return turns, seconds
 
@@ -596,8 +605,8 @@ def summarize(split, turns, num_turns):
             n, failed = len(root.ends), sum(not step.parts["all_passed"] for step in root.ends)
             for k in (2**j for j in range(n.bit_length())):
                 sums[f"pass@{k}"] += (1 - math.comb(failed, k) / math.comb(n, k), 1)
-    if clash := sums.keys() & parts.keys():
-        fail(f"The environment's part {min(clash)!r} has the name of a metric; rename it.")
+    if bad := [name for name in parts if not isinstance(name, str) or name in sums or "/" in name]:
+        fail(f"--env: step() has the part {bad[0]!r}; give it a name without a slash which is not that of a metric.")
     for name, total in itertools.chain.from_iterable(process.items() for process in gather({**sums, **parts})):
         totals[name] += total
     prefix = lambda name: "" if split == "train" and name.startswith("agent_") else f"{split}/"
@@ -687,7 +696,7 @@ if __name__ == "__main__":
         if args.lora_rank:
             peft = importlib.import_module("peft")
     except ImportError as error:
-        fail(f"--track {args.track}, --lora-rank {args.lora_rank}: {error}; pip install {error.name}.")
+        fail(f"{'--lora-rank' if error.name == 'peft' else '--track'}: {error}; pip install {error.name}.")
 
     # environment
     setup = {"num_agents": N, "num_turns": T, "dataset": args.dataset, "seed": args.seed}
@@ -702,12 +711,17 @@ if __name__ == "__main__":
             fail(f"--env {args.env}: no such class, and no envs/ beside this file; use module:Class of your own.")
         env = make(**setup)
         train_tasks, test_tasks = (list(env.tasks(split) or ()) for split in ("train", "test"))
-    except (ValueError, ModuleNotFoundError) as error:
-        fail(error if str(error).startswith("--") else f"--env {args.env}: {error}; correct it, or name another.")
+    except ModuleNotFoundError as error:
+        fail(f"--env {args.env}: {error}; correct it, or name another.")
+    except ValueError as error:
+        if not str(error).startswith("--"):
+            raise  # a class of the user's own has it, who needs the line
+        fail(error)
     order = np.random.default_rng(0).permutation(len(test_tasks))
     held_out = [test_tasks[k] for k in order[: args.eval_tasks or None]]
     eval_tasks = held_out[rank::world_size]
     first_prompts = [observe(args, env, task, []) for task in [*train_tasks, *held_out]]
+    tasks_crc = zlib.crc32(repr(first_prompts).encode())
     if not train_tasks or len(held_out) < world_size:
         fail(f"--env {args.env}: {len(train_tasks)} tasks to train on, {len(held_out)} to evaluate; it needs more.")
 
@@ -722,20 +736,19 @@ if __name__ == "__main__":
     if world_size > 1:
         # nccl would give up after ten minutes, and others wait while one writes a checkpoint or runs tests
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=1))
-        if len(set(gather(zlib.crc32(repr(first_prompts).encode())))) > 1:
+        if len(set(gather(tasks_crc))) > 1:
             fail(f"--env {args.env}: each process has other tasks; let them follow from --dataset and --seed alone.")
     say = print if rank == 0 else lambda *_: None
     name = f"{args.env.replace(':', '.')}__{script[:-3]}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}"
     run_dir = gather(args.resume or os.path.join(args.output_dir, name))[0]
     state_file = os.path.join(run_dir, "checkpoint", "state.pt")
     git = subprocess.run("git rev-parse HEAD", shell=True, cwd=here, capture_output=True, text=True)
-    about = {"script": script, "processes": world_size, "commit": git.stdout.strip(), "args": asdict(args)}
+    about = {"script": script, "processes": world_size, "tasks_crc": tasks_crc, "args": asdict(args)}
+    about["commit"] = git.stdout.strip()
     about["versions"] = {name: sys.modules[name].__version__ for name in ("torch", "transformers", "numpy")}
     if rank == 0:
         try:
             os.makedirs(os.path.dirname(state_file), exist_ok=True)
-            with open(os.path.join(run_dir, "args.json"), "w") as file:
-                json.dump(about, file, indent=2)
         except OSError as error:
             fail(f"--output-dir {args.output_dir}: cannot make {run_dir} ({error.strerror}); name another folder.")
 
@@ -745,6 +758,8 @@ if __name__ == "__main__":
     agents, shared = [], {}  # shared: (name, device) -> the model whose frozen weights adapters stand on
     for i, name, place in zip(range(N), args.model * N, (args.devices or [device]) * N):
         path = os.path.join(here, "models", "tiny") if name == "tiny" else name
+        if os.path.isabs(path) and not os.path.isdir(path):
+            fail(f"--model {name}: there is no folder {path}; give one, or a hub id.")
         try:
             if not (model := shared.get((name, place))):
                 options = {"dtype": torch.float32, "attn_implementation": "sdpa", "output_loading_info": True}
@@ -772,8 +787,10 @@ if __name__ == "__main__":
             agent.record = torch.cuda.Stream(place) if args.cuda_graphs else None
             if args.gradient_checkpointing:
                 model.gradient_checkpointing_enable()
-            longest = max((prompts[i] for prompts in first_prompts), key=lambda prompt: len(prompt.encode()))
-            prompt_ids = encode(agent, [longest], args.max_new_tokens)[0][-64:]
+            # all that may be too long, or one would end the run when its turn comes: a token is a byte or more
+            *others, largest = sorted((prompts[i] for prompts in first_prompts), key=lambda text: len(text.encode()))
+            large = [text for text in others if 2 * (len(text.encode()) + args.max_new_tokens) > context(model)]
+            prompt_ids = encode(agent, [*large, largest], args.max_new_tokens)[-1][-64:]
             # only on a CPU, where all is float32: a shared model on its GPU was compared before
             if model.device.type == "cpu" and not agrees(args, agent, prompt_ids):
                 why = "not finite? scaled or capped? attention? dropout with --gradient-checkpointing?"
@@ -797,13 +814,26 @@ if __name__ == "__main__":
         agents.append(agent)
         size = f"{sum(p.numel() for p in agent.trained.values()) / 1e6:.2f}M parameters to train on {place}"
         say(f"agent {i}: {name}, {size}{'' if agent.share else ', a prompt is computed again for each completion'}")
-    for module in (module for agent in agents if args.lora_rank for module in agent.model.modules()):
-        if isinstance(module, peft.tuners.lora.LoraLayer) and module.get_base_layer().weight.device.type == "cuda":
-            module.get_base_layer().to(torch.bfloat16)  # frozen: it needs no master, nor a cast for every token
+    for agent in (agent for agent in agents if args.lora_rank and agent.model.device.type == "cuda"):
+        for module in agent.model.modules():
+            if isinstance(module, peft.tuners.lora.LoraLayer):
+                module.get_base_layer().to(torch.bfloat16)  # frozen: it needs no master, nor a cast for every token
     say(f"{len(train_tasks)} tasks to train on, {len(held_out)} to evaluate, {torch.get_num_threads()} thread(s)")
     say(f"learning rate {args.learning_rate}, {args.max_new_tokens} new tokens, {args.max_batch_tokens} per batch")
 
     # state of the run
+    if args.resume:
+        shapes = lambda models: [{key: p.shape for key, p in trained.items()} for trained in models]
+        if shapes(state["models"]) != shapes(agent.trained for agent in agents):
+            fail(f"--resume {args.resume}: its weights have other names or shapes; use its models and versions.")
+        for agent, weights, moments in zip(agents, state["models"], state["optimizers"]):
+            agent.learner.load_state_dict(weights, strict=False)
+            agent.optimizer.load_state_dict(moments)
+        if (before["tasks_crc"], before["processes"]) != (tasks_crc, world_size):
+            say(f"--resume {args.resume}: with other tasks or processes, so not the same numbers as without a stop")
+    if rank == 0:
+        with open(os.path.join(run_dir, "args.json"), "w") as file:
+            json.dump(about, file, indent=2)
     # Each iteration of each process has a seed of its own, evaluation that of iteration 0: generators have no state to
     # save, and training does not depend on how often it is evaluated.
     seed_of = lambda iteration: int(np.random.SeedSequence([args.seed, rank, iteration]).generate_state(1)[0])
@@ -834,12 +864,6 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, on_signal)
     lines = []  # for rollouts.jsonl
     if args.resume:
-        shapes = lambda models: [{key: p.shape for key, p in trained.items()} for trained in models]
-        if shapes(state["models"]) != shapes(agent.trained for agent in agents):
-            fail(f"--resume {args.resume}: its weights have other names or shapes; use its models and versions.")
-        for agent, weights, moments in zip(agents, state["models"], state["optimizers"]):
-            agent.learner.load_state_dict(weights, strict=False)
-            agent.optimizer.load_state_dict(moments)
         for name, size in state["sizes"].items() if rank == 0 else ():
             os.truncate(os.path.join(run_dir, name), size)  # what came after the checkpoint comes again
     else:
@@ -1007,7 +1031,8 @@ if __name__ == "__main__":
         speed = np.mean([line["tokens_per_second"] for line in logged[1:]])
         more = f" --num-iterations {2 * saved}" if saved == args.num_iterations else ""  # it has come to its end
         how = "python" if world_size == 1 else f"torchrun --nproc-per-node {world_size}"
-        print(f"{speed:.0f} tokens/s sampled and trained; to go on: {how} {script} --resume {run_dir}{more}")
+        how += f" {os.path.relpath(__file__)} --resume {run_dir}{more}"
+        print(f"{speed:.0f} tokens/s sampled and trained; to go on: {how}")
     if world_size > 1:
         dist.barrier()  # no process leaves while another still writes
         # An ordinary exit now and then aborts in gloo's threads, and torchrun then calls the whole run failed.

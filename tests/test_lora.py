@@ -10,7 +10,7 @@ from conftest import CRITIC_FREE, SCRIPTS, save_model, two_scripts
 from safetensors.torch import load_file
 from test_gradient import TOY, slow_gradient, updates  # noqa: F401, a fixture
 from test_math import exact_logprobs
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3MoeForCausalLM
 
 peft = pytest.importorskip("peft", reason="optional, for --lora-rank; .ci/run installs it")
 
@@ -125,6 +125,17 @@ def test_different_models_have_adapters_of_their_own(run, model_dir, tmp_path):
     models = [agent.model for agent in names["agents"]]
     assert [len([name for name in own(model) if "q_proj.lora_A" in name]) for model in models] == [2, 1]  # layers
     assert names["args"].learning_rate == 10 * 5e-6  # by default ten times that of these models
+
+
+@two_scripts
+def test_adapters_of_a_mixture_of_experts(script, run, tmp_path):
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
+    path = save_model(tmp_path / "moe", model_class=Qwen3MoeForCausalLM, **sizes)
+    names = run(script, *flags(path, "--num-iterations", 1))
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    base = AutoModelForCausalLM.from_pretrained(path)
+    loaded = peft.PeftModel.from_pretrained(base, os.path.join(names["run_dir"], "agent_0"))
+    assert torch.allclose(loaded(ids).logits, names["agents"][0].model(ids).logits, atol=1e-5)
 
 
 def test_an_adapter_can_be_evaluated_but_not_trained_on(run, model_dir, capsys):

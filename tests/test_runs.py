@@ -370,12 +370,9 @@ def test_defaults_depend_on_the_model(script, run, model_dir):
 
 @two_scripts
 @pytest.mark.parametrize("env, max_new_tokens", [("toy:Letters", 96), ("arxiv", 256)])
-def test_defaults_of_the_tiny_model(script, env, max_new_tokens, run, tmp_path, monkeypatch):
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: sys.exit("args.json is written"))
-    with pytest.raises(SystemExit):
-        run(script, "--env", env)
-    (path,) = tmp_path.glob("runs/*/args.json")
-    args = json.loads(path.read_text())["args"]
+def test_defaults_of_the_tiny_model(script, env, max_new_tokens, run):
+    run_dir = run(script, "--env", env, "--num-iterations", 0, "--eval-tasks", 1)["run_dir"]
+    args = json.loads(pathlib.Path(run_dir, "args.json").read_text())["args"]
     assert args["learning_rate"] == (1e-4 if script.stem == "ippo" else 4e-4)
     assert (args["max_new_tokens"], args["max_batch_tokens"]) == (max_new_tokens, 4096)
 
@@ -418,14 +415,18 @@ def test_defaults_of_the_tiny_model(script, env, max_new_tokens, run, tmp_path, 
             "not finite: [inf]",
         ),
         ("tasks", lambda self, split: None, "0 tasks to train on"),
-        ("tasks", lambda self, split: [int("x")], "--env toy:Letters: invalid literal"),
         ("observe", lambda self, task, history: None, "observe() gave None; let it return 2 prompts"),
         ("observe", lambda self, task, history: "Say a.", "observe() gave 'Say a.'"),
         ("observe", lambda self, task, history: [1, 2], "observe() gave [1, 2]"),
         ("observe", lambda self, task, history: 7, "observe() gave 7"),
+        ("observe", lambda self, task, history: ["a", ""], "observe() gave ['a', '']; let it return 2 prompts"),
+        ("observe", lambda self, task, history: ["a", "\ud800"], "observe() gave ['a', '\\ud800']; let it"),
         ("observe", lambda self, task, history: ["?"], "observe() gave ['?']"),
         ("observe", None, "let it return 2 prompts"),  # in the second turn
-        ("step", lambda self, branches: [Step(b[2], 1.0, {"return": 9.0}, False) for b in branches], "part 'return'"),
+        *(
+            ("step", lambda self, branches, name=name: [Step(b[2], 1.0, {name: 9.0}, False) for b in branches], said)
+            for name, said in (("return", "part 'return'"), ("agent_0/loss", "part 'agent_0/loss"), (3, "part 3"))
+        ),
     ],
 )
 def test_environments_that_break_their_contract_are_told(name, broken, said, run, model_dir, monkeypatch, capsys):
@@ -438,6 +439,14 @@ def test_environments_that_break_their_contract_are_told(name, broken, said, run
     with pytest.raises(SystemExit) as stop:
         run(SCRIPTS[0], *TOY, "--model", model_dir)
     assert stop.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_an_error_of_an_environment_of_the_users_own_keeps_its_traceback(run, model_dir, monkeypatch):
+    from toy import Letters
+
+    monkeypatch.setattr(Letters, "tasks", lambda self, split: [int("x")])
+    with pytest.raises(ValueError, match="invalid literal"):
+        run(SCRIPTS[0], *TOY, "--model", model_dir)
 
 
 def test_an_interrupt_before_the_first_iteration_needs_no_traceback(model_dir, tmp_path):
@@ -609,7 +618,7 @@ os.replace = replace_and_copy
         process = subprocess_run(script, *more, cwd=tmp_path, processes=2, code=code)
         printed, _ = process.communicate(timeout=120)
         assert process.returncode == 0, printed
-        assert f"to go on: torchrun --nproc-per-node 2 {script.name} --resume" in printed
+        assert f"to go on: torchrun --nproc-per-node 2 {os.path.relpath(script, tmp_path)} --resume" in printed
     (whole,) = tmp_path.glob("runs/*")
     assert metrics_of(whole) == metrics_of(tmp_path / "copy")
     assert all(torch.equal(w, weights_of(tmp_path / "copy")[name]) for name, w in weights_of(whole).items())
@@ -702,6 +711,7 @@ BAD = {
     "hub": (("--env", "tldr", "--dataset", "hub"), "--dataset"),
     "generations": (("--num-generations", 0), "--num-generations"),
     "models": (("--model", "a", "b", "c"), "--model"),
+    "no folder": (("--model", "/nowhere/at/all"), "--model /nowhere/at/all: there is no folder"),
     "temperature": (("--temperature", 0), "--temperature"),
     "agents": (("--num-agents", 0), "--num-agents"),
     "negative": (("--eval-every", -1), "--eval-every"),
@@ -788,9 +798,11 @@ def test_bad_models_give_one_sentence(script, run, tmp_path, capsys, monkeypatch
 @two_scripts
 def test_resume_of_another_configuration_is_refused(script, run, model_dir, capsys):
     run_dir = run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
+    before = {path: path.read_bytes() for path in pathlib.Path(run_dir).rglob("*") if path.is_file()}
     with pytest.raises(SystemExit) as stop:
         run(script, "--resume", run_dir, "--num-iterations", 2, "--num-agents", 3)
     assert stop.value.code == 2 and "its weights have other names or shapes" in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in pathlib.Path(run_dir).rglob("*") if path.is_file()}
     path = os.path.join(run_dir, "checkpoint", "state.pt")
     state = torch.load(path, weights_only=False)
     about = state["about"]
@@ -800,6 +812,45 @@ def test_resume_of_another_configuration_is_refused(script, run, model_dir, caps
             run(script, "--resume", run_dir)
         said = f"use {other.get('script', script.name)} (commit {about['commit']}), as before"
         assert stop.value.code == 2 and said in capsys.readouterr().err
+
+
+@two_scripts
+def test_a_resume_with_other_tasks_says_so(script, run, model_dir, monkeypatch, capsys):
+    import toy
+
+    run_dir = run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
+    run(script, "--resume", run_dir, "--num-iterations", 2)
+    assert "with other tasks" not in capsys.readouterr().out
+    monkeypatch.setattr(toy.Letters, "tasks", lambda self, split: [{"letter": letter} for letter in "abcd"])
+    run(script, "--resume", run_dir, "--num-iterations", 3)
+    assert f"--resume {run_dir}: with other tasks or processes, so not the same numbers" in capsys.readouterr().out
+
+
+@two_scripts
+def test_a_prompt_of_many_tokens_is_found_at_the_start_though_others_have_more_bytes(
+    script, run, tmp_path, monkeypatch, capsys
+):
+    import toy
+
+    prompts = {
+        "a": "the " * 2000,
+        "b": "q~#Z" * 1040,
+        "c": "short",
+    }  # of 8,000 and 4,160 bytes; tiny reads 4,096 tokens
+    monkeypatch.setattr(toy.Letters, "tasks", lambda self, split: [{"letter": letter} for letter in prompts])
+    monkeypatch.setattr(toy.Letters, "observe", lambda self, task, history: [prompts[task["letter"]]])
+    with pytest.raises(SystemExit) as stop:
+        run(script, "--env", "toy:Letters", "--num-agents", 1)
+    assert stop.value.code == 2
+    assert re.search(r"--max-new-tokens 96 after a prompt of 4\d+ tokens .*q~#Z", capsys.readouterr().err)
+    assert list(tmp_path.glob("runs/*/metrics.jsonl")) == []
+
+
+def test_more_joint_actions_than_can_be_scored_are_refused(run, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(CRITIC_FREE[0], "--env", "toy:Letters", "--num-agents", 7, "--joint-mode", "cross")
+    assert stop.value.code == 2
+    assert f"--joint-mode cross: {4 * 8**7} joint actions an iteration" in capsys.readouterr().err
 
 
 DAMAGE = {
