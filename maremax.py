@@ -29,7 +29,6 @@ import sys
 import time
 import zlib
 from collections import Counter, defaultdict
-from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -160,10 +159,11 @@ def autocast(model):
     return torch.autocast(model.device.type, torch.bfloat16, enabled=model.device.type == "cuda")
 
 
-def head(model, hidden):  # (..., D) -> (..., V)
+def head(model, hidden, temperature):  # (..., D) -> (..., V)
     # float32 (TF32 on CUDA) whatever the model runs in: bfloat16 puts log-probabilities off by hundredths of a nat
     with torch.autocast(model.device.type, enabled=False):
-        return model.get_output_embeddings()(hidden.float())
+        logits = model.get_output_embeddings()(hidden.float())
+    return logits if temperature in (0, 1) else logits / temperature  # 0 takes the likeliest token
 
 
 def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # (rows, H, L, E) -> (rows, L, H, E)
@@ -178,7 +178,7 @@ def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # 
     rounded = lambda x: x.to(value.dtype).float()
     keys_and_values = [states.transpose(0, 1) for states in (rounded(key), value)]  # (K, rows, L, E)
     if t is None:
-        held[module] = [states.contiguous() for states in keys_and_values], None
+        held[module] = [states.contiguous() for states in keys_and_values]
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     (prompt_keys, prompt_values), buffers = held[module]
     (K, R, P, E), rows, W = prompt_keys.shape, len(query), attention_mask.shape[-1] - prompt_keys.shape[2]
@@ -197,34 +197,28 @@ def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # 
     return out.transpose(0, 1).flatten(1, 2)[:, None], None
 
 
-@contextmanager
-def attending(held, t=None):
-    """Within it every model's sdpa is `attention` with these: a model takes its attention from a table, by name."""
-    before = AttentionInterface()["sdpa"]
-    AttentionInterface.register("sdpa", partial(attention, held, t))
-    try:
-        yield
-    finally:
-        AttentionInterface.register("sdpa", before)
-
-
-def trunk(model, input_ids, mask, position_ids, cache):  # (R, L) -> (R, L, D)
+def trunk(model, input_ids, mask, position_ids, cache, attend=sdpa_attention_forward):  # (R, L) -> (R, L, D)
     inputs = {"attention_mask": mask, "position_ids": position_ids, "past_key_values": cache}
     precision = torch.get_float32_matmul_precision()
     # no TF32, which is for the head: scores are products here, and positions' angles too before transformers 5.19
     torch.set_float32_matmul_precision("highest")
-    with autocast(model):
-        hidden = model.base_model(input_ids, **inputs, use_cache=cache is not None).last_hidden_state
-    torch.set_float32_matmul_precision(precision)
-    return hidden
+    AttentionInterface.register("sdpa", attend)  # models take their attention from a table, by name
+    try:
+        with autocast(model):
+            return model.base_model(input_ids, **inputs, use_cache=cache is not None).last_hidden_state
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        AttentionInterface.register("sdpa", sdpa_attention_forward)
 
 
-def prefill(agent, texts, cache):
-    """Hidden states (B, P, D) of lists of token ids, padded on the left, and their mask (B, P)."""
-    device, P = agent.model.device, max(map(len, texts))
-    input_ids = torch.tensor([[0] * (P - len(ids)) + ids for ids in texts], device=device)
-    mask = torch.tensor([[0] * (P - len(ids)) + [1] * len(ids) for ids in texts], device=device)
-    return trunk(agent.model, input_ids, mask, (mask.cumsum(-1) - 1).clamp(min=0), cache), mask
+def prefill(agent, texts, cache, attend=sdpa_attention_forward):
+    """Hidden states (B, P, D) and mask (B, P) of the different ones of R texts; which of them each text is (R,)."""
+    distinct = {text: b for b, text in enumerate(dict.fromkeys(map(tuple, texts)))}
+    device, P = agent.model.device, max(map(len, distinct))  # padded on the left
+    input_ids = torch.tensor([[0] * (P - len(ids)) + [*ids] for ids in distinct], device=device)
+    mask = torch.tensor([[0] * (P - len(ids)) + [1] * len(ids) for ids in distinct], device=device)
+    hidden = trunk(agent.model, input_ids, mask, (mask.cumsum(-1) - 1).clamp(min=0), cache, attend)
+    return hidden, mask, torch.tensor([distinct[tuple(text)] for text in texts], device=device)
 
 
 def draw(weights):  # (rows, n) -> (rows, 1)
@@ -263,20 +257,15 @@ def repeat(step, times, record):
 def decode(agent, texts, S, temperature, max_new_tokens):
     """Draws S completions of each of R prompts, as one batch: tokens and their log-probabilities, (R * S, C) each."""
     model, device, C = agent.model, agent.model.device, max_new_tokens
-    distinct = list(dict.fromkeys(map(tuple, texts)))  # of which each is computed once
     # keys and values: as `attention` holds them, or in a cache of transformers
     held, cache = {}, None if grouped(model) else DynamicCache(config=model.config)
-    with attending(held) if cache is None else nullcontext():
-        hidden, mask = prefill(agent, [list(ids) for ids in distinct], cache)
-    of_row = torch.tensor([distinct.index(tuple(ids)) for ids in texts], device=device)
-    hidden, mask = hidden[of_row, -1].repeat_interleave(S, 0), mask[of_row]  # (R * S, D), (R, P)
-    position_ids, P = mask.sum(-1, keepdim=True).repeat(1, S), mask.shape[1]  # (R, S)
-    mask = pad(mask, (0, C))  # (R, P + C): the prompt's tokens, and those that were read since
+    attend = lambda t: partial(attention, held, t) if cache is None else sdpa_attention_forward
+    hidden, mask, of_row = prefill(agent, texts, cache, attend(None))
+    hidden, P = hidden[of_row, -1].repeat_interleave(S, 0), mask.shape[1]  # (R * S, D)
+    mask = pad(mask[of_row], (0, C))  # (R, P + C): the prompt's tokens, and those that were read since
     if cache is not None:
         cache.reorder_cache(of_row)
-    else:
-        mask = mask[:, None, None].log()  # (R, 1, 1, P + C): 0 or -inf, to be added to scores
-    for module, (states, _) in held.items():
+    for module, states in held.items():
         # room for all tokens from the start: a DynamicCache copies itself for each
         buffers = [x.new_zeros(len(x), len(texts) * S, C, x.shape[3]) for x in states]
         held[module] = [x[:, of_row] for x in states], buffers
@@ -287,8 +276,7 @@ def decode(agent, texts, S, temperature, max_new_tokens):
     t = torch.zeros(1, dtype=torch.long, device=device)
 
     def choose(hidden):  # (R * S, D)
-        logits = head(model, hidden)  # (R * S, V)
-        probs = (logits if temperature in (0, 1) else logits / temperature).softmax(-1)
+        probs = head(model, hidden, temperature).softmax(-1)  # (R * S, V)
         if temperature:  # first a block of the vocabulary, then a token of the block
             V = probs.shape[1]
             blocks = pad(probs, (0, -V % 256)).unflatten(1, (-1, 256))  # (R * S, V / 256, 256)
@@ -296,16 +284,17 @@ def decode(agent, texts, S, temperature, max_new_tokens):
             chosen = 256 * block + draw(blocks.take_along_dim(block[..., None], 1)[:, 0])
             chosen = chosen.clamp(max=V - 1)  # the last block is padded
         else:
-            chosen = logits.argmax(-1, keepdim=True)
+            chosen = probs.argmax(-1, keepdim=True)
         logprobs[alive, t] = probs.gather(-1, chosen).log().view_as(alive)
         tokens[alive, t] = token.copy_(chosen.view_as(alive))
         running.logical_and_((token[..., None] != agent.stop_ids).all(-1))
 
     def step():  # reads token t of each, and draws the next one; in place, so that it can be recorded
-        mask.index_fill_(-1, P + t, 0 if cache is None else 1)
-        with attending(held, t) if cache is None else nullcontext():
-            hidden = trunk(model, token.view(-1, 1), mask[..., : P + read], position_ids.view(-1, 1), cache)[:, 0]
-        position_ids.add_(1)
+        mask.index_fill_(1, P + t, 1)
+        position_ids = (mask.sum(1, keepdim=True) - 1).expand_as(token).reshape(-1, 1)
+        seen = mask[:, : P + read]
+        seen = seen[:, None, None].log() if cache is None else seen  # 0 or -inf, to be added to scores
+        hidden = trunk(model, token.view(-1, 1), seen, position_ids, cache, attend(t))[:, 0]
         t.add_(1)
         choose(hidden)
 
@@ -318,8 +307,7 @@ def decode(agent, texts, S, temperature, max_new_tokens):
         if 8 * len(remaining) * most <= 7 * running.numel():  # not for each that stops: what stays is copied
             columns = running[remaining].int().argsort(1, descending=True)[:, :most]
             index, mask = (remaining[:, None] * running.shape[1] + columns).flatten(), mask[remaining]
-            kept = (alive, token, position_ids, running)
-            alive, token, position_ids, running = (x[remaining].gather(1, columns) for x in kept)
+            alive, token, running = (x[remaining].gather(1, columns) for x in (alive, token, running))
             for module, (states, buffers) in held.items():
                 held[module] = [x[:, remaining] for x in states], [x[:, index] for x in buffers]
             if cache is not None:
@@ -356,79 +344,63 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
     return [group[:G] for group in drawn]
 
 
-def completion_states(agent, groups):
+def completion_states(agent, rows):
     """Hidden states that predict the tokens of the completions, one after the other: (tokens, D).
 
-    groups: list of (prompt, completions), all token ids. As in `sample`, a prompt is computed once and its completions
-    go on from its cache, here with gradients; an agent that cannot share computes it again for each completion.
+    rows: (prompt, completion, ...), of token ids. As in `sample`, a prompt is computed once and its completions go on
+    from its cache, here with gradients; an agent that cannot share computes it again for each completion.
     """
-    device = agent.model.device
-    rows = [(b, ids) for b, (_, completions) in enumerate(groups) for ids in completions]
+    prompts, completions, *_ = zip(*rows)
     if not agent.share:
-        hidden, _ = prefill(agent, [groups[b][0] + ids for b, ids in rows], None)
-        return torch.cat([row[-len(ids) - 1 : -1] for row, (_, ids) in zip(hidden, rows)])
-    cache = DynamicCache(config=agent.model.config)
-    hidden, mask = prefill(agent, [prompt for prompt, _ in groups], cache)
-    last = hidden[:, -1]  # (B, D), which predict the first tokens
-    states, waiting = [None] * len(rows), sorted(range(len(rows)), key=lambda r: -len(rows[r][1]))
-    while waiting:
-        C = len(rows[waiting[0]][1])
-        chunk = [r for r in waiting if len(rows[r][1]) > 0.75 * C]  # of like length, so that little is padding
-        waiting = waiting[len(chunk) :]
-        owner = torch.tensor([rows[r][0] for r in chunk], device=device)
+        hidden, _, of_row = prefill(agent, [[*prompt, *ids] for prompt, ids in zip(prompts, completions)], None)
+        return torch.cat([hidden[b, -len(ids) - 1 : -1] for b, ids in zip(of_row.tolist(), completions)])
+    cache, states = DynamicCache(config=agent.model.config), []
+    hidden, mask, of_row = prefill(agent, prompts, cache)
+    # neighbours of like length together, so that little is padding
+    for _, part in itertools.groupby(zip(completions, of_row), key=lambda row: int(math.log(len(row[0]), 4 / 3))):
+        chunk, owner = zip(*part)
+        owner, C = torch.stack(owner), max(map(len, chunk))
         # the last token predicts nothing, and what pads a shorter row on the right is seen by nobody
-        ids = torch.tensor([(rows[r][1] + [0] * C)[: max(1, C - 1)] for r in chunk], device=device)
+        input_ids = torch.tensor([[*ids, *[0] * C][: max(1, C - 1)] for ids in chunk], device=owner.device)
         branch = copy.copy(cache)
         branch.layers = [copy.copy(layer) for layer in cache.layers]
         branch.reorder_cache(owner)
-        seen = torch.cat([mask[owner], torch.ones_like(ids)], dim=1)  # (R, P + C - 1)
-        later = trunk(agent.model, ids, seen, (seen.cumsum(-1) - 1)[:, mask.shape[1] :], branch)
-        for r, row in zip(chunk, torch.cat([last[owner, None], later], dim=1)):  # (C, D)
-            states[r] = row[: len(rows[r][1])]
+        seen = torch.cat([mask[owner], torch.ones_like(input_ids)], dim=1)  # (R, P + C - 1)
+        later = trunk(agent.model, input_ids, seen, (seen.cumsum(-1) - 1)[:, mask.shape[1] :], branch)
+        predicting = torch.cat([hidden[owner, -1:], later], dim=1)  # (R, C, D)
+        states += [row[: len(ids)] for ids, row in zip(chunk, predicting)]
     return torch.cat(states)
 
 
-def token_logprobs(agent, groups, temperature):
+def token_logprobs(agent, rows, temperature):
     """Log-probabilities of the completions' tokens, one after the other: (tokens,)."""
-
-    def logprob(hidden, target):
-        logits = head(agent.model, hidden)  # (tokens, V)
-        return -cross_entropy(logits if temperature == 1 else logits / temperature, target, reduction="none")
-
+    logprob = lambda hidden, target: -cross_entropy(head(agent.model, hidden, temperature), target, reduction="none")
     with autocast(agent.model):  # around all of it, so that weights are cast once
-        hidden = completion_states(agent, groups)
-    target = torch.tensor([token for _, rows in groups for ids in rows for token in ids], device=hidden.device)
+        hidden = completion_states(agent, rows)
+    target = torch.tensor([token for _, ids, *_ in rows for token in ids], device=hidden.device)
     # Many logits in pieces that the backward pass computes again, so that they never stand in memory together.
     size = max(1, 2**26 // agent.model.config.get_text_config().vocab_size)
     compute = logprob if len(target) <= size else partial(checkpoint, logprob, use_reentrant=False)
     return torch.cat([compute(h, y) for h, y in zip(hidden.split(size), target.split(size))])
 
 
-def micro_batches(agent, groups, max_batch_tokens):
-    """Cuts groups (prompt, completions, values) into batches of at most so many tokens; a large group is divided.
+def micro_batches(agent, rows, max_batch_tokens):
+    """Halves rows (prompt, completion, value) until each batch has at most so many tokens, with what pads them.
 
     A completion also keeps a copy of its prompt's keys and values, which weighs about an eighth of the activations.
     """
-    # a row is a prompt for all its completions, or else for each of them again
-    length = lambda part: len(part[0]) + (0 if agent.share else len(part[1][0]))
-
-    def tokens(batch):  # with rows padded to the longest
-        behind = sum(len(prompt) / 8 + len(ids) for prompt, completions, _ in batch for ids in completions)
-        return len(batch) * max(map(length, batch)) + (behind if agent.share else 0)
-
-    parts, batch = [], []
-    for prompt, completions, values in groups:
-        each = len(prompt) / 8 + max(map(len, completions))
-        size = max(1, int((max_batch_tokens - len(prompt)) / each)) if agent.share else 1
-        for k in range(0, len(completions), size):
-            parts.append((prompt, completions[k : k + size], values[k : k + size]))
-    for part in sorted(parts, key=length, reverse=True):  # rows of like length together
-        if batch and tokens([*batch, part]) > max_batch_tokens:
-            yield batch
-            batch = []
-        batch.append(part)
-    if batch:
-        yield batch
+    # what is computed as one: a prompt for all its completions, or else for each of them again
+    text = lambda row: (*row[0], *(() if agent.share else row[1]))
+    texts = sorted(dict.fromkeys(map(text, rows)), key=len)
+    behind = sum(len(prompt) / 8 + len(ids) for prompt, ids, _ in rows) if agent.share else 0
+    if len(rows) < 2 or len(texts) * len(texts[-1]) + behind <= max_batch_tokens:
+        return [sorted(rows, key=lambda row: len(row[1]))] if rows else []
+    if len(texts) > 1:  # those of like length stay together, and those of one prompt
+        short = set(texts[: len(texts) // 2])
+        halves = [row for row in rows if text(row) in short], [row for row in rows if text(row) not in short]
+    else:
+        halves = rows[::2], rows[1::2]
+    return [batch for half in halves for batch in micro_batches(agent, half, max_batch_tokens)]
 
 
 @torch.no_grad()
@@ -438,16 +410,15 @@ def agrees(args, agent, prompt_ids):
     A model that scales its logits, attends otherwise or counts what pads a shorter prompt would be trained wrongly.
     """
     probe = SimpleNamespace(model=agent.model, stop_ids=torch.tensor([-1]), record=None)
-    C = min(8, args.max_new_tokens)
-    prompts, groups, sampled, theirs = [prompt_ids, prompt_ids[len(prompt_ids) // 2 :]], [], [], []
-    for prompt, pairs in zip(prompts, sample(probe, prompts, 2, 1.0, C, args.max_batch_tokens)):
-        completions, logprobs = zip(*pairs)
-        logits = agent.model(torch.tensor([prompt + ids for ids in completions])).logits[:, len(prompt) - 1 : -1]
-        theirs += logits.log_softmax(-1).gather(-1, torch.tensor(completions)[..., None]).flatten()
-        groups.append((prompt, completions))
-        sampled += itertools.chain(*logprobs)
+    prompts = [prompt_ids, prompt_ids[len(prompt_ids) // 2 :]]
+    drawn = sample(probe, prompts, 2, 1.0, min(8, args.max_new_tokens), args.max_batch_tokens)
+    rows = [(prompt, *pair) for prompt, pairs in zip(prompts, drawn) for pair in pairs]
+    theirs = []
+    for prompt, ids, _ in rows:
+        logits = agent.model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+        theirs += logits.log_softmax(-1)[range(len(ids)), ids]
     recompute(agent.model)
-    ours = torch.stack([token_logprobs(agent, groups, 1.0), torch.tensor(sampled)])
+    ours = torch.stack([token_logprobs(agent, rows, 1.0), torch.tensor([x for row in rows for x in row[2]])])
     agent.model.eval()
     return torch.allclose(ours, torch.stack(theirs).expand(2, -1), atol=1e-3)
 
@@ -831,22 +802,20 @@ if __name__ == "__main__":
         # 3 UPDATE: one optimizer step for each agent
         metrics, updating = summarize("train", turns, T), time.perf_counter()
         for i, agent in enumerate(agents):
-            weights = defaultdict(Counter)  # by prompt and completion: equal ones are computed once
+            weights = Counter()  # by prompt and completion: equal ones are computed once
             for node in itertools.chain.from_iterable(turns):
                 # the denominator is fixed here, before batches are cut
                 weight = node.weight / G * args.gamma ** len(node.history) / args.max_new_tokens
                 group = node.groups[i]
                 for ids, advantage in zip(group.completion_ids, group.advantages.tolist()):
                     if abs(advantage) > 1e-9:  # of equal returns only rounding is left
-                        weights[tuple(group.prompt_ids)][tuple(ids)] += weight * advantage
-            groups = [(list(prompt), list(map(list, ids)), list(ids.values())) for prompt, ids in weights.items()]
+                        weights[tuple(group.prompt_ids), tuple(ids)] += weight * advantage
+            rows = [(*texts, weight) for texts, weight in weights.items()]
             loss = torch.zeros((), device=agent.model.device)
             recompute(agent.model)
-            for batch in micro_batches(agent, groups, args.max_batch_tokens):
-                pairs = (pair for _, completions, values in batch for pair in zip(completions, values))
-                of_token = torch.tensor([weight for ids, weight in pairs for _ in ids], device=loss.device)
-                logprobs = token_logprobs(agent, [part[:2] for part in batch], args.temperature)
-                batch_loss = -(of_token * logprobs).sum()
+            for batch in micro_batches(agent, rows, args.max_batch_tokens):
+                of_token = torch.tensor([weight for _, ids, weight in batch for _ in ids], device=loss.device)
+                batch_loss = -(of_token * token_logprobs(agent, batch, args.temperature)).sum()
                 batch_loss.backward()
                 loss += batch_loss.detach()
             agent.model.eval()

@@ -24,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
@@ -207,10 +208,12 @@ def training_flops(model, batches, checkpointing):
     seen = lambda length: length * (length + 1) // 2  # pairs in a text of that length
     flops = dict.fromkeys(("trunk", "attention", "head", "head_again", "trunk_again"), 0)
     for batch in batches:
-        predicted = sum(len(ids) for _, completions, _ in batch for ids in completions)
+        predicted, lengths_of = sum(len(ids) for _, ids, _ in batch), defaultdict(list)
+        for prompt, ids, _ in batch:
+            lengths_of[tuple(prompt)].append(len(ids))
         tokens = pairs = 0
-        for prompt, completions, _ in batch:
-            P, lengths = len(prompt), [len(ids) for ids in completions]
+        for prompt, lengths in lengths_of.items():
+            P = len(prompt)
             if checkpointing:
                 tokens += sum(P + C for C in lengths)
                 pairs += sum(seen(P + C) for C in lengths)
@@ -242,19 +245,18 @@ def sampling(script, agent, prompts, workload, max_batch_tokens):
         return script.sample(agent, prompts, G, 1.0, C, max_batch_tokens)
 
 
-def groups_of(prompts, drawn):
+def rows_of(prompts, drawn):
     """Prompts and completions with made-up advantages, which sum to zero in a group as real ones do."""
     angle = lambda g, group: math.cos(math.pi * (g + 0.5) / len(group))
     return [
-        (prompt, [ids for ids, _ in group], [angle(g, group) for g in range(len(group))])
-        for prompt, group in zip(prompts, drawn)
+        (prompt, ids, angle(g, group)) for prompt, group in zip(prompts, drawn) for g, (ids, _) in enumerate(group)
     ]
 
 
-def training(script, agent, groups, max_batch_tokens):
-    for batch in script.micro_batches(agent, groups, max_batch_tokens):
-        weights = [w for _, completions, ws in batch for ids, w in zip(completions, ws) for _ in ids]
-        logprobs = script.token_logprobs(agent, [part[:2] for part in batch], 1.0)
+def training(script, agent, rows, max_batch_tokens):
+    for batch in script.micro_batches(agent, rows, max_batch_tokens):
+        weights = [weight for _, ids, weight in batch for _ in ids]
+        logprobs = script.token_logprobs(agent, batch, 1.0)
         (-(torch.tensor(weights, device=logprobs.device) * logprobs).sum()).backward()
 
 
@@ -268,9 +270,8 @@ def disagreement(script, agent, workload, max_batch_tokens):
     prompts = [torch.randint(V, (max(1, P * k // 4),)).tolist() for k in range(1, 5)]
     short = replace(workload, completion_tokens=min(16, workload.completion_tokens))
     drawn = sampling(script, agent, prompts, short, max_batch_tokens)
-    theirs = script.token_logprobs(
-        agent, [(prompt, [ids for ids, _ in group]) for prompt, group in zip(prompts, drawn)], 1.0
-    )
+    rows = [(prompt, ids) for prompt, group in zip(prompts, drawn) for ids, _ in group]
+    theirs = script.token_logprobs(agent, rows, 1.0)
     ours = torch.tensor([value for group in drawn for _, values in group for value in values], device=theirs.device)
     return (ours - theirs).abs().max().item()
 
@@ -278,9 +279,9 @@ def disagreement(script, agent, workload, max_batch_tokens):
 def cache_held(script, agent, prompt):
     """Bytes a token of the cache that `sample` fills, whatever dtypes it holds."""
     held = {}
-    with torch.no_grad(), script.attending(held):
-        script.prefill(agent, [prompt], None)
-    return sum(states.nbytes for pair, _ in held.values() for states in pair) / len(prompt)
+    with torch.no_grad():
+        script.prefill(agent, [prompt], None, partial(script.attention, held, None))
+    return sum(states.nbytes for pair in held.values() for states in pair) / len(prompt)
 
 
 def measure_model(args, script, machine, name, tables):
@@ -334,17 +335,17 @@ def measure_model(args, script, machine, name, tables):
             drawn = sampled.result
         if drawn is None:
             continue
-        groups = groups_of(prompts, drawn)
-        needed = training_flops(model, [groups], checkpointing=False)
+        rows = rows_of(prompts, drawn)
+        needed = training_flops(model, [rows], checkpointing=False)
         floor = (needed["trunk"] + needed["attention"]) / machine.trunk + needed["head"] / machine.head
         for checkpointing in (False, True):
             agent.share = not checkpointing  # as the script has it
             if checkpointing:
                 model.gradient_checkpointing_enable()
             model.train(checkpointing)
-            batches = list(script.micro_batches(agent, groups, most))
+            batches = list(script.micro_batches(agent, rows, most))
             computed = training_flops(model, batches, checkpointing)
-            train = partial(training, script, agent, groups, most)
+            train = partial(training, script, agent, rows, most)
             trained = measure(args, train, clear=optimizer.zero_grad)
             row = [name, most, "yes" if checkpointing else "no", len(batches)]
             row += [number(needed[part] / 1e12) for part in ("trunk", "attention", "head")]

@@ -95,17 +95,17 @@ def weights_of(drawn):
 
 def ours_train(args, script, agent, prompts, drawn):
     """Gradient by the script's functions; returns the log-probabilities of each completion."""
-    groups = [
-        (prompt, [ids for ids, _ in group], [(weight, b, g) for g, weight in enumerate(weights)])
+    rows = [
+        (prompt, ids, (weight, b, g))
         for b, (prompt, group, weights) in enumerate(zip(prompts, drawn, weights_of(drawn)))
+        for g, ((ids, _), weight) in enumerate(zip(group, weights))
     ]
     logprobs = {}
-    for rows in script.micro_batches(agent, groups, args.max_batch_tokens):
-        values = script.token_logprobs(agent, [row[:2] for row in rows], 1.0)
-        flat = [(ids, value) for _, completions, row_values in rows for ids, value in zip(completions, row_values)]
-        weights = torch.tensor([value[0] for ids, value in flat for _ in ids])
+    for batch in script.micro_batches(agent, rows, args.max_batch_tokens):
+        values = script.token_logprobs(agent, batch, 1.0)
+        weights = torch.tensor([weight for _, ids, (weight, _, _) in batch for _ in ids])
         (-(weights * values).sum()).backward()
-        for (_, (_, b, g)), piece in zip(flat, values.detach().split([len(ids) for ids, _ in flat])):
+        for (_, _, (_, b, g)), piece in zip(batch, values.detach().split([len(ids) for _, ids, _ in batch])):
             logprobs[b, g] = piece
     return logprobs
 

@@ -71,7 +71,7 @@ DETAILS = [
     ("A completion ends with its first stop token, which is trained like every other token: any of the model's "
      "`eos_token_id`s and the tokenizer's. Nothing after it exists, so there is no padding to mask in the loss.",
      "stops = torch.isin("),
-    ("A prompt is computed once for its G completions, when sampling ...", "distinct.index(tuple(ids))"),
+    ("A prompt is computed once for its G completions, when sampling ...", "distinct = {text: b"),
     ("... and when training, where the completions go on from the prompt's cache with gradients.",
      "branch.reorder_cache(owner)"),
     ("Completions that stopped leave their row, and empty rows the batch, where that makes it an eighth smaller.", "if 8 * len(remaining) * most <="),
@@ -102,7 +102,7 @@ TREE_DETAILS = [
     ("The loss is a sum over tokens divided by the constant `max_new_tokens`, not by each completion's length, which "
      "would favour long bad answers.", "weight = node.weight / G * args.gamma ** len(node.history)"),
     ("All denominators are fixed before batches are cut: the gradient does not depend on `--max-batch-tokens`.",
-     "for batch in micro_batches(agent, groups, args.max_batch_tokens):"),
+     "for batch in micro_batches(agent, rows, args.max_batch_tokens):"),
     ("Equal completions of a prompt are computed once, with the sum of their weights, and those without an advantage, "
      "such as of a group whose returns are all equal, not at all. Where no completion has one, the gradient is zero and "
      "AdamW steps on.", "if abs(advantage) > 1e-9"),

@@ -35,8 +35,8 @@ def prepare(name):
     agent = gpu.make_agent(workload.config, "cpu")
     prompts = torch.randint(500, (workload.num_tasks, workload.prompt_tokens)).tolist()
     size = (workload.num_tasks, workload.num_generations, workload.completion_tokens)
-    groups = [(p, ids, [1.0] * len(ids)) for p, ids in zip(prompts, torch.randint(500, size).tolist())]
-    return workload, agent, prompts, groups
+    rows = [(p, ids, 1.0) for p, group in zip(prompts, torch.randint(500, size).tolist()) for ids in group]
+    return workload, agent, prompts, rows
 
 
 @pytest.mark.parametrize("name, parameters", [(MODELS[0], 494_032_768), (MODELS[1], 1_720_574_976)])
@@ -48,7 +48,7 @@ def test_the_configs_are_those_of_the_models(name, parameters):
 @pytest.mark.parametrize("checkpointing", (False, True))
 @pytest.mark.parametrize("in_pieces", (False, True))
 def test_flops_are_those_that_run(name, checkpointing, in_pieces, monkeypatch):
-    _, agent, _, groups = prepare(name)
+    _, agent, _, rows = prepare(name)
     if in_pieces:  # of 100 tokens, as though the vocabulary were so large
         agent.model.config.vocab_size = 2**26 // 100
     agent.share = not checkpointing
@@ -68,9 +68,9 @@ def test_flops_are_those_that_run(name, checkpointing, in_pieces, monkeypatch):
     most = 512
     # the backend that consists of plain products, which the counter knows
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        gpu.training(magrpo, agent, groups, most)
+        gpu.training(magrpo, agent, rows, most)
     ran = {str(op): count for op, count in counter.get_flop_counts()["Global"].items()}
-    batches = list(magrpo.micro_batches(agent, groups, most))
+    batches = list(magrpo.micro_batches(agent, rows, most))
     flops = gpu.training_flops(agent.model, batches, checkpointing)
     assert len(batches) > 1 and (flops["trunk_again"] > 0) == checkpointing
     assert (flops["head_again"] > 0) == in_pieces

@@ -287,10 +287,10 @@ def test_values_are_of_the_state_before_the_token(kind, share, model_dir, tmp_pa
         model_dir = save_model(tmp_path / "m", model_class=MistralForCausalLM, sliding_window=9)
     agent = agent_of(model_dir, share=share, value_head=torch.nn.Linear(32, 1))
     agent.critic = agent
-    groups = [([5, 6, 7] * 4, [[8, 9, 10], [8, 9, 11], [8]]), ([4], [[30, 31]])]
-    logprobs, entropies, values = module.evaluate_tokens(agent, groups, 0.7)
-    torch.testing.assert_close(logprobs, module.token_logprobs(agent, groups, 0.7))
-    without = module.evaluate_tokens(agent, groups, 0.7, with_entropy=False)
+    rows = [*(([5, 6, 7] * 4, ids) for ids in ([8, 9, 10], [8, 9, 11], [8])), ([4], [30, 31])]
+    logprobs, entropies, values = module.evaluate_tokens(agent, rows, 0.7)
+    torch.testing.assert_close(logprobs, module.token_logprobs(agent, rows, 0.7))
+    without = module.evaluate_tokens(agent, rows, 0.7, with_entropy=False)
     torch.testing.assert_close(without, (logprobs, torch.zeros_like(entropies), values))
     assert values[:3].tolist() == pytest.approx(values[3:6].tolist(), abs=1e-5)  # the last token changes no value
     assert values[6].item() == pytest.approx(values[0].item(), abs=1e-5)

@@ -424,7 +424,7 @@ def test_what_the_head_may_round_the_layers_do_not(script, model_dir, monkeypatc
     torch.set_float32_matmul_precision("high")
     try:
         module.sample(agent, [[5, 6]], 2, 1.0, 2, 100)
-        module.token_logprobs(agent, [([5, 6], [[7, 8]])], 1.0)
+        module.token_logprobs(agent, [([5, 6], [7, 8])], 1.0)
     finally:
         torch.set_float32_matmul_precision("highest")
     assert seen[:2] == ["highest", "high"] and seen[-3:] == ["highest", "highest", "high"]
@@ -478,9 +478,10 @@ def test_greedy_is_what_generate_gives(script, max_batch_tokens, model_dir):
 )
 def test_token_logprobs_are_those_of_each_completion_alone(script, kind, share, tmp_path):
     agent = agent_of(save_model(tmp_path / "m", **KINDS[kind]), share=share)
-    rows = [([5, 6, 7], [[8, 9], [10], [11, 12, 13, STOP]]), ([0] * 20, [[7] * 30, [6, 5]]), ([3], [[4]])]
+    groups = [([5, 6, 7], [[8, 9], [10], [11, 12, 13, STOP]]), ([0] * 20, [[7] * 30, [6, 5]]), ([3], [[4]])]
+    rows = [(prompt, ids) for prompt, completions in groups for ids in completions]
     ours = load(script).token_logprobs(agent, rows, 0.7)
-    alone = [exact_logprobs(agent.model, prompt, ids, 0.7) for prompt, completions in rows for ids in completions]
+    alone = [exact_logprobs(agent.model, prompt, ids, 0.7) for prompt, ids in rows]
     assert ours.tolist() == pytest.approx(list(itertools.chain.from_iterable(alone)), abs=1e-5)
 
 
@@ -492,8 +493,8 @@ def test_head_in_pieces_is_the_whole(script, model_dir, monkeypatch):
     """
     agent, module, sizes = agent_of(model_dir), load(script), []
     head = module.head
-    monkeypatch.setattr(module, "head", lambda model, hidden: sizes.append(len(hidden)) or head(model, hidden))
-    rows, grads = [([5, 6, 7], [[8, 9], [11, 12, 13, STOP]])], []
+    monkeypatch.setattr(module, "head", lambda model, hidden, _: sizes.append(len(hidden)) or head(model, hidden, 1.0))
+    rows, grads = [([5, 6, 7], [8, 9]), ([5, 6, 7], [11, 12, 13, STOP])], []
     for vocab_size in (259, 2**30):
         monkeypatch.setattr(agent.model.config, "vocab_size", vocab_size)
         logprobs = module.token_logprobs(agent, rows, 1.0)
@@ -511,21 +512,20 @@ def test_head_in_pieces_is_the_whole(script, model_dir, monkeypatch):
 def test_micro_batches_hold_every_completion_once_within_the_budget(script, max_batch_tokens, share):
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(1, 40, (6, 9), generator=generator).tolist()
-    groups = [
-        ([g] * (3 + 7 * g), [[g] * n for n in row], [g + k / 10 for k in range(9)]) for g, row in enumerate(lengths)
-    ]
-    batches = list(load(script).micro_batches(SimpleNamespace(share=share), groups, max_batch_tokens))
-    seen = [(p, c, v) for batch in batches for p, cs, vs in batch for c, v in zip(cs, vs, strict=True)]
-    assert sorted(seen) == sorted((p, c, v) for p, cs, vs in groups for c, v in zip(cs, vs))
+    rows = [([g] * (3 + 7 * g), [g] * n, g + k / 10) for g, row in enumerate(lengths) for k, n in enumerate(row)]
+    batches = list(load(script).micro_batches(SimpleNamespace(share=share), rows, max_batch_tokens))
+    assert sorted(row for batch in batches for row in batch) == sorted(rows)
     if max_batch_tokens == 10**6:
-        assert [len(batch) for batch in batches] == [6 if share else 6 * 9]  # nothing is cut without need
+        assert [len(batch) for batch in batches] == [6 * 9]  # nothing is cut without need
     for batch in batches:
         P = max(len(p) for p, _, _ in batch)  # a completion keeps a copy of its prompt's keys and values: P / 8
-        tokens = sum(P + sum(P / 8 + len(c) for c in cs) for _, cs, _ in batch)
-        if not share:  # a row for each, padded to the longest
-            assert all(len(cs) == 1 for _, cs, _ in batch)
-            tokens = len(batch) * max(len(p) + len(cs[0]) for p, cs, _ in batch)
-        assert tokens <= max_batch_tokens or (len(batch) == 1 and len(batch[0][1]) == 1)
+        prompts = {len(p) for p, _, _ in batch}  # of different lengths
+        tokens = len(prompts) * P + sum(P / 8 + len(c) for _, c, _ in batch)
+        if not share:  # a row for each (equal ones are computed once), padded to the longest
+            tokens = len({(len(p), len(c)) for p, c, _ in batch}) * max(len(p) + len(c) for p, c, _ in batch)
+        assert tokens <= max_batch_tokens or len(batch) == 1
+        if share and len(prompts) > 1:  # none is computed twice
+            assert len(batch) == 9 * len(prompts)
 
 
 @two_scripts
@@ -604,8 +604,8 @@ def test_cache_holds_what_attention_reads(script):
         layer = torch.nn.Identity()  # something that hashes and has attributes
         layer.num_key_value_groups = 3
         module.attention(held, None, layer, asked, states, first, None, scaling=1.0)
-        (keys, values), buffers = held[layer]
-        assert keys.dtype == torch.float32 and values.dtype == torch.bfloat16 and buffers is None
+        keys, values = held[layer]
+        assert keys.dtype == torch.float32 and values.dtype == torch.bfloat16
         assert torch.equal(keys, states.float().transpose(0, 1)) and torch.equal(values, first.transpose(0, 1))
         buffers = [x.new_zeros(2, 4, 2, 4) for x in (keys, values)]  # two completions of each prompt, of two tokens
         held[layer], mask = ((keys, values), buffers), torch.tensor([[0.0, 0.0, 0.0], [-math.inf, 0.0, 0.0]])
@@ -640,12 +640,13 @@ def test_other_callers_keep_their_attention(script, model_dir):
 def test_bfloat16_autocast_stays_near_float32(script, model_dir, monkeypatch):
     """What CUDA runs in, here on the CPU: every piece takes the mixed types, and logits stay float32."""
     module, agent = load(script), agent_of(model_dir)
-    groups = [([5, 6, 7] * 9, [[8, 9], [11, 12, 13, STOP]])]
-    exact = module.token_logprobs(agent, groups, 1.0)
+    rows = [([5, 6, 7] * 9, [8, 9]), ([5, 6, 7] * 9, [11, 12, 13, STOP])]
+    exact = module.token_logprobs(agent, rows, 1.0)
     monkeypatch.setattr(module, "autocast", lambda model: torch.autocast("cpu", torch.bfloat16))
-    rough = module.token_logprobs(agent, groups, 1.0)
+    rough = module.token_logprobs(agent, rows, 1.0)
     assert (
-        rough.dtype == torch.float32 and module.head(agent.model, torch.zeros(1, 32).bfloat16()).dtype == torch.float32
+        rough.dtype == torch.float32
+        and module.head(agent.model, torch.zeros(1, 32).bfloat16(), 0.7).dtype == torch.float32
     )
     assert not torch.equal(rough, exact) and (rough - exact).abs().max() < 0.3
     rough.sum().backward()
