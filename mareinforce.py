@@ -113,11 +113,10 @@ def gather(value):
 
 
 def average(tensors):
-    """Makes each the mean over processes. One message for all, since each has its latency; it is gone afterwards."""
+    """Makes each the mean over processes. One message for all, since each has its latency."""
     flat = torch.nn.utils.parameters_to_vector(tensors)
     dist.all_reduce(flat)
-    for tensor, mean in zip(tensors, flat.div_(dist.get_world_size()).split([x.numel() for x in tensors])):
-        tensor.copy_(mean.view_as(tensor))
+    torch.nn.utils.vector_to_parameters(flat.div_(dist.get_world_size()), tensors)
 
 
 def recompute(model):
@@ -192,9 +191,8 @@ def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # 
         near = (query @ keys.mT).view(K, R, -1, W)
     scores = torch.cat([far, near], -1) + attention_mask.transpose(0, 1)
     far, near = scores.softmax(-1).to(value.dtype).tensor_split([P], -1)
-    out = near.reshape(K, rows, -1, W) @ values  # (K, R * S, H / K, E)
-    out = out + (far @ prompt_values).view_as(out)
-    return out.transpose(0, 1).flatten(1, 2)[:, None], None
+    near = near.reshape(K, rows, -1, W) @ values  # (K, R * S, H / K, E)
+    return (near + (far @ prompt_values).view_as(near)).transpose(0, 1).flatten(1, 2)[:, None], None
 
 
 def trunk(model, input_ids, mask, position_ids, cache, attend=sdpa_attention_forward):  # (R, L) -> (R, L, D)
@@ -222,10 +220,16 @@ def prefill(agent, texts, cache, attend=sdpa_attention_forward):
 
 
 def draw(weights):  # (rows, n) -> (rows, 1)
-    """Draws a column of each row by one random number, where torch.multinomial draws n."""
-    total = weights.cumsum(-1, dtype=torch.float64)
-    column = torch.searchsorted(total, total[:, -1:] * torch.rand_like(total[:, :1]), right=True)
-    return column.clamp(max=weights.shape[-1] - 1)  # NaN points past the end: the iteration stops the run and says why
+    """Draws a column of each row, of many first a block of 256. It takes few random numbers; torch.multinomial n."""
+    n = weights.shape[1]
+    if n > 256:
+        blocks = pad(weights, (0, -n % 256)).unflatten(1, (-1, 256))  # (rows, n / 256, 256)
+        block = draw(blocks.sum(-1))
+        column = 256 * block + draw(blocks.take_along_dim(block[..., None], 1)[:, 0])
+    else:
+        total = weights.cumsum(-1, dtype=torch.float64)
+        column = torch.searchsorted(total, total[:, -1:] * torch.rand_like(total[:, :1]), right=True)
+    return column.clamp(max=n - 1)  # NaN points past the end: the iteration stops the run and says why
 
 
 def grouped(model):
@@ -277,14 +281,7 @@ def decode(agent, texts, S, temperature, max_new_tokens):
 
     def choose(hidden):  # (R * S, D)
         probs = head(model, hidden, temperature).softmax(-1)  # (R * S, V)
-        if temperature:  # first a block of the vocabulary, then a token of the block
-            V = probs.shape[1]
-            blocks = pad(probs, (0, -V % 256)).unflatten(1, (-1, 256))  # (R * S, V / 256, 256)
-            block = draw(blocks.sum(-1))
-            chosen = 256 * block + draw(blocks.take_along_dim(block[..., None], 1)[:, 0])
-            chosen = chosen.clamp(max=V - 1)  # the last block is padded
-        else:
-            chosen = probs.argmax(-1, keepdim=True)
+        chosen = draw(probs) if temperature else probs.argmax(-1, keepdim=True)
         logprobs[alive, t] = probs.gather(-1, chosen).log().view_as(alive)
         tokens[alive, t] = token.copy_(chosen.view_as(alive))
         running.logical_and_((token[..., None] != agent.stop_ids).all(-1))
@@ -322,10 +319,8 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
     """Draws completions from the model's whole distribution at `temperature`; 0 takes the likeliest token.
 
     prompts: B lists of token ids. Returns B lists of G pairs (token ids, log-probabilities), each up to and with the
-    first stop token. A prompt is computed once for its G completions. S of them (all G, if `max_batch_tokens` allows)
-    decode as one row, for which attention reads the prompt's keys once; where layers see a window or are of another
-    kind, each completion is a row over transformers' own cache. Completions that stopped leave their row, and rows
-    without completions the batch.
+    first stop token. S completions of a prompt (all G, if `max_batch_tokens` allows) decode as one row, for which
+    attention reads its keys once; where layers see a window or are of another kind, each is a row of its own.
     """
     G, C, drawn = num_generations, max_new_tokens, [[] for _ in prompts]
     longest_first = sorted(range(len(prompts)), key=lambda b: -len(prompts[b]))  # neighbours need little padding
@@ -567,8 +562,9 @@ if __name__ == "__main__":
     saved = 0  # the last checkpoint's iteration
     if args.resume is not None:
         try:
-            state_file = os.path.join(args.resume, "checkpoint", "state.pt")
-            state = torch.load(state_file, map_location="cpu", weights_only=False, mmap=True)
+            state = torch.load(
+                os.path.join(args.resume, "checkpoint", "state.pt"), "cpu", weights_only=False, mmap=True
+            )
             before, saved = state["about"], state["iteration"]
             for name, size in state["sizes"].items():
                 if os.path.getsize(os.path.join(args.resume, name)) < size:

@@ -479,10 +479,12 @@ def test_greedy_is_what_generate_gives(script, max_batch_tokens, model_dir):
 def test_token_logprobs_are_those_of_each_completion_alone(script, kind, share, tmp_path):
     agent = agent_of(save_model(tmp_path / "m", **KINDS[kind]), share=share)
     groups = [([5, 6, 7], [[8, 9], [10], [11, 12, 13, STOP]]), ([0] * 20, [[7] * 30, [6, 5]]), ([3], [[4]])]
-    rows = [(prompt, ids) for prompt, completions in groups for ids in completions]
-    ours = load(script).token_logprobs(agent, rows, 0.7)
-    alone = [exact_logprobs(agent.model, prompt, ids, 0.7) for prompt, ids in rows]
-    assert ours.tolist() == pytest.approx(list(itertools.chain.from_iterable(alone)), abs=1e-5)
+    as_listed = [(prompt, ids) for prompt, completions in groups for ids in completions]
+    by_length = sorted(as_listed, key=lambda row: len(row[1]))  # some of different prompts side by side
+    for rows in (as_listed, by_length):
+        ours = load(script).token_logprobs(agent, rows, 0.7)
+        alone = [exact_logprobs(agent.model, prompt, ids, 0.7) for prompt, ids in rows]
+        assert ours.tolist() == pytest.approx(list(itertools.chain.from_iterable(alone)), abs=1e-5)
 
 
 @two_scripts
@@ -524,6 +526,7 @@ def test_micro_batches_hold_every_completion_once_within_the_budget(script, max_
         if not share:  # a row for each (equal ones are computed once), padded to the longest
             tokens = len({(len(p), len(c)) for p, c, _ in batch}) * max(len(p) + len(c) for p, c, _ in batch)
         assert tokens <= max_batch_tokens or len(batch) == 1
+        assert [len(c) for _, c, _ in batch] == sorted(len(c) for _, c, _ in batch)  # neighbours need little padding
         if share and len(prompts) > 1:  # none is computed twice
             assert len(batch) == 9 * len(prompts)
 
