@@ -310,10 +310,8 @@ def decode(agent, texts, S, temperature, max_new_tokens):
 
     choose(hidden)
     at_once, read = 64 if agent.record else 1, 0  # between two looks at what stopped, for which the CPU has to wait
-    while read < C - 1:
-        remaining, most = running.any(1).nonzero()[:, 0], running.sum(1).max()
-        if len(remaining) == 0:
-            break
+    while read < C - 1 and len(remaining := running.any(1).nonzero()[:, 0]):
+        most = running.sum(1).max()
         if 8 * len(remaining) * most <= 7 * running.numel():  # not for each that stops: what stays is copied
             columns = running[remaining].int().argsort(1, descending=True)[:, :most]
             index, mask = (remaining[:, None] * running.shape[1] + columns).flatten(), mask[remaining]
@@ -398,9 +396,9 @@ def evaluate_tokens(agent, rows, temperature, with_entropy=True):
     def policy(hidden, target):
         logits = head(agent.model, hidden, temperature)  # (tokens, V)
         if not with_entropy:  # entropies are zeros: they would cost about as much as the log-probabilities
-            return -cross_entropy(logits, target, reduction="none"), torch.zeros_like(target, dtype=torch.float32)
+            return torch.stack([-cross_entropy(logits, target, reduction="none"), torch.zeros_like(logits[:, 0])])
         logprobs = logits.log_softmax(-1)
-        return logprobs.gather(-1, target[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
+        return torch.stack([logprobs.gather(-1, target[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)])
 
     with autocast(agent.model):
         hidden = completion_states(agent, rows)
@@ -408,8 +406,7 @@ def evaluate_tokens(agent, rows, temperature, with_entropy=True):
     target = torch.tensor([token for _, ids, *_ in rows for token in ids], device=hidden.device)
     size = max(1, 2**26 // agent.model.config.get_text_config().vocab_size)  # in pieces, as in token_logprobs
     compute = policy if len(target) <= size else partial(checkpoint, policy, use_reentrant=False)
-    pieces = [compute(h, y) for h, y in zip(hidden.split(size), target.split(size))]
-    logprobs, entropies = (torch.cat(parts) for parts in zip(*pieces))
+    logprobs, entropies = torch.cat([compute(h, y) for h, y in zip(hidden.split(size), target.split(size))], dim=1)
     return logprobs, entropies, agent.value_head(seen.float())[:, 0]
 
 

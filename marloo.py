@@ -297,10 +297,8 @@ def decode(agent, texts, S, temperature, max_new_tokens):
 
     choose(hidden)
     at_once, read = 64 if agent.record else 1, 0  # between two looks at what stopped, for which the CPU has to wait
-    while read < C - 1:
-        remaining, most = running.any(1).nonzero()[:, 0], running.sum(1).max()
-        if len(remaining) == 0:
-            break
+    while read < C - 1 and len(remaining := running.any(1).nonzero()[:, 0]):
+        most = running.sum(1).max()
         if 8 * len(remaining) * most <= 7 * running.numel():  # not for each that stops: what stays is copied
             columns = running[remaining].int().argsort(1, descending=True)[:, :most]
             index, mask = (remaining[:, None] * running.shape[1] + columns).flatten(), mask[remaining]
