@@ -560,9 +560,8 @@ if __name__ == "__main__":
     saved = 0  # the last checkpoint's iteration
     if args.resume is not None:
         try:
-            state = torch.load(
-                os.path.join(args.resume, "checkpoint", "state.pt"), "cpu", weights_only=False, mmap=True
-            )
+            path = os.path.join(args.resume, "checkpoint", "state.pt")
+            state = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
             before, saved = state["about"], state["iteration"]
             for name, size in state["sizes"].items():
                 if os.path.getsize(os.path.join(args.resume, name)) < size:
