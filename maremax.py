@@ -349,8 +349,9 @@ def completion_states(agent, rows):
         return torch.cat([hidden[b, -len(ids) - 1 : -1] for b, ids in zip(of_row.tolist(), completions)])
     cache, states = DynamicCache(config=agent.model.config), []
     hidden, mask, of_row = prefill(agent, prompts, cache)
+    last = hidden[:, -1:]  # (B, 1, D), which predict the first tokens
     # neighbours of like length together, so that little is padding
-    for _, part in itertools.groupby(zip(completions, of_row), key=lambda row: int(math.log(len(row[0]), 4 / 3))):
+    for _, part in itertools.groupby(zip(completions, of_row), key=lambda row: int(math.log(len(row[0]), 1.5))):
         chunk, owner = zip(*part)
         owner, C = torch.stack(owner), max(map(len, chunk))
         # the last token predicts nothing, and what pads a shorter row on the right is seen by nobody
@@ -360,7 +361,7 @@ def completion_states(agent, rows):
         branch.reorder_cache(owner)
         seen = torch.cat([mask[owner], torch.ones_like(input_ids)], dim=1)  # (R, P + C - 1)
         later = trunk(agent.model, input_ids, seen, (seen.cumsum(-1) - 1)[:, mask.shape[1] :], branch)
-        predicting = torch.cat([hidden[owner, -1:], later], dim=1)  # (R, C, D)
+        predicting = torch.cat([last[owner], later], dim=1)  # (R, C, D)
         states += [row[: len(ids)] for ids, row in zip(chunk, predicting)]
     return torch.cat(states)
 

@@ -187,6 +187,7 @@ ONE_STEP = ("--update-epochs", 1, "--num-minibatches", 1)
         ((), {}),
         (("--num-turns", 2, "--gamma", 0.5, "--gae-lambda", 0.9), {"gamma": 0.5, "gae_lambda": 0.9}),
         (("--num-turns", 2, "--use-separate-critic"), {"separate": True}),
+        (("--num-turns", 3), {}),
         (("--norm-adv", "--ent-coef", 0.1, "--vf-coef", 2.0), {"norm_adv": True, "ent_coef": 0.1, "vf_coef": 2.0}),
         (("--max-batch-tokens", 70, "--num-agents", 3), {}),
         (("--gradient-checkpointing", "--use-separate-critic"), {"separate": True}),
