@@ -2,6 +2,8 @@
 
     python ippo.py --env tldr --num-agents 2
 
+The algorithm is the loop at the end of this file, from `# 1 ROLLOUT` on; read it first.
+
 Every task has G independent trajectories. A state of agent i is its prompt and the tokens y_<t it wrote so far in this
 turn; the shared reward arrives with a turn's last token, and the next turn's first state follows it. Over the tokens t
 of a trajectory, across its turns, with gamma_t = gamma behind a turn's last token and 1 elsewhere,

@@ -2,6 +2,8 @@
 
     python mareinforce.py --env tldr --num-agents 2
 
+The algorithm is the loop at the end of this file, from `# 1 ROLLOUT` on; read it first.
+
     A_g = R_g
     L_i = - sum over nodes and g of  w * gamma^turn * A_g * sum_t log pi_i(y_g,t | x, y_g,<t) / max_new_tokens
 

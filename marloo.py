@@ -2,6 +2,8 @@
 
     python marloo.py --env tldr --num-agents 2
 
+The algorithm is the loop at the end of this file, from `# 1 ROLLOUT` on; read it first.
+
     A_g = R_g - mean of the G-1 others
     L_i = - sum over nodes and g of  w * gamma^turn * A_g * sum_t log pi_i(y_g,t | x, y_g,<t) / max_new_tokens
 

@@ -175,6 +175,15 @@ class Products(TorchDispatchMode):
         return total
 
 
+def stamp(args):
+    """Commit, versions and arguments."""
+    git = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
+    versions = (
+        f"torch {torch.__version__}, transformers {transformers.__version__}, Python {platform.python_version()}"
+    )
+    return f"commit {git.stdout.strip()}, {versions}, {platform.machine()}, {args.threads} thread(s)\n{args}\n"
+
+
 def compare(args):
     script, agent, prompts = prepare(args)
     optimizer = torch.optim.AdamW(agent.model.parameters(), lr=0.0)
@@ -236,9 +245,5 @@ def compare(args):
 
 if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
-    git = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
-    versions = (
-        f"torch {torch.__version__}, transformers {transformers.__version__}, Python {platform.python_version()}"
-    )
-    print(f"commit {git.stdout.strip()}, {versions}, {platform.machine()}, {args.threads} thread(s)\n{args}\n")
+    print(stamp(args))
     compare(args)

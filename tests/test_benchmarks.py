@@ -82,6 +82,34 @@ def test_throughput_compares_at_a_small_size():
     assert len(gaps) == 2 and max(gaps) < 1e-4
 
 
+def test_ablation_leaves_out_one_thing_at_a_time(monkeypatch):
+    throughput = load("throughput", monkeypatch)
+    ablation = load("ablation", monkeypatch)
+    args = throughput.Args(prompt_tokens=9, completion_tokens=4, num_generations=2, num_tasks=2)
+    script, agent, prompts = throughput.prepare(args)
+    own, seen = dict(vars(script)), []
+    for name in ("decode", "grouped", "draw"):
+        monkeypatch.setattr(script, name, lambda *a, name=name: seen.append(name) or own[name](*a))
+    monkeypatch.setattr(ablation, "multinomial", lambda w: seen.append("multinomial") or torch.multinomial(w, 1))
+    before, rows = dict(vars(script)), ablation.ablations(args, script, agent, prompts)
+    calls = []
+    for with_it, without_it in list(rows.values())[:3]:
+        for run in (with_it, without_it):
+            seen.clear()
+            run()
+            calls.append(set(seen))
+            assert vars(script) == before  # put back
+    usual = {"decode", "grouped", "draw"}
+    assert calls == [usual, {"decode", "draw"}, usual, {"decode", "grouped", "multinomial"}, {"draw"}, {"multinomial"}]
+    gradients = []
+    for run in rows["training: a prompt once for its completions"]:
+        run()
+        gradients.append(torch.cat([p.grad.flatten() for p in agent.model.parameters()]))
+        agent.model.zero_grad()
+    one, other = gradients
+    assert (one - other).abs().max() < 1e-4 * one.abs().max()
+
+
 def test_scaling_counts_the_tokens_of_every_turn(monkeypatch):
     load("throughput", monkeypatch)
     scaling = load("scaling", monkeypatch)

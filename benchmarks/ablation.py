@@ -1,0 +1,57 @@
+"""What each of a script's speed-ups gives: the same work with all of them and with one left out, in turns.
+
+    python benchmarks/ablation.py --rounds 9
+
+Each row is the time without it over the time with it, of the part that it is about, in each round and as the median of
+these. Nothing that is left out changes what is computed; other random numbers are drawn.
+"""
+
+import statistics
+from types import SimpleNamespace
+
+import torch
+import tyro
+from throughput import Args, ours_sample, ours_train, prepare, stamp, timed
+
+VOCABULARY = 151_936  # Qwen's
+
+
+def multinomial(weights):
+    return torch.multinomial(weights, 1)
+
+
+def ablations(args, script, agent, prompts):
+    """Of each speed-up: its name, and functions that do the same work with it and without it."""
+
+    def sampling(**others):
+        """Samples while functions of the script are others."""
+        own = {name: vars(script)[name] for name in others}
+        vars(script).update(others)
+        try:
+            ours_sample(args, script, agent, prompts)
+        finally:
+            vars(script).update(own)
+
+    drawn = ours_sample(args, script, agent, prompts)
+    alone = SimpleNamespace(**vars(agent) | {"share": False})
+    wide = torch.rand(args.num_tasks * args.num_generations, VOCABULARY)
+    fused, single = (torch.optim.AdamW(agent.model.parameters(), lr=0.0, fused=fused) for fused in (True, False))
+    training = lambda agent: ours_train(args, script, agent, prompts, drawn)
+    return {
+        "sampling: completions of a prompt as one row": (sampling, lambda: sampling(grouped=lambda model: False)),
+        "sampling: drawing by inversion": (sampling, lambda: sampling(draw=multinomial)),
+        f"a draw of {VOCABULARY:,}: by inversion": (lambda: script.draw(wide), lambda: multinomial(wide)),
+        "training: a prompt once for its completions": (lambda: training(agent), lambda: training(alone)),
+        "optimizer: fused": (fused.step, single.step),  # of the gradients that training left
+    }
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args, description=__doc__)
+    print(stamp(args))
+    print("| speed-up | time without it over time with it, median | by round |\n|---|---|---|")
+    for name, (with_it, without_it) in ablations(args, *prepare(args)).items():
+        pairs = [(timed(with_it)[1], timed(without_it)[1]) for _ in range(args.rounds + 1)][1:]  # the first warms up
+        ratios = [without / with_ for with_, without in pairs]
+        shown = " ".join(f"{ratio:.2f}" for ratio in ratios)
+        print(f"| {name} | **{statistics.median(ratios):.2f}** | {shown} |", flush=True)
