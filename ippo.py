@@ -164,8 +164,8 @@ def encode(agent, prompts, max_new_tokens):
     prompt_ids = agent.tokenizer(prompts, add_special_tokens=not agent.tokenizer.chat_template).input_ids
     longest, prompt = max(zip(map(len, prompt_ids), prompts))
     if longest + max_new_tokens > (most := context(agent.model)):
-        sum_of = f"--max-new-tokens {max_new_tokens} after a prompt of {longest} tokens exceeds the model's {most}"
-        fail(f"{sum_of}; lower it, or let --env and --dataset make no such prompt ({prompt!r:.80} ...).")
+        too_long = f"--max-new-tokens {max_new_tokens} after a prompt of {longest} tokens exceeds the model's {most}"
+        fail(f"{too_long}; lower it, or let --env and --dataset make no such prompt ({prompt!r:.80} ...).")
     return prompt_ids
 
 
