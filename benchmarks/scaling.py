@@ -74,7 +74,7 @@ def measure(point, num_agents, num_turns, rounds):
                 spent[1] += timed(ours_train, point, script, agent, asked, drawn)[1]
                 tokens += sum(map(len, asked)) + sum(len(ids) for group in drawn for ids, _ in group)
                 groups = [[(prompt, ids, None) for ids, _ in group] for prompt, group in zip(asked, drawn)]
-                needed = training_flops(agent.model, groups, False)  # equal prompts are as many here
+                needed = training_flops(agent.model, groups, False)  # batches apart: in one, equal prompts count once
                 # sampling is one more forward pass beside the forward and the two of the backward
                 flops += 4 / 3 * (needed["trunk"] + needed["attention"] + needed["head"])
                 asked = [prompt + ids for prompt, group in zip(asked, drawn) for ids, _ in group]
