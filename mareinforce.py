@@ -9,6 +9,7 @@ The algorithm is the loop at the end of this file, from `# 1 ROLLOUT` on; read i
 
 At a node of the rollout tree agent i draws G completions y_1 .. y_G of its own prompt x. R_g is the mean return of the
 joint actions that contain y_g, and w the chance that a trajectory drawn from the tree passes through y_g.
+Turns count from 0.
 
 This is an unbiased estimate of the gradient of the expected return, over max_new_tokens, but noisy: where returns
 are positive every completion is pushed up. With one agent it is REINFORCE (Williams, 1992).
@@ -50,8 +51,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 # N agents, B tasks, G generations, J joint actions, T turns, P prompt tokens, C completion tokens, V vocabulary,
-# R rows of a batch, S completions that decode as one row, L tokens of a row, D hidden size, H heads, K key heads, E a
-# head's size. A node is of all agents; what belongs to one of them is in a list of N.
+# R rows of a batch, U different ones, S completions of a row, W of their tokens looked at, L tokens of a row, D hidden
+# size, H heads, K key heads, E a head's size. A node is of all agents; what belongs to one of them is in a list of N.
 
 
 @dataclass
@@ -60,9 +61,9 @@ class Args:
     seed: int = 1  # of sampling, of the order of the tasks and of the environment
     num_iterations: int = 120  # rollouts, each followed by an update of each agent; 0 only evaluates
     output_dir: str = "runs"  # the run folder is made in here
-    resume: str | None = None  # run folder to continue, to the same numbers if no other argument is given
+    resume: str | None = None  # run folder to continue; the same numbers follow unless other arguments are given too
     save_every: int = 20  # iterations between checkpoints
-    log_groups: int = 2  # nodes per turn that go to rollouts.jsonl each iteration
+    log_groups: int = 2  # tree nodes per turn that are written to rollouts.jsonl each iteration
     track: Literal["none", "tensorboard", "wandb", "trackio"] = "none"  # where else the metrics go
 
     # environment and agents
@@ -81,7 +82,7 @@ class Args:
 
     # sampling
     num_generations: int = 8  # G, completions of each agent in a group
-    joint_mode: Literal["align", "cross"] | None = None  # score the g-th of all, or all G^N (default: to 100, T = 1)
+    joint_mode: Literal["align", "cross"] | None = None  # g-th answers together, or all G^N (default: T=1, G^N <= 100)
     temperature: float = 1.0  # of sampling and of the trained log-probabilities
     max_new_tokens: int | None = None  # C; by default 96 for tiny (arxiv: 256), 256 for other models
     max_batch_tokens: int | None = None  # tokens trained at once (sampled: 4 times as many); 4096 for tiny, else 8192
@@ -121,13 +122,13 @@ def average(tensors):
     torch.nn.utils.vector_to_parameters(flat.div_(dist.get_world_size()), tensors)
 
 
-def recompute(model):
-    """Puts what --gradient-checkpointing computes again into training mode, and not what drops out or adds noise."""
+def train_mode(model):
+    """Training mode for the layers that --gradient-checkpointing computes again; dropout and noise stay off."""
     for module in model.modules():
         module.training = getattr(module, "gradient_checkpointing", False)
 
 
-def context(model):
+def max_context(model):
     """How many tokens it can read."""
     config = model.config.get_text_config()
     rope = config.to_dict().get("rope_parameters") or {}
@@ -150,7 +151,7 @@ def encode(agent, prompts, max_new_tokens):
         prompts = [agent.tokenizer.apply_chat_template([{"role": "user", "content": p}], **chat) for p in prompts]
     prompt_ids = agent.tokenizer(prompts, add_special_tokens=not agent.tokenizer.chat_template).input_ids
     longest, prompt = max(zip(map(len, prompt_ids), prompts))
-    if longest + max_new_tokens > (most := context(agent.model)):
+    if longest + max_new_tokens > (most := max_context(agent.model)):
         too_long = f"--max-new-tokens {max_new_tokens} after a prompt of {longest} tokens exceeds the model's {most}"
         fail(f"{too_long}; lower it, or let --env and --dataset make no such prompt ({prompt!r:.80} ...).")
     return prompt_ids
@@ -167,40 +168,50 @@ def head(model, hidden, temperature):  # (..., D) -> (..., V)
     return logits if temperature in (0, 1) else logits / temperature  # 0 takes the likeliest token
 
 
-def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # (rows, H, L, E) -> (rows, L, H, E)
-    """transformers' sdpa of prompts; then that of completions to their prompt and, apart from it, to themselves.
+def sdpa(module, query, key, value, attention_mask, **kwargs):  # (R, H, L, E) -> (R, L, H, E)
+    """transformers' own; under a mask it would copy keys for each query head, so heads become further queries."""
+    (R, H, L, E), K = query.shape, key.shape[1]
+    if attention_mask is None or H == K:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    query, attention_mask = query.reshape(R, K, -1, E), attention_mask.repeat(1, 1, H // K, 1)
+    states, _ = sdpa_attention_forward(None, query, key, value, attention_mask, **kwargs)  # (R, H / K * L, K, E)
+    return states.transpose(1, 2).reshape(R, H, L, -1).transpose(1, 2), None
 
-    Where t is None, `held` takes up each module's keys and values of R prompts, (K, R, P, E). Then come R * S rows,
-    token t (1,) of each completion, and `held` also has buffers for their keys and values, (K, R * S, C, E), of which
-    W are looked at; the mask (R, 1, 1, P + W) is added to all scores. Those of a prompt are read once for its S
-    completions, and no query head has a copy of its own.
+
+def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # (rows, H, L, E) -> (rows, L, H, E)
+    """sdpa of prompts; then that of completions to their prompt and, apart from it, to themselves.
+
+    Where t is None, `held` takes up each module's keys (K, R, E, P) and values (K, R, P, E) of R prompts. Then come
+    R * S rows, token t (1,) of each completion, and `held` also has buffers of theirs, (K, R * S, E, C) and (K, R * S,
+    C, E), of which W are looked at; the mask (R, 1, 1, P + W) is added to all scores. Those of a prompt are read once
+    for its S completions, and no query head has a copy of its own.
     """
     # scores are to be float32 products of what sdpa takes in training, which is bfloat16 under autocast
     rounded = lambda x: x.to(value.dtype).float()
-    keys_and_values = [states.transpose(0, 1) for states in (rounded(key), value)]  # (K, rows, L, E)
+    # keys lie as columns: a product of few queries with them takes a CPU half the time
+    new_keys, new_values = rounded(key).permute(1, 0, 3, 2), value.transpose(0, 1)  # (K, rows, E, L), (K, rows, L, E)
     if t is None:
-        held[module] = [states.contiguous() for states in keys_and_values]
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    (prompt_keys, prompt_values), buffers = held[module]
-    (K, R, P, E), rows, W = prompt_keys.shape, len(query), attention_mask.shape[-1] - prompt_keys.shape[2]
-    for buffer, states in zip(buffers, keys_and_values):
-        buffer.index_copy_(2, t, states)
-    keys, values = (buffer[:, :, :W] for buffer in buffers)  # (K, R * S, W, E)
+        held[module] = [new_keys.contiguous(), new_values.contiguous()]
+        return sdpa(module, query, key, value, attention_mask, **kwargs)
+    (prompt_keys, prompt_values), (keys, values) = held[module]
+    (K, R, E, P), rows, W = prompt_keys.shape, len(query), attention_mask.shape[-1] - prompt_keys.shape[3]
+    keys = keys.index_copy_(3, t, new_keys)[..., :W]
+    values = values.index_copy_(2, t, new_values)[:, :, :W]
     query = rounded(query).view(rows, K, -1, E) * kwargs["scaling"]
     query = query.transpose(0, 1).contiguous()  # (K, R * S, H / K, E)
     with torch.autocast(query.device.type, enabled=False):
-        far = query.view(K, R, -1, E) @ prompt_keys.mT  # (K, R, S * H / K, P)
-        near = (query @ keys.mT).view(K, R, -1, W)
+        far = query.view(K, R, -1, E) @ prompt_keys  # (K, R, S * H / K, P)
+        near = (query @ keys).view(K, R, -1, W)
     scores = torch.cat([far, near], -1) + attention_mask.transpose(0, 1)
     far, near = scores.softmax(-1).to(value.dtype).tensor_split([P], -1)
     near = near.reshape(K, rows, -1, W) @ values  # (K, R * S, H / K, E)
     return (near + (far @ prompt_values).view_as(near)).transpose(0, 1).flatten(1, 2)[:, None], None
 
 
-def trunk(model, input_ids, mask, position_ids, cache, attend=sdpa_attention_forward):  # (R, L) -> (R, L, D)
+def trunk(model, input_ids, mask, position_ids, cache, attend=sdpa):  # (R, L) -> (R, L, D)
     inputs = {"attention_mask": mask, "position_ids": position_ids, "past_key_values": cache}
     precision = torch.get_float32_matmul_precision()
-    # no TF32, which is for the head: scores are products here, and positions' angles too before transformers 5.19
+    # TF32 is for the head: attention's scores are float32 products, and so are rotary angles before transformers 5.19
     torch.set_float32_matmul_precision("highest")
     AttentionInterface.register("sdpa", attend)  # models take their attention from a table, by name
     try:
@@ -208,11 +219,11 @@ def trunk(model, input_ids, mask, position_ids, cache, attend=sdpa_attention_for
             return model.base_model(input_ids, **inputs, use_cache=cache is not None).last_hidden_state
     finally:
         torch.set_float32_matmul_precision(precision)
-        AttentionInterface.register("sdpa", sdpa_attention_forward)
+        AttentionInterface.register("sdpa", sdpa)  # also for what the backward pass computes again
 
 
-def prefill(agent, texts, cache, attend=sdpa_attention_forward):
-    """Hidden states (B, P, D) and mask (B, P) of the different ones of R texts; which of them each text is (R,)."""
+def prefill(agent, texts, cache, attend=sdpa):
+    """Hidden states (U, P, D) and mask (U, P) of the different ones of R texts; which of them each text is (R,)."""
     distinct = {text: b for b, text in enumerate(dict.fromkeys(map(tuple, texts)))}
     device, P = agent.model.device, max(map(len, distinct))  # padded on the left
     input_ids = torch.tensor([[0] * (P - len(ids)) + [*ids] for ids in distinct], device=device)
@@ -265,16 +276,17 @@ def decode(agent, texts, S, temperature, max_new_tokens):
     model, device, C = agent.model, agent.model.device, max_new_tokens
     # keys and values: as `attention` holds them, or in a cache of transformers
     held, cache = {}, None if grouped(model) else DynamicCache(config=model.config)
-    attend = lambda t: partial(attention, held, t) if cache is None else sdpa_attention_forward
+    attend = lambda t: partial(attention, held, t) if cache is None else sdpa
     hidden, mask, of_row = prefill(agent, texts, cache, attend(None))
     hidden, P = hidden[of_row, -1].repeat_interleave(S, 0), mask.shape[1]  # (R * S, D)
     mask = pad(mask[of_row], (0, C))  # (R, P + C): the prompt's tokens, and those that were read since
     if cache is not None:
         cache.reorder_cache(of_row)
-    for module, states in held.items():
+    for module, (keys, values) in held.items():
         # room for all tokens from the start: a DynamicCache copies itself for each
-        buffers = [x.new_zeros(len(x), len(texts) * S, C, x.shape[3]) for x in states]
-        held[module] = [x[:, of_row] for x in states], buffers
+        (K, _, E, _), rows = keys.shape, len(texts) * S
+        buffers = [keys.new_zeros(K, rows, E, C), values.new_zeros(K, rows, C, values.shape[3])]
+        held[module] = [keys[:, of_row], values[:, of_row]], buffers
     alive = torch.arange(len(texts) * S, device=device).view(-1, S)  # (R, S)
     tokens = torch.zeros(alive.numel(), C, dtype=torch.long, device=device)
     logprobs = torch.zeros(alive.numel(), C, device=device)
@@ -314,7 +326,7 @@ def decode(agent, texts, S, temperature, max_new_tokens):
     return tokens, logprobs
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_batch_tokens):
     """Draws completions from the model's whole distribution at `temperature`; 0 takes the likeliest token.
 
@@ -328,10 +340,13 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
     pieces = math.ceil(G / max(1, fit)) if grouped(agent.model) else G  # rows of a prompt
     S = math.ceil(G / pieces)
     waiting = [b for b in longest_first for _ in range(pieces)]
+    # calls cost less in inference mode, but there autocast casts all weights again for each token
+    cast = torch.is_autocast_enabled(agent.model.device.type)
     while waiting:
         R = max(1, max_batch_tokens // (len(prompts[waiting[0]]) + S * C))
         rows, waiting = waiting[:R], waiting[R:]
-        tokens, logprobs = decode(agent, [prompts[b] for b in rows], S, temperature, C)
+        with torch.no_grad() if cast else torch.inference_mode():
+            tokens, logprobs = decode(agent, [prompts[b] for b in rows], S, temperature, C)
         stops = torch.isin(tokens, agent.stop_ids)
         lengths = torch.where(stops.any(1), stops.int().argmax(1) + 1, C)
         for k, (ids, logprob, length) in enumerate(zip(*(x.tolist() for x in (tokens, logprobs, lengths)))):
@@ -351,7 +366,7 @@ def completion_states(agent, rows):
         return torch.cat([hidden[b, -len(ids) - 1 : -1] for b, ids in zip(of_row.tolist(), completions)])
     cache, states = DynamicCache(config=agent.model.config), []
     hidden, mask, of_row = prefill(agent, prompts, cache)
-    last = hidden[:, -1:]  # (B, 1, D), which predict the first tokens
+    last = hidden[:, -1:]  # (U, 1, D), which predict the first tokens
     # neighbours of like length together, so that little is padding
     for _, part in itertools.groupby(zip(completions, of_row), key=lambda row: int(math.log(len(row[0]), 1.5))):
         chunk, owner = zip(*part)
@@ -374,7 +389,7 @@ def token_logprobs(agent, rows, temperature):
     with autocast(agent.model):  # around all of it, so that weights are cast once
         hidden = completion_states(agent, rows)
     target = torch.tensor([token for _, ids, *_ in rows for token in ids], device=hidden.device)
-    # Many logits in pieces that the backward pass computes again, so that they never stand in memory together.
+    # Where there are many, logits come in pieces that the backward pass computes again.
     size = max(1, 2**26 // agent.model.config.get_text_config().vocab_size)
     compute = logprob if len(target) <= size else partial(checkpoint, logprob, use_reentrant=False)
     return torch.cat([compute(h, y) for h, y in zip(hidden.split(size), target.split(size))])
@@ -401,7 +416,7 @@ def micro_batches(agent, rows, max_batch_tokens):
 
 @torch.no_grad()
 def agrees(args, agent, prompt_ids):
-    """Whether log-probabilities that are sampled and trained are the model's own, behind a prompt and behind its half.
+    """Whether log-probabilities that are sampled and trained are the model's own, for a prompt and its second half.
 
     A model that scales its logits, attends otherwise or counts what pads a shorter prompt would be trained wrongly.
     """
@@ -413,7 +428,7 @@ def agrees(args, agent, prompt_ids):
     for prompt, ids, _ in rows:
         logits = agent.model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
         theirs += logits.log_softmax(-1)[range(len(ids)), ids]
-    recompute(agent.model)
+    train_mode(agent.model)
     ours = torch.stack([token_logprobs(agent, rows, 1.0), torch.tensor([x for row in rows for x in row[2]])])
     agent.model.eval()
     return torch.allclose(ours, torch.stack(theirs).expand(2, -1), atol=1e-3)
@@ -422,7 +437,7 @@ def agrees(args, agent, prompt_ids):
 def observe(args, env, task, history):
     """The agents' prompts."""
     prompts = env.observe(task, history)
-    text = lambda x: isinstance(x, str) and x and x == x.encode(errors="ignore").decode()  # no half characters
+    text = lambda x: isinstance(x, str) and x and x == x.encode(errors="ignore").decode()  # no lone surrogates
     if not isinstance(prompts, (list, tuple)) or len(prompts) != args.num_agents or not all(map(text, prompts)):
         asked = f"{args.num_agents} prompts (str, not empty, UTF-8)"
         fail(f"--env {args.env}: observe() gave {prompts!a:.60}; let it return {asked}.")
@@ -587,6 +602,8 @@ if __name__ == "__main__":
         if type(value) in (int, float) and not (0 < value < 2**63 or (value == 0 and name in may_be_zero)):
             least = "0 or more" if name in may_be_zero else "above 0"
             fail(f"--{name.replace('_', '-')} {value}: must be a number {least}, and below 2^63.")
+    if args.gamma > 1:
+        fail(f"--gamma {args.gamma}: a discount is at most 1.")
     if G < 2:
         fail(f"--num-generations {G}: a group needs 2 completions; give 2 or more.")
     if args.joint_mode is None:  # scores G^N joint actions, of which each at a turn also starts a branch
@@ -705,7 +722,7 @@ if __name__ == "__main__":
                 model.gradient_checkpointing_enable()
             # all that may be too long, or one would end the run when its turn comes: a token is a byte or more
             *others, largest = sorted((prompts[i] for prompts in first_prompts), key=lambda text: len(text.encode()))
-            large = [text for text in others if 2 * (len(text.encode()) + args.max_new_tokens) > context(model)]
+            large = [text for text in others if 2 * (len(text.encode()) + args.max_new_tokens) > max_context(model)]
             prompt_ids = encode(agent, [*large, largest], args.max_new_tokens)[-1][-64:]
             # only on a CPU, where all is float32: a shared model on its GPU was compared before
             if model.device.type == "cpu" and not agrees(args, agent, prompt_ids):
@@ -782,9 +799,9 @@ if __name__ == "__main__":
         # 1 ROLLOUT: a tree for each of this process's tasks
         began = time.perf_counter()
         transformers.set_seed(seed_of(iteration))
-        order = lambda epoch: np.random.default_rng([args.seed, epoch]).permutation(len(train_tasks))
-        places = (divmod(k, len(train_tasks)) for k in range((iteration - 1) * B + rank, iteration * B, world_size))
-        tasks = [train_tasks[order(epoch)[index]] for epoch, index in places]
+        order_of = lambda epoch: np.random.default_rng([args.seed, epoch]).permutation(len(train_tasks))
+        positions = (divmod(k, len(train_tasks)) for k in range((iteration - 1) * B + rank, iteration * B, world_size))
+        tasks = [train_tasks[order_of(epoch)[index]] for epoch, index in positions]
         turns, seconds = rollout(args, env, agents, tasks, [G] * T, args.joint_mode, args.temperature)
 
         # 2 ADVANTAGES: of each agent's completions at each node
@@ -808,7 +825,7 @@ if __name__ == "__main__":
                         weights[tuple(group.prompt_ids), tuple(ids)] += weight * advantage
             rows = [(*texts, weight) for texts, weight in weights.items()]
             loss = torch.zeros((), device=agent.model.device)
-            recompute(agent.model)
+            train_mode(agent.model)
             for batch in micro_batches(agent, rows, args.max_batch_tokens):
                 of_token = torch.tensor([weight for _, ids, weight in batch for _ in ids], device=loss.device)
                 batch_loss = -(of_token * token_logprobs(agent, batch, args.temperature)).sum()
@@ -846,9 +863,9 @@ if __name__ == "__main__":
         # 6 CHECKPOINT
         stopping = any(gather(len(signals)))
         if last or stopping or iteration % args.save_every == 0:
-            state = {"about": about, "iteration": iteration, "models": [agent.trained for agent in agents]}
-            state["optimizers"] = [agent.optimizer.state_dict() for agent in agents]
             if rank == 0:
+                state = {"about": about, "iteration": iteration, "models": [agent.trained for agent in agents]}
+                state["optimizers"] = [agent.optimizer.state_dict() for agent in agents]
                 logs = ("metrics.jsonl", "rollouts.jsonl")
                 state["sizes"] = {name: os.path.getsize(os.path.join(run_dir, name)) for name in logs}
                 torch.save(state, state_file + ".tmp")

@@ -66,8 +66,8 @@ discounts turns, as in the other scripts. Sums are over tokens, averaged over tr
 
 # (what it is, a part of the line to link to)
 DETAILS = [
-    ("Sampling draws from the model's whole distribution: no top-k, no top-p, no repetition penalty, and the model's own "
-     "generation_config is not read, so the policy that acts is the one in the loss.", "torch.searchsorted("),
+    ("Sampling draws from the model's whole distribution: no top-k, no top-p, no repetition penalty, and of the "
+     "model's own generation_config only stop tokens are read, so the policy that acts is the one in the loss.", "torch.searchsorted("),
     ("A completion ends with its first stop token, which is trained like every other token: any of the model's "
      "`eos_token_id`s and the tokenizer's. Nothing after it exists, so there is no padding to mask in the loss.",
      "stops = torch.isin("),
@@ -78,13 +78,11 @@ DETAILS = [
     ("The completions of a prompt decode as one row: attention reads its keys once for all of them, and they stay apart "
      "from the completions' own.", "def attention("),
     ("The cache has room for all tokens from the start; transformers' own copies everything for each new one.",
-     "buffers = [x.new_zeros("),
+     "buffers = [keys.new_zeros("),
     ("Logits are float32 (on CUDA TF32 products) whatever the model runs in, and at the sampling temperature.",
      "with torch.autocast(model.device.type, enabled=False):"),
-    ("The logits of a batch never stand whole: pieces of them are computed again in the backward pass.",
+    ("Logits of more than 256 MB come in pieces that are computed again in the backward pass.",
      "use_reentrant=False)"),
-    ("Returns are float64: in a group of equal returns the distance from their mean is below 1e-15, too little for Adam "
-     "to blow up.", "dtype=torch.float64)  # (J,)"),
     ("A branch that ended early adds nothing more; nothing is renormalised over the others.", "None if step.done or"),
     ("Evaluation has random numbers of its own: training does not depend on how often it is evaluated.",
      "seed_of = lambda"),
@@ -97,6 +95,8 @@ DETAILS = [
 ]  # fmt: skip
 
 TREE_DETAILS = [
+    ("Returns are float64: in a group of equal returns the distance from their mean is below 1e-15, too little for Adam "
+     "to blow up.", "dtype=torch.float64)  # (J,)"),
     ("A completion is credited with the mean, not the sum, over the joint actions that hold it, so that the scale does "
      "not grow with `--joint-mode cross`.", "group.returns = member.bincount("),
     ("The loss is a sum over tokens divided by the constant `max_new_tokens`, not by each completion's length, which "
@@ -113,8 +113,8 @@ TREE_DETAILS = [
 IPPO_DETAILS = [
     ("Values are read from the hidden state that predicts a token, before the token is seen.",
      "return logprobs, entropies, agent.value_head("),
-    ("The old log-probabilities are those of the sampling loop: in the first step every ratio is 1, and `approx_kl` "
-     "shows it.", "ratios = (logprobs - old_logprobs).exp()"),
+    ("The old log-probabilities are those of the sampling loop: in the first step every ratio is 1 up to rounding "
+     "(with bfloat16 by some percent), and `approx_kl` shows it.", "ratios = (logprobs - old_logprobs).exp()"),
     ("Values start at the mean return of the first rollout. From zero, the first advantages would be the returns, which "
      "push up all that was drawn; a model that already solves most tasks forgets them.",
      "torch.nn.init.constant_(agent.value_head.bias"),
@@ -130,7 +130,7 @@ IPPO_DETAILS = [
 
 METRICS = """| metric | meaning |
 |---|---|
-| `train/return`, `eval/return` | mean return of the trees' trajectories; evaluation is on held-out tasks |
+| `train/return`, `eval/return` | mean return of the trajectories; evaluation is on held-out tasks |
 | `*/reward_turn1` ... | mean reward of each turn, over the branches that reached it |
 | `*/gain_turn2` ... | reward of a turn less that of the turn before, over the trajectories that went on |
 | `eval/pass@1`, `eval/pass@2` ... | chance that one of k trajectories passes all tests, of `--eval-generations` k or more |

@@ -93,8 +93,9 @@ class Weights(TorchDispatchMode):
         self.bytes = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.overloadpacket is torch.ops.aten.linear:
-            self.bytes += sum(x.nbytes for x in args[1:] if x is not None)  # the matrix and its bias
+        # `linear` comes whole in inference mode: hidden states, matrix, bias; else the bias is first, or there is none
+        matrix_and_bias = {"linear": args[1:], "mm": args[1:], "addmm": args[::2]}
+        self.bytes += sum(x.nbytes for x in matrix_and_bias.get(func.overloadpacket.__name__, ()) if x is not None)
         return func(*args, **(kwargs or {}))
 
 
@@ -109,8 +110,8 @@ def test_bytes_are_those_that_are_read(name, dtype, monkeypatch):
     def spy(states, t, module, *args, **kwargs):
         out = attend(states, t, module, *args, **kwargs)
         if t is not None:  # keys and values of the prompts, and of the completions' own tokens
-            prompts, buffers = states[module]
-            held.append(sum(x.nbytes for x in (*prompts, *(buffer[:, :, : t + 1] for buffer in buffers))))
+            prompts, (keys, values) = states[module]
+            held.append(sum(x.nbytes for x in (*prompts, keys[..., : t + 1], values[:, :, : t + 1])))
         return out
 
     monkeypatch.setattr(magrpo, "attention", spy)

@@ -12,6 +12,7 @@ from conftest import CRITIC_FREE, END, START, STOP, make_tokenizer, save_model, 
 from pretend import pretended_graphs
 from test_gradient import advantages_of
 from tokenizers import processors
+from torch.utils._python_dispatch import TorchDispatchMode
 from toy import Step
 from transformers import (
     AttentionInterface,
@@ -609,8 +610,9 @@ def test_cache_holds_what_attention_reads(script):
         module.attention(held, None, layer, asked, states, first, None, scaling=1.0)
         keys, values = held[layer]
         assert keys.dtype == torch.float32 and values.dtype == torch.bfloat16
-        assert torch.equal(keys, states.float().transpose(0, 1)) and torch.equal(values, first.transpose(0, 1))
-        buffers = [x.new_zeros(2, 4, 2, 4) for x in (keys, values)]  # two completions of each prompt, of two tokens
+        assert torch.equal(keys.mT, states.float().transpose(0, 1)) and torch.equal(values, first.transpose(0, 1))
+        # two completions of each prompt, of two tokens
+        buffers = keys.new_zeros(2, 4, 4, 2), values.new_zeros(2, 4, 2, 4)
         held[layer], mask = ((keys, values), buffers), torch.tensor([[0.0, 0.0, 0.0], [-math.inf, 0.0, 0.0]])
         mask = torch.nn.functional.pad(mask, (0, 2), value=-math.inf)  # and of what is not yet written
         for t, new in enumerate(near(8, 2, 4, 2, 1, 4)):
@@ -618,25 +620,72 @@ def test_cache_holds_what_attention_reads(script):
             mask[:, 3 + t] = 0
             asked = torch.tensor([t]), layer, query, new, value, mask[:, None, None]
             out, _ = module.attention(held, *asked, scaling=0.5)
-            assert torch.equal(buffers[0][:, :, t : t + 1], new.bfloat16().float().transpose(0, 1))
+            assert torch.equal(buffers[0].mT[:, :, t : t + 1], new.bfloat16().float().transpose(0, 1))
             assert torch.equal(buffers[1][:, :, t : t + 1], value.transpose(0, 1))
             for row, head in itertools.product(range(4), range(6)):
                 seen, k = slice(row // 2, None), head // 3  # the second prompt is padded by one
-                own = torch.cat([keys[k, row // 2, seen], buffers[0][k, row, : t + 1]]).double()
+                own = torch.cat([keys[k, row // 2].mT[seen], buffers[0][k, row].mT[: t + 1]]).double()
                 read = torch.cat([values[k, row // 2, seen], buffers[1][k, row, : t + 1]]).double()
                 weights = (0.5 * own @ query[row, head, 0].bfloat16().double()).softmax(-1)
                 assert out[row, 0, head].tolist() == pytest.approx((weights @ read).tolist(), abs=0.015)
 
 
 @two_scripts
-def test_other_callers_keep_their_attention(script, model_dir):
-    """Whatever ends sampling, models attend by transformers' sdpa again."""
+@pytest.mark.parametrize("heads, key_heads, length", [(6, 2, 5), (4, 1, 1), (3, 3, 5)])
+def test_sdpa_is_that_of_each_head_alone(script, heads, key_heads, length, monkeypatch):
+    """Under a mask, with gradients, and with no copy of keys and values for each query head."""
+    module, layer, seen = load(script), torch.nn.Identity(), []
+    layer.num_key_value_groups = heads // key_heads
+    fused = torch.nn.functional.scaled_dot_product_attention
+    watched = lambda query, key, value, **options: seen.append(key.shape[1]) or fused(query, key, value, **options)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    torch.manual_seed(0)
+    states = [
+        torch.randn(2, n, L, 8, dtype=torch.double) for n, L in ((heads, length), (key_heads, 7), (key_heads, 7))
+    ]
+    query, key, value = (x.requires_grad_() for x in states)
+    mask = torch.rand(2, 1, length, 7) < 0.6
+    mask[..., 2] = True
+    out, _ = module.sdpa(layer, query, key, value, mask, scaling=0.3, dropout=0.0)
+    assert seen == [key_heads]
+    slow = torch.empty_like(out)
+    for row, head, t in itertools.product(range(2), range(heads), range(length)):
+        k, visible = head // (heads // key_heads), mask[row, 0, t]
+        weights = (0.3 * key[row, k, visible] @ query[row, head, t]).softmax(-1)
+        slow[row, t, head] = weights @ value[row, k, visible]
+    assert torch.allclose(out, slow)
+    upstream = torch.randn_like(out)
+    ours, reference = (torch.autograd.grad(x, (query, key, value), upstream) for x in (out, slow))
+    assert all(map(torch.allclose, ours, reference))
+
+
+@two_scripts
+def test_other_callers_attend_as_before(script, model_dir):
+    """Whatever ends sampling, what decodes one token of each completion is out of transformers' table again."""
     module, agent = load(script), agent_of(model_dir)
-    before = AttentionInterface().get_interface("sdpa", None)
     agent.model.base_model.layers[1].mlp.forward = lambda _: 1 / 0
     with pytest.raises(ZeroDivisionError):
         module.sample(agent, PROMPTS, 2, 1.0, 4, 1000)
-    assert AttentionInterface().get_interface("sdpa", None) is before
+    assert AttentionInterface().get_interface("sdpa", None) is module.sdpa
+
+
+@two_scripts
+def test_autocast_casts_weights_once_for_all_tokens(script, model_dir, monkeypatch):
+    module, agent, casts = load(script), agent_of(model_dir, stop_ids=torch.tensor([-1])), []
+    monkeypatch.setattr(module, "autocast", lambda model: torch.autocast("cpu", torch.bfloat16))
+    weights = {p.data_ptr() for p in agent.model.parameters() if p.dim() == 2}
+
+    class Casts(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.overloadpacket.__name__ == "_to_copy" and args[0].data_ptr() in weights:
+                casts[-1] += 1
+            return func(*args, **(kwargs or {}))
+
+    for max_new_tokens in (2, 20):
+        casts.append(0)
+        with module.autocast(agent.model), Casts():
+            module.sample(agent, PROMPTS, 2, 1.0, max_new_tokens, 10_000)
+    assert casts[0] == casts[1] > 0
 
 
 @two_scripts

@@ -718,6 +718,7 @@ BAD = {
     "learning rate": (("--learning-rate", 0), "--learning-rate"),
     "no number": (("--learning-rate", "nan"), "--learning-rate nan"),
     "no end": (("--gamma", "inf"), "--gamma inf"),
+    "no discount": (("--gamma", 1.5), "--gamma 1.5: a discount is at most 1"),
     "device": (("--devices", "nowhere"), "--devices nowhere"),
     "gpu that is not there": (("--devices", "cuda:9"), "--devices cuda:9: this machine has cpu"),
     "device of no use": (("--devices", "meta"), "--devices meta"),
