@@ -171,11 +171,11 @@ def head(model, hidden, temperature):  # (..., D) -> (..., V)
 def sdpa(module, query, key, value, attention_mask, **kwargs):  # (R, H, L, E) -> (R, L, H, E)
     """transformers' own; under a mask it would copy keys for each query head, so heads become further queries."""
     (R, H, L, E), K = query.shape, key.shape[1]
-    if attention_mask is None or H == K:
+    if attention_mask is None or H == K or attention_mask.shape[1] > 1:  # then each head has a mask of its own
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     query, attention_mask = query.reshape(R, K, -1, E), attention_mask.repeat(1, 1, H // K, 1)
     states, _ = sdpa_attention_forward(None, query, key, value, attention_mask, **kwargs)  # (R, H / K * L, K, E)
-    return states.transpose(1, 2).reshape(R, H, L, -1).transpose(1, 2), None
+    return states.transpose(1, 2).reshape(R, H, L, -1).transpose(1, 2).contiguous(), None
 
 
 def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # (rows, H, L, E) -> (rows, L, H, E)

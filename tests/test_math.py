@@ -631,9 +631,9 @@ def test_cache_holds_what_attention_reads(script):
 
 
 @two_scripts
-@pytest.mark.parametrize("heads, key_heads, length", [(6, 2, 5), (4, 1, 1), (3, 3, 5)])
-def test_sdpa_is_that_of_each_head_alone(script, heads, key_heads, length, monkeypatch):
-    """Under a mask, with gradients, and with no copy of keys and values for each query head."""
+@pytest.mark.parametrize("heads, key_heads, length, masks", [(6, 2, 5, 1), (4, 1, 1, 1), (3, 3, 5, 1), (6, 2, 5, 6)])
+def test_sdpa_is_that_of_each_head_alone(script, heads, key_heads, length, masks, monkeypatch):
+    """Under a mask, with gradients, and with no copy of keys and values for each query head that shares the mask."""
     module, layer, seen = load(script), torch.nn.Identity(), []
     layer.num_key_value_groups = heads // key_heads
     fused = torch.nn.functional.scaled_dot_product_attention
@@ -644,13 +644,13 @@ def test_sdpa_is_that_of_each_head_alone(script, heads, key_heads, length, monke
         torch.randn(2, n, L, 8, dtype=torch.double) for n, L in ((heads, length), (key_heads, 7), (key_heads, 7))
     ]
     query, key, value = (x.requires_grad_() for x in states)
-    mask = torch.rand(2, 1, length, 7) < 0.6
+    mask = torch.rand(2, masks, length, 7) < 0.6
     mask[..., 2] = True
     out, _ = module.sdpa(layer, query, key, value, mask, scaling=0.3, dropout=0.0)
-    assert seen == [key_heads]
+    assert seen == [key_heads if masks == 1 else heads] and out.is_contiguous()  # which models rely on
     slow = torch.empty_like(out)
     for row, head, t in itertools.product(range(2), range(heads), range(length)):
-        k, visible = head // (heads // key_heads), mask[row, 0, t]
+        k, visible = head // (heads // key_heads), mask[row, head % masks, t]
         weights = (0.3 * key[row, k, visible] @ query[row, head, t]).softmax(-1)
         slow[row, t, head] = weights @ value[row, k, visible]
     assert torch.allclose(out, slow)
