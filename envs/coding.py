@@ -297,12 +297,17 @@ def _humaneval_task(row):
 
 
 def _mbpp_task(row):
-    """MBPP's text does not name the function: its first assert is shown with it, and is not scored."""
-    example, *scored = row["test_list"]
-    if not scored:
+    """MBPP's text does not name the function: an assert is shown with it, and is not scored.
+
+    It is the first, or else, where all others ask for one value, one that leaves two: a constant must not pass.
+    """
+    tests = [ast.parse(source).body[0].test for source in row["test_list"]]
+    if len(tests) < 2:
         raise ValueError("one test is shown, and none is left to score")
-    if all(isinstance(ast.parse(source).body[0].test, ast.UnaryOp) for source in scored):  # `assert not ...`, all
-        *scored, example = row["test_list"]  # returning None must not pass what is left
+    # the value, or how the test is made: as in `assert f(1)` and `assert not f(2)`
+    asked = [ast.dump(test.comparators[-1]) if isinstance(test, ast.Compare) else type(test) for test in tests]
+    shown = next((i for i in range(len(asked)) if len({*asked[:i], *asked[i + 1 :]}) > 1), 0)
+    example, scored = row["test_list"][shown], row["test_list"][:shown] + row["test_list"][shown + 1 :]
     solution = ast.parse(row["code"]).body
     defined = {n.name for n in solution if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
     tests = ast.parse("\n".join(row["test_list"]))
@@ -329,8 +334,10 @@ def _mbpp_task(row):
 
 def _check_imports(statements):
     """ValueError for what the sandbox has not: every answer would fail, as with the numpy of HumanEval+."""
-    names = [part.name for node in statements if isinstance(node, ast.Import) for part in node.names]
-    names += [node.module for node in statements if isinstance(node, ast.ImportFrom) and node.module]
+    guarded = {n for s in statements for block in ast.walk(s) if isinstance(block, ast.Try) for n in ast.walk(block)}
+    nodes = [node for statement in statements for node in ast.walk(statement) if node not in guarded]
+    names = [part.name for node in nodes if isinstance(node, ast.Import) for part in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
     if absent := {name.partition(".")[0] for name in names} - sys.stdlib_module_names:
         raise ValueError(f"it imports {', '.join(sorted(absent))}; the sandbox has the standard library only")
 

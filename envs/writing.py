@@ -135,13 +135,14 @@ class Writing:
         return self.splits[split]
 
     def observe(self, task, history):
-        text = task[self.kind.columns[0]].removesuffix("TL;DR:").strip()
+        text = task[self.kind.columns[0]].rstrip().removesuffix("TL;DR:").strip()
         return [f"{text}\n\n{role}" for role in self.roles]
 
     def step(self, branches):
         kind, steps = self.kind, []
         for task, _, actions in branches:
-            texts = [action.rpartition("</think>")[2] for action in actions]  # without the thoughts
+            # without the thoughts, of which the last may have no end
+            texts = [action.rpartition("</think>")[2].partition("<think>")[0] for action in actions]
             texts = MARKER_LINE.split(texts[0], 1) if self.num_agents == 1 else texts
             texts = texts if len(texts) > 1 else [*texts, ""]  # without the marker there is no second paragraph
             reference = task[kind.reference] if kind.reference else None

@@ -28,7 +28,7 @@ import unittest
 for case in [c for c in list(globals().values()) if isinstance(c, type) and issubclass(c, unittest.TestCase)]:
     for test in unittest.defaultTestLoader.loadTestsFromTestCase(case):
         result = unittest.TestResult()
-        test.run(result)
+        unittest.TestSuite([test]).run(result)  # which also sets up the class
         assert result.wasSuccessful() and not result.skipped
 """
 

@@ -75,8 +75,9 @@ def coding_rewards(answers, timeout=10.0, allow_unsafe_code=False):
     # Without a use, or without a test passed, a stub can change nothing for the worse.
     asked = [i for i, r in enumerate(results) if r.passed and any(r.facts["uses"] + r.facts["ignored"])]
     # A loop that the helper ends never ends with a stub; what takes longer than this without a helper needs it.
-    patience = min(timeout, 1 + 5 * max((results[i].seconds for i in asked), default=0))
-    stubbed = run_tests([_job(answers[i], stub=True) for i in asked], patience, allow_unsafe_code)
+    patience = lambda i: min(timeout, 1 + 5 * results[i].seconds)
+    times = [patience(i) for i in asked]
+    stubbed = run_tests([_job(answers[i], stub=True) for i in asked], times, allow_unsafe_code)
     without = dict(zip(asked, stubbed))
     for i in asked:
         facts, real = results[i].facts, _share(without[i]) < _share(results[i])
@@ -85,7 +86,8 @@ def coding_rewards(answers, timeout=10.0, allow_unsafe_code=False):
         facts["uses"] = [real and (use or (drop and not any(uses))) for use, drop in zip(uses, dropped)]
         facts["ignored"] = [drop and not real for drop in dropped]
     used = [(i, helper) for i in asked for helper, use in zip(answers[i].helpers, results[i].facts["uses"]) if use]
-    alone = run_tests([_job(answers[i], alone=helper) for i, helper in used], patience, allow_unsafe_code)
+    times = [patience(i) for i, _ in used]
+    alone = run_tests([_job(answers[i], alone=helper) for i, helper in used], times, allow_unsafe_code)
     for (i, _), result in zip(used, alone):
         if _share(result) >= _share(results[i]):
             results[i].facts["wrapper"] = True

@@ -16,6 +16,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 DROPPING = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign)
 BOM = "\ufeff"
+FUTURE = "from __future__ import annotations\n"  # an annotation may read what is not imported, such as List
 IMPORTS = (ast.Import, ast.ImportFrom)
 LITERAL = (ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.USub, ast.expr_context)
 FENCE = r"[ \t]*(?:`{3,}|~{3,})[^`\r\n]*"
@@ -88,7 +89,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
     if defined[-1] and not any(errors):
         if stub:
             bodies[:-1] = [body + ast.parse(STUB.format(name=name)).body for name, body in zip(helpers, bodies)]
-        body = ast.parse(prelude).body + [node for part in bodies for node in part]
+        body = ast.parse(FUTURE + prelude).body + [node for part in bodies for node in part]
         body += ast.parse(f"{entry_point} = {alone}").body if alone else []
         program = ast.Module(body=_without_idle_imports(body), type_ignores=[])
         facts["error"] = _compile_error(program)
@@ -186,7 +187,7 @@ def prepare_class(texts, assigned, class_name, base):
     further = _apart(further, class_name)
     late = _leading(imports + further, is_late)
     program.body[place:place] = [_tried(n) for n in further if n not in late]
-    program.body = imports + program.body + [_tried(n) for n in further if n in late]
+    program.body = ast.parse(FUTURE).body + imports + program.body + [_tried(n) for n in further if n in late]
     program.body = _without_idle_imports(program.body)
     error = next(filter(None, errors), "") or _compile_error(program)
     doubled = [name for names in assigned for name in names if writers.get(name, 0) > 1]
@@ -399,8 +400,9 @@ def _assigns(statement):
 
 
 def _unwrapped(text):
-    """What follows the thoughts, with each fence in a line of its own."""
-    return re.sub(r"(?<=[^\s`~])[ \t]*(```|~~~)[ \t\r]*$", r"\n\1", text.rpartition("</think>")[2], flags=re.MULTILINE)
+    """What follows the thoughts, of which the last may have no end, with each fence in a line of its own."""
+    text = text.rpartition("</think>")[2].partition("<think>")[0]
+    return re.sub(r"(?<=[^\s`~])[ \t]*(```|~~~)[ \t\r]*$", r"\n\1", text, flags=re.MULTILINE)
 
 
 def _fenced(text):

@@ -25,6 +25,7 @@ import ast
 import atexit
 import contextlib
 import functools
+import itertools
 import marshal
 import os
 import select
@@ -106,7 +107,7 @@ def run_tests(jobs, timeout=10.0, allow_unsafe_code=False):
     all together at most SHARE for each core. So quick jobs do not wait for endless loops, nor endless loops for each
     other, and a slow but correct answer keeps a third of a core however many loops there are.
 
-    timeout: seconds of wall clock for each job, from when it starts
+    timeout: seconds of wall clock for each job, from when it starts: one number for all, or one each
     allow_unsafe_code: also run where the kernel offers no protection (macOS): the code may then do what you may do
     Raises ValueError when there is no protection and allow_unsafe_code is not set, RuntimeError when no interpreter
     starts. Whatever the jobs do raises nothing.
@@ -120,7 +121,9 @@ def run_tests(jobs, timeout=10.0, allow_unsafe_code=False):
     _pool.give(_pool.take(allow_unsafe_code))  # the first one here, for its message or error; others when needed
     turns = threading.Semaphore(workers)
     with ThreadPoolExecutor(min(SHARE * workers, workers + MOST_SLOW)) as threads:
-        results = list(threads.map(lambda job: _run_one(job, timeout, allow_unsafe_code, turns), jobs))
+        timeouts = itertools.repeat(timeout) if isinstance(timeout, (int, float)) else timeout
+        run = lambda job, seconds: _run_one(job, seconds, allow_unsafe_code, turns)
+        results = list(threads.map(run, jobs, timeouts))
     _pool.close(cores)  # but for these, they were started for slow jobs
     return results
 

@@ -544,9 +544,9 @@ class _Count(ast.NodeTransformer):
         if isinstance(node.test, ast.Constant) and node.test.value:
             return ast.copy_location(ast.Pass(), node)  # `assert True, "..."` tests nothing
         self.asserts += 1
-        call = ast.parse(f"__assert__({self.asserts}, lambda: 0)").body[0]
-        call.value.args[1].body = node.test
-        return ast.copy_location(call, node)
+        report = ast.parse(f"try: __assert__({self.asserts})\nexcept Exception: __failed__({self.asserts})").body[0]
+        report.body[0].value.args.append(node.test)  # where it stands: it may bind names, or yield
+        return ast.copy_location(report, node)
 
     def visit_ClassDef(self, node):
         return node  # an assert in a test method fails the method, which is what counts
@@ -555,7 +555,7 @@ class _Count(ast.NodeTransformer):
         before = self.asserts
         self.generic_visit(node)
         if self.asserts > before:  # each round is a test: one that raises elsewhere counts as failed, the next begins
-            guard = ast.parse("try: pass\nexcept Exception: __assert__(0, lambda: 1 / 0)").body[0]
+            guard = ast.parse("try: pass\nexcept Exception: __failed__(0)").body[0]
             guard.body, node.body = node.body, [guard]
         return node
 
@@ -569,13 +569,14 @@ def _grader(channel, trainer):
     tree = ast.fix_missing_locations(count.visit(ast.parse(tests)))
     outcomes, reached, errors, facts, shown = [], set(), [], {}, []
 
-    def check(number, test):
+    def check(number, value):
+        outcomes.append(bool(value) and not remote.dead)  # its death is not an exception that a test awaits
         reached.add(number)
-        try:
-            outcomes.append(bool(test()) and not remote.dead)  # its death is not an exception that a test awaits
-        except Exception as error:  # whatever a test raises, it failed
-            outcomes.append(False)
-            errors.append(_describe(error))
+
+    def failed(number):  # whatever a test raises
+        reached.add(number)
+        outcomes.append(False)
+        errors.append(_describe(sys.exc_info()[1]))
 
     def example(source):
         remote.last = CandidateError("")
@@ -589,7 +590,7 @@ def _grader(channel, trainer):
         except Exception as error:
             return _describe(remote.last if isinstance(remote.last, CandidateError) and str(remote.last) else error)
 
-    scope = {"__name__": "tests", "__assert__": check}
+    scope = {"__name__": "tests", "__assert__": check, "__failed__": failed}
     try:
         ready, facts = remote.receive([texts, prepare, options, objects])
         if not ready:
@@ -598,7 +599,8 @@ def _grader(channel, trainer):
         exec(setup, scope)
         scope.update({name: (Object(remote, name) if objects else remote.function(name)) for name in names})
         shown = [example(source) for source in examples]
-        exec(compile(tree, "<tests>", "exec"), scope)
+        with contextlib.suppress(SystemExit):  # tests may end so
+            exec(compile(tree, "<tests>", "exec"), scope)
     except Exception as error:  # outside of any assert: those that it kept from running have failed
         outcomes += [False] * max(1, count.asserts - len(reached))
         errors.append(_describe(error))

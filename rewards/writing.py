@@ -118,8 +118,8 @@ def pair_reward(text1, text2, scale=TLDR, source="", reference=None, grounded=Fa
     reference: str, a human answer for the diagnostic `rouge`, or None
     grounded: multiply the levels after structure by min(1, share/0.5) min(1, content/0.3) (1 - repetition), with share
         the part of the different content words of both texts that occur in `source`, and content the part of all
-        their words that are content words. The last two are 1 for ordinary prose: without them one word of the source
-        among stop words would do. This variant is ours.
+        their words, and of all that stands between blanks, that are content words. The last two are 1 for ordinary
+        prose: without them one word of the source among stop words or dots would do. This variant is ours.
 
     Returns (reward, parts). The reward is the sum of the levels structure (0 or 0.5), length (0 to 1), unique (0 to
     0.5) and style (0 to 0.98). `parts` holds these four, 0 from the failing level on; the raw numbers length_ratio,
@@ -131,7 +131,8 @@ def pair_reward(text1, text2, scale=TLDR, source="", reference=None, grounded=Fa
     parts = dict.fromkeys(("structure", "length", "unique", "style"), 0.0)
     parts |= dict.fromkeys(("length_ratio", "unique_ratio", "transitions", "overlap"), 0.0)
     both = words(text1) + words(text2)
-    content = sum(word not in STOP_WORDS for word in both) / max(1, len(both))
+    count = max(1, len(both), len(f"{text1} {text2}".split()))
+    content = sum(word not in STOP_WORDS for word in both) / count
     parts |= {"grounded": share, "content": content, "repetition": (repetition(text1) + repetition(text2)) / 2}
     if reference is not None:
         parts["rouge"] = (rouge1(text1, reference) + rouge1(text2, reference)) / 2

@@ -194,6 +194,7 @@ FORMS = {
     "def size(self): return ONE.n * len(self.items)",
     "class that knows the class": "class N:\n    def n(self, box): return isinstance(box, Box) and len(box.items)\n"
     "def size(self): return N().n(self)",
+    "types without their import": "def size(self, other: Box = None) -> Optional[List[int]]: return len(self.items)",
     "import of what is not there": "import nothing_of_this_name\ndef size(self): return len(self.items)",
     "a test's exit": "import unittest\ndef size(self): return len(self.items)\nunittest.main()",
     "an example's input": "def size(self): return len(self.items)\nn = int(input())",
@@ -207,6 +208,15 @@ def test_forms_of_an_answer(name):
     found = score(ONE, FORMS[name])
     assert found.findings["written"] == [[True, True], [True, False]]
     assert found.findings["passed"] == 4, found
+
+
+def test_a_test_case_may_set_up_its_class():
+    own, shared = (
+        "    def setUp(self): self.box = Box()\n",
+        "    @classmethod\n    def setUpClass(cls): cls.box = Box()\n",
+    )
+    tests = TESTS.replace(own, shared)
+    assert tests != TESTS and score(ONE, TWO, tests=tests).reward == 6
 
 
 @pytest.mark.parametrize("getter", ["return 2 * self.items[0]", "pass"])

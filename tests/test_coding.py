@@ -379,6 +379,12 @@ def test_no_call_at_all(name):
     assert (score.findings["uses"], score.findings["ignored"]) == ([False], [False])
 
 
+def test_a_thought_that_is_cut_off_is_no_answer():
+    thought = f"<think>\nMaybe\n```python\n{MAIN}```\nbut wait, at the edge"
+    answers = [Answer([AUX, text], ["aux"], "f", TESTS, ["f"]) for text in (thought, f"{MAIN}\n{thought}")]
+    assert [score.reward for score in coding_rewards(answers)] == pytest.approx([0.4, 4.0])
+
+
 def test_a_loop_that_only_its_helper_ends_is_not_waited_for(monkeypatch):
     waited = []
 
@@ -388,9 +394,12 @@ def test_a_loop_that_only_its_helper_ends_is_not_waited_for(monkeypatch):
 
     monkeypatch.setattr(rewards.coding, "run_tests", watched)
     main = "def f(numbers):\n    n = sum(numbers)\n    while aux(n) is None: pass\n    return aux(n)"
-    (score,) = coding_rewards([Answer([AUX, main], ["aux"], "f", TESTS, ["f"])], timeout=60)
-    assert score.reward == pytest.approx(4.0)
-    assert waited[0] == 60 and max(waited[1:]) < 30
+    slow = f"import time\n{MAIN}time.sleep(3)"  # which the others do not wait for
+    answers = [Answer([AUX, text], ["aux"], "f", TESTS, ["f"]) for text in (main, slow)]
+    assert [score.reward for score in coding_rewards(answers, timeout=60)] == pytest.approx([4.0, 4.0])
+    assert waited[0] == 60 and len(waited) == 3
+    for times in waited[1:]:
+        assert times[0] < times[1] < 60 and times[1] > 15
 
 
 @pytest.mark.parametrize(
@@ -590,6 +599,7 @@ FORMATS = {
     "an example that imports": f"```\nimport math\nprint(math.floor(f([1])))\n```\n```\n{MAIN}```",
     "a shell and an example": f"```sh\n$ python f.py\n```\n```\n{MAIN}```\n```\nn = f([1])\nprint(n)\n```",
     "thoughts": "<think>Perhaps\n```python\ndef f(numbers):\n    return 7\n```\nno.</think>\n" + MAIN,
+    "types without their import": MAIN.replace("(numbers)", "(numbers: List[int], n: Optional[int] = None) -> Any"),
     "draft": f"```python\ndef f(numbers):\n    return 7\n```\nBetter:\n```python\n{MAIN}```",
     "other ends of lines in a string": MAIN.replace("return", "'\u2028\u2029\x0b\x0c\x85'\n    return"),
     "other ends of lines in a fence": "```\n" + MAIN.replace("return", "'\u2028\x0c'\n    return") + "```",

@@ -215,6 +215,11 @@ MALFORMED = {
     },
     **{f"code: {name}": ("mbpp", MBPP, {"code": f"{MBPP['code']}\ny = {deep}"}) for name, deep in DEEP.items()},
     "test: a package": ("humaneval", HUMANEVAL, {"test": f"import numpy as np\n{HUMANEVAL['test']}"}),
+    "test: a package in its function": (
+        "humaneval",
+        HUMANEVAL,
+        {"test": HUMANEVAL["test"].replace("(candidate):\n", "(candidate):\n    import numpy\n", 1)},
+    ),
     "prompt: a package": ("humaneval", HUMANEVAL, {"prompt": f"from numpy import array\n{HUMANEVAL['prompt']}"}),
     "imports of a package": ("mbpp", MBPP, {"test_imports": ["import math, numpy.linalg"]}),
     "code: a package": ("mbpp", MBPP, {"code": f"import numpy\n{MBPP['code']}"}),
@@ -246,6 +251,37 @@ def test_rows_that_cannot_be_trained_on_are_named(name, tmp_path):
     assert message.startswith(f"--dataset {path}: ") and "\n" not in message and message.endswith(".")
     column = "".join(change)
     assert "task odd is not in" in message or ("row 2 of the split train" in message and f" in {column};" in message)
+
+
+def test_a_package_may_be_tried(tmp_path):
+    """What the tests import in a try block need not be there."""
+    test = "try:\n    import numpy\nexcept ImportError:\n    numpy = None\n" + HUMANEVAL["test"]
+    path = write_jsonl(tmp_path / "rows.jsonl", [{**HUMANEVAL, "task_id": str(i), "test": test} for i in range(2)])
+    assert len(envs.make("humaneval", dataset=path).tasks("train")) == 1
+
+
+@pytest.mark.parametrize(
+    "tests, shown",
+    [
+        (("f(1) == 2", "f(2) == 3", "f(3) == 4"), 0),
+        (("f(1) == True", "f(2) == False", "f(3) == False"), 1),
+        (("f(1) == 5", "f(2) == 6", "f(3) == 5"), 0),
+        (("f(1)", "not f(2)", "not f(3)"), 1),
+        (("f(1) == 5", "f(2) == 5"), 0),
+    ],
+)
+def test_a_constant_passes_no_tests_of_mbpp_where_that_can_be_had(tests, shown, tmp_path):
+    asserts = [f"assert {test}" for test in tests]
+    path = write_jsonl(tmp_path / "rows.jsonl", [{**MBPP, "task_id": f"t{i}", "test_list": asserts} for i in range(2)])
+    (task,) = envs.make("mbpp", dataset=path).tasks("train")
+    assert task["examples"] == [asserts[shown]]
+    assert task["tests"].splitlines() == [source for i, source in enumerate(asserts) if i != shown]
+
+
+def test_a_post_may_end_in_blanks(tmp_path):
+    task = envs.make("tldr").tasks("test")[0]
+    prompts = [envs.make("tldr").observe({**task, "prompt": task["prompt"] + end}, []) for end in ("", " \n")]
+    assert prompts[0] == prompts[1]
 
 
 def test_a_task_number_may_be_long(tmp_path):
@@ -358,6 +394,7 @@ def test_thoughts_are_no_part_of_a_text():
     plain, thoughtful = pair.step([(task, [], texts), (task, [], [thought + text for text in texts])])
     assert plain[1:] == thoughtful[1:] and plain.reward > 0
     joined = f"\n{writing.MARKER}\n".join(texts)
+    assert pair.step([(task, [], ["<think>\n" + text for text in texts])])[0].reward == 0  # cut off in its thoughts
     assert single.step([(task, [], [thought + joined])])[0].reward == plain.reward
 
 

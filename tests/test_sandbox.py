@@ -1584,6 +1584,11 @@ check(f)
     tests = "assert f(1) == 1\ny = f(3)\nassert f(2) == 2\nassert f(4) == 4"
     result = run_tests([job(code, tests)])[0]
     assert (result.passed, result.total, result.reason) == (1, 3, "ValueError: three")
+    # An assert may bind names, and tests may end the interpreter.
+    tests = (
+        "def check(f):\n    assert (y := f(1)) == 1\n    assert y == 1\ncheck(f)\nimport sys\nsys.exit(0)\nassert 0"
+    )
+    assert run_tests([job(code, tests)])[0].outcomes == [True, True]
     # A test that asserts nothing is not passed.
     assert run_tests([job(code, "f(1)")])[0].reason == "no assert ran"
 

@@ -138,6 +138,8 @@ def test_stop_words_and_repetition_are_no_way_around_grounded():
     assert pair_reward(one, two, source=text(8), grounded=True)[0] == plain
     few = pair_reward(" ".join([text(1), *fill[:7]]), " ".join([text(2), *fill]), source=text(8), grounded=True)[1]
     assert few["content"] == 3 / 24 and few["length"] == pytest.approx(3 / 24 / 0.3)
+    dots = pair_reward(text(2) + " ." * 18, text(5) + " ." * 45, source=text(8), grounded=True)[1]
+    assert dots["grounded"] == 1 and dots["content"] == 7 / 70 and 0 < dots["length"] < 0.34
     again = pair_reward(text(8), text(4) + " " + " ".join([text(3)] * 4), source=text(8), grounded=True)[1]
     # of the second text's 14 runs of three words eight were there before
     assert again["repetition"] == pytest.approx((0 + 8 / 14) / 2)
