@@ -28,6 +28,7 @@ import itertools
 import json
 import math
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -115,7 +116,7 @@ class Args:
 
 def fail(sentence):
     """Ends the program with one sentence to the person who can correct it."""
-    print(f"{os.path.basename(__file__)}: error: {sentence}", file=sys.stderr)
+    tqdm.write(f"{os.path.basename(__file__)}: error: {sentence}", file=sys.stderr)  # not behind the progress bar
     sys.exit(2)
 
 
@@ -653,8 +654,8 @@ if __name__ == "__main__":
         if type(value) in (int, float) and not (0 < value < 2**63 or (value == 0 and name in may_be_zero)):
             least = "0 or more" if name in may_be_zero else "above 0"
             fail(f"--{name.replace('_', '-')} {value}: must be a number {least}, and below 2^63.")
-    if args.gamma > 1:
-        fail(f"--gamma {args.gamma}: a discount is at most 1.")
+    if max(args.gamma, args.gae_lambda) > 1:
+        fail(f"--gamma {args.gamma}, --gae-lambda {args.gae_lambda}: discounts are at most 1.")
     if args.lora_rank and args.use_separate_critic:
         fail("--use-separate-critic trains whole models, --lora-rank adapters: leave one of them out.")
     if B // world_size * G < args.num_minibatches:
@@ -973,7 +974,8 @@ if __name__ == "__main__":
             metrics |= evaluate(args, env, agents, eval_tasks, iteration, seed_of(0), lines)
         if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
             kept = f"iteration {saved}'s in {run_dir}" if saved else "none yet"
-            sys.exit(f"at iteration {iteration} {bad[0]} is {metrics[bad[0]]}; the last checkpoint: {kept}.")
+            where = f"at iteration {iteration} {bad[0]} is {metrics[bad[0]]}; the last checkpoint: {kept}"
+            fail(f"{where}. Begin anew, or go on from it, with a lower --learning-rate.")
         log(iteration, metrics, lines)
 
         # 6 CHECKPOINT
@@ -984,8 +986,11 @@ if __name__ == "__main__":
                 state["optimizers"] = [agent.optimizer.state_dict() for agent in agents]
                 logs = ("metrics.jsonl", "rollouts.jsonl")
                 state["sizes"] = {name: os.path.getsize(os.path.join(run_dir, name)) for name in logs}
-                torch.save(state, state_file + ".tmp")
-                os.replace(state_file + ".tmp", state_file)  # a crash leaves the old one whole
+                try:
+                    torch.save(state, state_file + ".tmp")
+                    os.replace(state_file + ".tmp", state_file)  # a crash leaves the old one whole
+                except (OSError, RuntimeError) as error:  # torch's own, where the disk is full
+                    fail(f"--output-dir: cannot write to {run_dir} ({error}); make room, then --resume it.")
             saved = iteration
         if stopping:
             break
@@ -993,6 +998,9 @@ if __name__ == "__main__":
 
     # what is left behind
     if rank == 0:
+        for i, agent in enumerate(agents if saved else ()):
+            agent.model.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
+            agent.tokenizer.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
         for i, example in enumerate(json.loads(lines[-1])["agents"] if lines else ()):
             print(f"\nagent {i} wrote: {example['completions'][0]}")
         with open(os.path.join(run_dir, "metrics.jsonl")) as file:
@@ -1000,13 +1008,10 @@ if __name__ == "__main__":
         evaluations = [line["eval/return"] for line in logged if "eval/return" in line]
         print(f"\nevaluation: return {evaluations[0]:.3f} at first, {evaluations[-1]:.3f} at last; see {run_dir}")
     if rank == 0 and saved:
-        for i, agent in enumerate(agents):
-            agent.model.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
-            agent.tokenizer.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
         speed = np.mean([line["tokens_per_second"] for line in logged[1:]])
         more = f" --num-iterations {2 * saved}" if saved == args.num_iterations else ""  # it has come to its end
         how = "python" if world_size == 1 else f"torchrun --nproc-per-node {world_size}"
-        how += f" {os.path.relpath(__file__)} --resume {run_dir}{more}"
+        how += f" {shlex.quote(os.path.relpath(__file__))} --resume {shlex.quote(run_dir)}{more}"
         print(f"{speed:.0f} tokens/s sampled and trained; to go on: {how}")
     if world_size > 1:
         dist.barrier()  # no process leaves while another still writes

@@ -26,6 +26,7 @@ import itertools
 import json
 import math
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -103,7 +104,7 @@ class Args:
 
 def fail(sentence):
     """Ends the program with one sentence to the person who can correct it."""
-    print(f"{os.path.basename(__file__)}: error: {sentence}", file=sys.stderr)
+    tqdm.write(f"{os.path.basename(__file__)}: error: {sentence}", file=sys.stderr)  # not behind the progress bar
     sys.exit(2)
 
 
@@ -857,7 +858,8 @@ if __name__ == "__main__":
             metrics |= evaluate(args, env, agents, eval_tasks, iteration, seed_of(0), lines)
         if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
             kept = f"iteration {saved}'s in {run_dir}" if saved else "none yet"
-            sys.exit(f"at iteration {iteration} {bad[0]} is {metrics[bad[0]]}; the last checkpoint: {kept}.")
+            where = f"at iteration {iteration} {bad[0]} is {metrics[bad[0]]}; the last checkpoint: {kept}"
+            fail(f"{where}. Begin anew, or go on from it, with a lower --learning-rate.")
         log(iteration, metrics, lines)
 
         # 6 CHECKPOINT
@@ -868,8 +870,11 @@ if __name__ == "__main__":
                 state["optimizers"] = [agent.optimizer.state_dict() for agent in agents]
                 logs = ("metrics.jsonl", "rollouts.jsonl")
                 state["sizes"] = {name: os.path.getsize(os.path.join(run_dir, name)) for name in logs}
-                torch.save(state, state_file + ".tmp")
-                os.replace(state_file + ".tmp", state_file)  # a crash leaves the old one whole
+                try:
+                    torch.save(state, state_file + ".tmp")
+                    os.replace(state_file + ".tmp", state_file)  # a crash leaves the old one whole
+                except (OSError, RuntimeError) as error:  # torch's own, where the disk is full
+                    fail(f"--output-dir: cannot write to {run_dir} ({error}); make room, then --resume it.")
             saved = iteration
         if stopping:
             break
@@ -877,6 +882,9 @@ if __name__ == "__main__":
 
     # what is left behind
     if rank == 0:
+        for i, agent in enumerate(agents if saved else ()):
+            agent.model.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
+            agent.tokenizer.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
         for i, example in enumerate(json.loads(lines[-1])["agents"] if lines else ()):
             print(f"\nagent {i} wrote: {example['completions'][0]}")
         with open(os.path.join(run_dir, "metrics.jsonl")) as file:
@@ -884,13 +892,10 @@ if __name__ == "__main__":
         evaluations = [line["eval/return"] for line in logged if "eval/return" in line]
         print(f"\nevaluation: return {evaluations[0]:.3f} at first, {evaluations[-1]:.3f} at last; see {run_dir}")
     if rank == 0 and saved:
-        for i, agent in enumerate(agents):
-            agent.model.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
-            agent.tokenizer.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
         speed = np.mean([line["tokens_per_second"] for line in logged[1:]])
         more = f" --num-iterations {2 * saved}" if saved == args.num_iterations else ""  # it has come to its end
         how = "python" if world_size == 1 else f"torchrun --nproc-per-node {world_size}"
-        how += f" {os.path.relpath(__file__)} --resume {run_dir}{more}"
+        how += f" {shlex.quote(os.path.relpath(__file__))} --resume {shlex.quote(run_dir)}{more}"
         print(f"{speed:.0f} tokens/s sampled and trained; to go on: {how}")
     if world_size > 1:
         dist.barrier()  # no process leaves while another still writes

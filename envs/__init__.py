@@ -104,6 +104,8 @@ def read_rows(dataset, columns, hub, hub_splits, hub_config=None, say=print):
     Returns dict(split -> list of dicts). Raises ValueError, one sentence, for a file that is missing or malformed, a
     hub that does not answer, a missing column, what is no text and an empty split.
     """
+    if os.path.isfile(dataset) and not dataset.endswith((".jsonl", ".json", ".parquet")):
+        raise ValueError(f"--dataset {dataset}: no form that is known; make it a .jsonl, .json or .parquet file.")
     if dataset.endswith((".jsonl", ".json", ".parquet")):
         splits = _split_rows(dataset, _file_rows(dataset), say)
     else:

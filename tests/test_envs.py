@@ -173,6 +173,12 @@ def test_what_a_file_can_lack(tmp_path, content, words):
     assert "\n" not in message
 
 
+def test_a_file_of_another_form_is_not_asked_of_the_hub(tmp_path):
+    (tmp_path / "a.csv").write_text("prompt,completion\na,b\n")
+    with pytest.raises(ValueError, match=r"a\.csv: no form that is known; make it a \.jsonl"):
+        envs.make("tldr", dataset=str(tmp_path / "a.csv"))
+
+
 def test_binary_text_is_refused(tmp_path):
     path = str(tmp_path / "posts.parquet")
     datasets.Dataset.from_list([{"abstract_text": b"a"}] * 2).to_parquet(path)

@@ -347,6 +347,12 @@ def test_explained_variance_of_values_that_know_everything(run, model_dir, monke
     assert names["metrics"]["agent_0/explained_variance"] == 1.0
 
 
+def test_a_discount_of_tokens_is_at_most_one(run, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(SCRIPT, *TOY, "--gae-lambda", 1.5)
+    assert stop.value.code == 2 and "--gae-lambda 1.5: discounts are at most 1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("count, processes", [(7, 1), (4, 2)])
 def test_more_minibatches_than_trajectories_is_one_sentence(count, processes, run, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", str(processes))

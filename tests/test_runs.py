@@ -1,5 +1,6 @@
 """Whole runs: what they leave behind, resuming, interruption, several processes, bad arguments."""
 
+import builtins
 import itertools
 import json
 import math
@@ -7,6 +8,7 @@ import os
 import pathlib
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -661,7 +663,8 @@ def test_a_loss_that_is_not_finite_stops_the_run(script, save_every, kept, run, 
         patch.setattr(torch.nn.utils, "clip_grad_norm_", poisoned)
         one_step = ("--update-epochs", 1, "--num-minibatches", 1) if script.stem == "ippo" else ()
         run(script, *TOY, "--model", path, "--num-iterations", 9, "--save-every", save_every, *one_step)
-    assert re.search(rf"^at iteration 3 agent_1/\w+ is nan.*{kept}", str(stop.value))
+    said = rf"error: at iteration 3 agent_1/\w+ is nan.*{kept}.*lower --learning-rate"
+    assert stop.value.code == 2 and re.search(said, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
@@ -670,7 +673,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(script, save_every, kept, run, 
 )
 @pytest.mark.parametrize("script", CRITIC_FREE[:1], ids=lambda path: path.stem)
 def test_weights_that_are_not_finite_stop_a_run_and_are_not_saved(
-    script, iterations, said, run, tmp_path, monkeypatch
+    script, iterations, said, run, tmp_path, monkeypatch, capsys
 ):
     """All rewards are equal, so that loss and gradient are 0."""
     from toy import Letters
@@ -683,8 +686,52 @@ def test_weights_that_are_not_finite_stop_a_run_and_are_not_saved(
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     with pytest.raises(SystemExit) as stop:
         run(script, *TOY, "--model", save_model(tmp_path / "model"), "--num-iterations", iterations)
-    assert str(stop.value) == f"{said}; the last checkpoint: none yet."
+    assert stop.value.code == 2 and f"error: {said}; the last checkpoint: none yet." in capsys.readouterr().err
     assert not list(tmp_path.glob("runs/*/checkpoint/*")) and not list(tmp_path.glob("runs/*/agent_0"))
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("unexpected pos 7 vs 5")])
+@two_scripts
+def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(
+    script, error, run, model_dir, tmp_path, monkeypatch, capsys
+):
+    save, saved = torch.save, []
+
+    def full(state, path):
+        saved.append(path)
+        if len(saved) > 1:
+            raise error
+        save(state, path)
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(SystemExit) as stop:
+        run(script, *TOY, "--model", model_dir, "--num-iterations", 3, "--save-every", 1)
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and "error: --output-dir: cannot write to" in said and str(error) in said
+    (state,) = tmp_path.glob("runs/*/checkpoint/state.pt")
+    assert torch.load(state, weights_only=False)["iteration"] == 1
+
+
+@pytest.mark.parametrize("script", CRITIC_FREE[:1], ids=lambda path: path.stem)
+def test_agents_are_saved_before_anything_is_printed_of_them(script, run, model_dir, tmp_path, monkeypatch):
+    """A terminal may not know their characters."""
+
+    def printing(*texts, **options):
+        if any(" wrote: " in text for text in texts):
+            raise UnicodeEncodeError("latin-1", "\ufffd", 0, 1, "ordinal not in range(256)")
+
+    monkeypatch.setattr(builtins, "print", printing)
+    with pytest.raises(UnicodeEncodeError):
+        run(script, *TOY, "--model", model_dir, "--num-iterations", 1)
+    assert len(list(tmp_path.glob("runs/*/agent_[01]/model.safetensors"))) == 2
+
+
+@pytest.mark.parametrize("script", CRITIC_FREE[:1], ids=lambda path: path.stem)
+def test_the_command_to_go_on_can_be_pasted(script, run, model_dir, tmp_path, capsys):
+    run(script, *TOY, "--model", model_dir, "--num-iterations", 1, "--output-dir", str(tmp_path / "my runs"))
+    *_, command = capsys.readouterr().out.strip().partition("to go on: ")
+    (folder,) = (tmp_path / "my runs").iterdir()
+    assert shlex.split(command)[2:] == ["--resume", str(folder), "--num-iterations", "2"]
 
 
 @two_scripts
@@ -718,7 +765,7 @@ BAD = {
     "learning rate": (("--learning-rate", 0), "--learning-rate"),
     "no number": (("--learning-rate", "nan"), "--learning-rate nan"),
     "no end": (("--gamma", "inf"), "--gamma inf"),
-    "no discount": (("--gamma", 1.5), "--gamma 1.5: a discount is at most 1"),
+    "no discount": (("--gamma", 1.5), "--gamma 1.5"),
     "device": (("--devices", "nowhere"), "--devices nowhere"),
     "gpu that is not there": (("--devices", "cuda:9"), "--devices cuda:9: this machine has cpu"),
     "device of no use": (("--devices", "meta"), "--devices meta"),
