@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import torch
 import tyro
 from throughput import Args, ours_sample, ours_train, prepare, stamp, timed
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 VOCABULARY = 151_936  # Qwen's
 
@@ -23,12 +24,12 @@ def multinomial(weights):
 def ablations(args, script, agent, prompts):
     """Of each speed-up: its name, and functions that do the same work with it and without it."""
 
-    def sampling(**others):
-        """Samples while functions of the script are others."""
+    def working(work, **others):
+        """Does the work while functions of the script are others."""
         own = {name: vars(script)[name] for name in others}
         vars(script).update(others)
         try:
-            ours_sample(args, script, agent, prompts)
+            work()
         finally:
             vars(script).update(own)
 
@@ -36,12 +37,16 @@ def ablations(args, script, agent, prompts):
     alone = SimpleNamespace(**vars(agent) | {"share": False})
     wide = torch.rand(args.num_tasks * args.num_generations, VOCABULARY)
     fused, single = (torch.optim.AdamW(agent.model.parameters(), lr=0.0, fused=fused) for fused in (True, False))
-    training = lambda agent: ours_train(args, script, agent, prompts, drawn)
+    sampling = lambda: ours_sample(args, script, agent, prompts)
+    training = lambda agent=agent: ours_train(args, script, agent, prompts, drawn)
+    rows, trunk = {"grouped": lambda model: False}, script.trunk
+    copied = {"trunk": lambda *inputs: trunk(*inputs[:5], sdpa_attention_forward)}
     return {
-        "sampling: completions of a prompt as one row": (sampling, lambda: sampling(grouped=lambda model: False)),
-        "sampling: drawing by inversion": (sampling, lambda: sampling(draw=multinomial)),
+        "sampling: completions of a prompt as one row": (sampling, lambda: working(sampling, **rows)),
+        "sampling: drawing by inversion": (sampling, lambda: working(sampling, draw=multinomial)),
         f"a draw of {VOCABULARY:,}: by inversion": (lambda: script.draw(wide), lambda: multinomial(wide)),
-        "training: a prompt once for its completions": (lambda: training(agent), lambda: training(alone)),
+        "training: a prompt once for its completions": (training, lambda: training(alone)),
+        "training: no copy of keys for each query head": (training, lambda: working(training, **copied)),
         "optimizer: fused": (fused.step, single.step),  # of the gradients that training left
     }
 

@@ -101,13 +101,21 @@ def test_ablation_leaves_out_one_thing_at_a_time(monkeypatch):
             assert vars(script) == before  # put back
     usual = {"decode", "grouped", "draw"}
     assert calls == [usual, {"decode", "draw"}, usual, {"decode", "grouped", "multinomial"}, {"draw"}, {"multinomial"}]
-    gradients = []
-    for run in rows["training: a prompt once for its completions"]:
-        run()
-        gradients.append(torch.cat([p.grad.flatten() for p in agent.model.parameters()]))
-        agent.model.zero_grad()
-    one, other = gradients
-    assert (one - other).abs().max() < 1e-4 * one.abs().max()
+    copies, key_heads = [], agent.model.config.num_key_value_heads
+    fused = torch.nn.functional.scaled_dot_product_attention
+    watched = lambda q, key, *a, **options: copies.append(key.shape[1] > key_heads) or fused(q, key, *a, **options)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    for name in ("a prompt once for its completions", "no copy of keys for each query head"):
+        gradients = []
+        for run in rows[f"training: {name}"]:
+            copies.clear()
+            run()
+            gradients.append(torch.cat([p.grad.flatten() for p in agent.model.parameters()]))
+            agent.model.zero_grad()
+            assert vars(script) == before
+        one, other = gradients
+        assert (one - other).abs().max() < 1e-4 * one.abs().max()
+    assert any(copies)  # of the last
 
 
 def test_scaling_counts_the_tokens_of_every_turn(monkeypatch):
