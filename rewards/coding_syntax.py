@@ -18,6 +18,7 @@ DROPPING = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign)
 BOM = "\ufeff"
 FUTURE = "from __future__ import annotations\n"  # an annotation may read what is not imported, such as List
 IMPORTS = (ast.Import, ast.ImportFrom)
+NAMING = (*DEFINITIONS, *IMPORTS)
 LITERAL = (ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.USub, ast.expr_context)
 FENCE = r"[ \t]*(?:`{3,}|~{3,})[^`\r\n]*"
 CODE = r"(async )?def \w|class \w|import \w|from [\w.]+ import |@\w"
@@ -65,7 +66,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
     error: str, the first of these, or what keeps the texts from compiling together
     """
     owned = [*helpers, entry_point]
-    bodies, defined, errors = [], [], []
+    bodies, defined, errors, apart = [], [], [], set()
     for i, (name, text) in enumerate(zip(owned, texts)):
         body, error = read_function(text, name)
         errors.append(error[:200])
@@ -83,7 +84,9 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
         defined.append(_returns(function))
         body = [node for node in body if isinstance(node, DEFINITIONS) or node not in examples]
         behind = body.index(function) if function else 0
-        bodies.append(body[:behind] + list(map(_tried, body[behind:])))
+        strict = [node for node in body[:behind] if not isinstance(node, NAMING)] + body[behind : behind + 1]
+        apart.update({*body}.difference(strict, _named(body, strict)) if function else body)
+        bodies.append(body)
     facts = {"defined": defined, "syntax": False, "uses": [], "ignored": []}
     facts |= {"errors": errors, "error": next(filter(None, errors), "")}
     if defined[-1] and not any(errors):
@@ -91,7 +94,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
             bodies[:-1] = [body + ast.parse(STUB.format(name=name)).body for name, body in zip(helpers, bodies)]
         body = ast.parse(FUTURE + prelude).body + [node for part in bodies for node in part]
         body += ast.parse(f"{entry_point} = {alone}").body if alone else []
-        program = ast.Module(body=_without_idle_imports(body), type_ignores=[])
+        program = ast.Module(body=_robust(body, apart), type_ignores=[])
         facts["error"] = _compile_error(program)
         if not facts["error"]:
             facts.update(syntax=True, **_cooperation(bodies[-1], entry_point, helpers))
@@ -186,9 +189,10 @@ def prepare_class(texts, assigned, class_name, base):
 
     further = _apart(further, class_name)
     late = _leading(imports + further, is_late)
-    program.body[place:place] = [_tried(n) for n in further if n not in late]
-    program.body = ast.parse(FUTURE).body + imports + program.body + [_tried(n) for n in further if n in late]
-    program.body = _without_idle_imports(program.body)
+    apart = {*imports, *further}.difference(_named(imports + further, program.body))
+    program.body[place:place] = [n for n in further if n not in late]
+    body = ast.parse(FUTURE).body + imports + program.body + [n for n in further if n in late]
+    program.body = _robust(body, apart)
     error = next(filter(None, errors), "") or _compile_error(program)
     doubled = [name for names in assigned for name in names if writers.get(name, 0) > 1]
     facts = {"written": written, "doubled": doubled, "syntax": not error, "errors": errors, "error": error}
@@ -286,7 +290,7 @@ def read_function(text, name):
         blocks = _fenced(text)
         return _parse(next((block for block in blocks if re.search(rf"\bdef\s+{name}\b", block)), blocks[0]))
     others = [node for body, function in zip(bodies, functions) if function is None for node in body]
-    others = [node for node in others if isinstance(node, (*DEFINITIONS, *IMPORTS)) or _is_constant(node)]
+    others = [node for node in others if isinstance(node, NAMING) or _is_constant(node)]
     return _needed(others, chosen[-1]) + chosen[-1], ""
 
 
@@ -296,9 +300,15 @@ def _needed(others, code):
     What is left out may be a test or an example, which imports what is not there.
     """
     read, before = {"*", "annotations"}.union(*map(_loaded, code)), None  # import * may be read, the future always
+    named = {node: (_gives(node), _loaded(node)) for node in others}
     while read != before:
-        read, before = read.union(*[_loaded(node) for node in others if _gives(node) & read]), read
-    return [node for node in others if _gives(node) & read]
+        read, before = read.union(*[loaded for gives, loaded in named.values() if gives & read]), read
+    return [node for node in others if named[node][0] & read]
+
+
+def _named(statements, code):
+    """The definitions and imports of the statements that the code needs: those have to work."""
+    return [node for node in _needed(statements, code) if isinstance(node, NAMING)]
 
 
 def _is_idle(statement, known):
@@ -321,16 +331,17 @@ def _is_idle(statement, known):
     return isinstance(statement, ast.Assert)
 
 
-def _without_idle_imports(body):
-    """The statements but for imports of what nothing reads: it may not be there."""
+def _robust(body, apart):
+    """The statements but for imports of what nothing reads, which may not be there; those in `apart` may fail.
+
+    An example of use does, for want of input or of the right answer, and a test for want of what it is written with.
+    """
     read = {"*", "annotations"}.union(*map(_loaded, body))  # of the future
-    return [node for node in body if not isinstance(node, IMPORTS) or _gives(node) & read]
+    body = [node for node in body if not isinstance(node, IMPORTS) or _gives(node) & read]
+    return [_tried(node) if node in apart else node for node in body]
 
 
 def _tried(statement):
-    """The statement, which may fail: an example of use does, for want of input or of the right answer."""
-    if isinstance(statement, (*DEFINITIONS, *IMPORTS)):
-        return statement
     tried = ast.parse("try: pass\nexcept BaseException: pass").body[0]
     tried.body = [statement]
     return tried
@@ -365,7 +376,7 @@ def read_blocks(text):
     for start in fences:
         for stop in [i for i in ends if i > start > end][:8]:
             body = _statements_of("\n".join(lines[start + 1 : stop])) or []
-            if any(isinstance(node, (*DEFINITIONS, *IMPORTS)) for node in body):
+            if any(isinstance(node, NAMING) for node in body):
                 end = stop
             else:
                 body = list(filter(_is_constant, body))

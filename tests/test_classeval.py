@@ -641,3 +641,21 @@ def test_stubs_pass_few_tests_of_the_public_set(public):
     assert not any(step.done for step in steps)
     assert sum(step.parts["passed_share"] for step in steps) / len(steps) < 0.15
     assert all(step.parts["written"] == step.parts["doubled"] == 0 for step in steps)
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "class TestBox(unittest.TestCase):\n    def test_size(self): self.assertEqual(Box().size(), 0)\n",
+        "class TestBox(unittest.TestCase):\n    def setUp(self): self.box = Box()\nunittest.main()\n",
+        "import absent\n@absent.fixture\ndef box(): return Box()\ndef test_size(box): assert not box.size()\n",
+        "from absent import mark\n@mark.slow\ndef test_size():\n    assert True\n",
+    ],
+)
+def test_tests_beside_the_methods_cost_nothing(tests):
+    assert score(ONE, f"{TWO}\n{tests}").reward == 6
+    assert score(f"So:\n```python\n{ONE}\n{tests}```", TWO).reward == 6
+    # What a method reads has to work.
+    needed = "import absent\n", "class C(No): pass\n"
+    two = TWO.replace("return len", "if len(self.items) > 5:\n        absent, C\n    return len")
+    assert [score(ONE, line + two).findings["passed"] for line in needed] == [0, 0]

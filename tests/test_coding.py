@@ -1024,3 +1024,50 @@ def test_coophumaneval_can_be_read():
     _, rows, tasks = benchmark("coophumaneval.jsonl")
     assert len(tasks) == len(rows)
     assert sum(bool(task["examples"]) for task in tasks) > 0.9 * len(tasks)
+
+
+TEST_PYTEST = "@pytest.mark.parametrize('n, e', [([1], 2)])\ndef test_f(n, e):\n    assert f(n) == e\n"
+TESTED = {  # behind the code that they test, in one block, and without what they are written with
+    "pytest": TEST_PYTEST,
+    "pytest, imported": "import pytest\n" + TEST_PYTEST,
+    "not there, imported": "import absent\n" + TEST_PYTEST.replace("pytest", "absent"),
+    "not there, imported from": "from absent import mark\n" + TEST_PYTEST.replace("pytest.", ""),
+    "raises": "import absent\ndef test_f():\n    with absent.raises(TypeError):\n        f(1)\n",
+    "fixture": "@pytest.fixture\ndef some():\n    return [1]\ndef test_f(some):\n    assert f(some)\n",
+    "unittest": "class TestF(unittest.TestCase):\n    def test_f(self): self.assertEqual(f([1]), 2)\n",
+    "unittest, run": "class TestF(unittest.TestCase):\n    def test_f(self): pass\nunittest.main()\n",
+    "arrays": "import absent as np\ndef test_f():\n    assert f(np.array([1])) == 2\n",
+}
+
+
+@pytest.mark.parametrize("name", TESTED)
+def test_tests_beside_the_code_cost_nothing(name):
+    above = "".join(line + "\n" for line in TESTED[name].split("\n") if "import" in line)
+    below = TESTED[name].removeprefix(above)
+    for text in "{0}{1}", "{2}\n{0}{3}", "So:\n```python\n{2}{0}\n{3}```":
+        aux, main = (text.format(code, TESTED[name], above, below) for code in (AUX, MAIN))
+        assert [score.reward for score in scores([AUX, main], [aux, MAIN])] == [4, 4]
+
+
+def test_what_the_code_needs_has_to_work():
+    for line in (
+        "import absent",
+        "from absent import twice",
+        "@absent\ndef twice(x): return x",
+        "class twice(No): pass",
+    ):
+        main = MAIN.replace("aux(x)", "aux(x) if x else (absent, twice)")
+        assert scores([AUX, f"{line}\n{main}"])[0].parts["tests"] == 0
+        assert scores([AUX, f"{line}\ndef g():\n    return absent, twice\nT = g\n{MAIN}"])[0].parts["tests"] == 0
+    # What is only named in a string is there, and so is what changes something where it is made.
+    main = "def g(x):\n    return aux(x)\ndef f(numbers):\n    return sum(map(globals()['g'], numbers))\n"
+    assert scores([AUX, main])[0].parts["tests"] == 1
+    main = "T = {}\ndef put(g):\n    T[0] = g\n@put\ndef g(x):\n    return aux(x)\n"
+    main += "def f(numbers):\n    return sum(map(T[0], numbers))\n"
+    assert scores([AUX, main])[0].parts["tests"] == 1
+
+
+def test_a_long_chain_of_functions_is_read_in_time():
+    chain = "".join(f"def g{i}(x):\n    return g{i + 1}(x)\n" for i in range(300))
+    main = f"def f(numbers):\n    return sum(map(g0, numbers))\n{chain}def g300(x):\n    return aux(x)\n"
+    assert reward(AUX, main) == 4
