@@ -386,23 +386,26 @@ def read_blocks(text):
     return bodies if end >= 0 else _between_prose(lines)
 
 
-def _between_prose(lines):
-    """[statements] from the first line that begins code to one that is none; [] where broken code ends them.
+def _between_prose(lines, most=20):
+    """The statements from the first line that begins code to one that is none; then of what follows, the same.
 
-    Assignments may stand before that line, which is one without indentation, if there is such a line.
+    [] where broken code ends them. Assignments may stand before the first line, which is one without indentation, if
+    there is such a line.
     """
     begins = [i for blank in ("", r"\s+") for i, line in enumerate(lines) if re.match(f"{blank}({CODE})", line)]
-    if not begins:
+    if not begins or not most:
         return []
     indent = re.match(r"\s*", lines[begins[0]])[0]
-    lines = [line.removeprefix(indent) for line in lines]
-    before = {i: _parse("\n".join(lines[i : begins[0]])) for i in range(begins[0])[-50:]}
+    even = [line.removeprefix(indent) for line in lines]
+    before = {i: _parse("\n".join(even[i : begins[0]])) for i in range(begins[0])[-50:]}
     assigned = [i for i, (body, error) in before.items() if body and not error and all(map(_assigns, body))]
     first = [*assigned, *begins][0]
-    body, error = _parse("\n".join(lines[first:]))
-    rest = lines[first + body[-1].end_lineno :] if body else []
-    end = next((line for line in rest if line.strip() and line[0] != "#"), "")
-    return [body] if body and (not error or not re.match(BROKEN, end)) else []
+    body, error = _parse("\n".join(even[first:]))
+    behind = even[first + body[-1].end_lineno :] if body else []
+    rest = list(itertools.dropwhile(lambda line: not line.strip() or line[0] == "#", behind))
+    if not body or (error and re.match(BROKEN, rest[0] if rest else "")):
+        return []
+    return [body, *_between_prose(lines[len(lines) - len(rest) + 1 :], most - 1)]
 
 
 def _assigns(statement):

@@ -659,3 +659,13 @@ def test_tests_beside_the_methods_cost_nothing(tests):
     needed = "import absent\n", "class C(No): pass\n"
     two = TWO.replace("return len", "if len(self.items) > 5:\n        absent, C\n    return len")
     assert [score(ONE, line + two).findings["passed"] for line in needed] == [0, 0]
+
+
+def test_methods_between_prose():
+    pieces = "First size:\n\n{}\nThen area:\n\n{}\nThat's all."
+    assert score(ONE, pieces.format(SIZE, AREA)).reward == 6
+    assert score(ONE, pieces.format(*(textwrap.indent(method, "    ") for method in (SIZE, AREA)))).reward == 6
+    assert (
+        score(ONE, pieces.format(f"import operator\n{SIZE.replace('len', 'operator.length_hint')}", AREA)).reward == 6
+    )
+    assert score(ONE, pieces.format(SIZE.replace("len(", "7 + len("), SIZE + AREA)).reward == 6

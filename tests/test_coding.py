@@ -1071,3 +1071,31 @@ def test_a_long_chain_of_functions_is_read_in_time():
     chain = "".join(f"def g{i}(x):\n    return g{i + 1}(x)\n" for i in range(300))
     main = f"def f(numbers):\n    return sum(map(g0, numbers))\n{chain}def g300(x):\n    return aux(x)\n"
     assert reward(AUX, main) == 4
+
+
+PIECES = {  # of code without fences, with prose between them
+    "import": f"First:\n\nimport math\n\nNow the function:\n\n{MAIN}",
+    "import that is needed": "First:\n\nimport math\n\nNow the function:\n\n"
+    + MAIN.replace("aux(x)", "math.trunc(aux(x))"),
+    "further function": "First a helper:\n\ndef g(x):\n    return aux(x)\n\nNow the function (it's short):\n\n"
+    "def f(n):\n    return sum(map(g, n))\n\nThat's all.",
+    "further function behind": "The function:\n\ndef f(n):\n    return sum(map(g, n))\n\nIt needs this:\n\n"
+    "ONE = 1\ndef g(x):\n    return aux(x) * ONE\n",
+    "draft": f"{ALONE}\nBetter, with the helper:\n\n{MAIN}",
+    "draft, then indented": f"{ALONE}\nBetter, with the helper:\n\n{textwrap.indent(MAIN, '    ')}\nThat's all.",
+    "draft before a fence": f"{ALONE}\nBetter, with the helper:\n\n{MAIN}\nTest:\n```python\nassert f([1]) == 2\n```",
+    "stub behind": f"{MAIN}\nIts signature is\n\ndef f(numbers): ...\n\nas asked.",
+    "first line repeated": f"{MAIN}\nLine by line:\n\ndef f(numbers):\nThis is the function's name.",
+    "words that begin code": f"{MAIN}\nNow you can\nimport it, or\nfrom it import f, the\nclass is not needed.",
+    "test behind": f"{MAIN}\nA test:\n\nimport absent\nfrom solution import f\nassert absent.close(f([1]), 2)\n",
+    "broken test behind": f"{MAIN}\nA test:\n\ndef test_f():\n    assert f([1]) == (2",
+}
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_code_in_pieces_between_prose(name):
+    assert reward(AUX, PIECES[name]) == pytest.approx(4)
+
+
+def test_many_pieces_between_prose_are_read_in_time():
+    assert reward(AUX, "Word.\n\nimport math\n\nIt's (more.\n\n" * 2000 + MAIN) <= 1
