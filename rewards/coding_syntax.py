@@ -15,12 +15,13 @@ NONE = ast.dump(ast.Constant(None))
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 DROPPING = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign)
-BOM = "\ufeff"
 FUTURE = "from __future__ import annotations\n"  # an annotation may read what is not imported, such as List
+UNSEEN = {0xA0: " ", 0x200B: None, 0xFEFF: None}
 IMPORTS = (ast.Import, ast.ImportFrom)
 NAMING = (*DEFINITIONS, *IMPORTS)
 LITERAL = (ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.USub, ast.expr_context)
 FENCE = r"[ \t]*(?:`{3,}|~{3,})[^`\r\n]*"
+TAGS = r"(?:</?(?:answer|s)>|<[|\uff5c][^|\uff5c\r\n]{1,30}[|\uff5c]>)+"
 CODE = r"(async )?def \w|class \w|import \w|from [\w.]+ import |@\w"
 # How a line begins that is code and does not parse: indented, else, f(, a[, a.b += , a, b = , ), "a, (a
 KEYWORDS = "|".join(filter(str.islower, keyword.kwlist))
@@ -366,10 +367,12 @@ def read_blocks(text):
     A block ends at the first fence that leaves Python behind, since a docstring may hold fences. Beside such blocks,
     of others the constants. Before the first fence, and where no block is such, the code may stand in prose.
     """
-    whole = _statements_of(text.lstrip(BOM))
-    if whole is not None:
-        return [whole]
-    lines = re.split(NEWLINE, _unwrapped(text))
+    plain = _plain(text)
+    for form in (text, plain):
+        whole = _statements_of(form)
+        if whole is not None:
+            return [whole]
+    lines = re.split(NEWLINE, _unwrapped(plain))
     fences = [i for i, line in enumerate(lines) if re.fullmatch(FENCE, line)][:100]
     ends = [i for i in fences if not lines[i].strip(" \t`~")] + [len(lines)]
     bodies, end = _between_prose(lines[: fences[0]] if fences else lines), -1
@@ -419,10 +422,17 @@ def _unwrapped(text):
     return re.sub(r"(?<=[^\s`~])[ \t]*(```|~~~)[ \t\r]*$", r"\n\1", text, flags=re.MULTILINE)
 
 
+def _plain(text):
+    """The text without tags and unseen characters at the edges of its lines, and with each fence apart from code."""
+    text = re.sub(r"^[ \t\xa0\u200b\ufeff]+", lambda found: found[0].translate(UNSEEN), text, flags=re.MULTILINE)
+    text = re.sub(rf"^([ \t]*){TAGS}|{TAGS}(?=[ \t\r]*$)", r"\1", text, flags=re.MULTILINE)
+    return re.sub(rf"^([ \t]*(?:`{{3,}}|~{{3,}}))(?:py\w*)? *(?={CODE})", r"\1\n", text, flags=re.MULTILINE)
+
+
 def _fenced(text):
     """The fenced blocks of a text, or all of it, whether they are Python or not."""
     pattern = rf"^{FENCE}\r?\n(.*?)(?:^[ \t]*(?:```|~~~)|\Z)"
-    text = _unwrapped(text.lstrip(BOM))
+    text = _unwrapped(_plain(text))
     return list(map(textwrap.dedent, re.findall(pattern, text, re.DOTALL | re.MULTILINE) or [text]))
 
 

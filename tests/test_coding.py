@@ -1099,3 +1099,38 @@ def test_code_in_pieces_between_prose(name):
 
 def test_many_pieces_between_prose_are_read_in_time():
     assert reward(AUX, "Word.\n\nimport math\n\nIt's (more.\n\n" * 2000 + MAIN) <= 1
+
+
+LINE = "def f(n): return sum(map(aux, n))"
+GLUED = {  # to the code, or not seen in it
+    "a fence on both sides": f"```{LINE}```",
+    "a fence and a language": f"So: \n```python {LINE}```\nIt sums.",
+    "a fence before": f"```{MAIN}```",
+    "spaces that do not break": MAIN.replace("    ", "\u00a0" * 4),
+    "spaces that do not break, between prose": f"So:\n```\n{MAIN}```\n".replace("    ", "\u00a0 " * 2),
+    "no width": "\u200b" + MAIN,
+    "no width, between prose": f"It's short:\n\n\u200b{MAIN}\nThat's all.",
+    "answer": f"<answer>{MAIN.rstrip()}</answer>",
+    "answer in lines": f"<answer>\n{MAIN}</answer>",
+    "answer and fence": f"<answer>```python\n{MAIN.rstrip()}```</answer>",
+    "answer behind thoughts": f"<think>It's easy.</think>\n<answer>{MAIN.rstrip()}</answer></s>",
+    "tag of a tool": "<|python_tag|>" + MAIN,
+    "end": MAIN.rstrip() + "</s>",
+    "end of the text": MAIN.rstrip() + "<|endoftext|>",
+    "end of the sentence": MAIN.rstrip() + "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "end behind a fence": f"```python\n{MAIN}```<|im_end|>\n",
+    "a template": f"<|im_start|>assistant\n{MAIN.rstrip()}<|im_end|>\n<|im_start|>user\nIt's (short.",
+}
+
+
+@pytest.mark.parametrize("name", GLUED)
+def test_what_is_glued_to_the_code(name):
+    assert reward(AUX, GLUED[name]) == pytest.approx(4)
+
+
+def test_tags_in_a_string_stay():
+    tests = "assert f('x') == '<answer>x</answer>'\nassert f('') == '''\n</s>\n\u200b\u00a0\u200b'''"
+    main = "def f(x):\n    '''It's'''\n    if x:\n        return '<answer>' + x + '</answer>'\n    return {}\n"
+    whole = main.format("'''\n</s>\n\u200b\u00a0\u200b'''")
+    fenced = "So:\n```python\n{}```\nThat's it.".format(main.format("'\\n</s>\\n\u200b\u00a0\u200b'"))
+    assert [score.parts["tests"] for score in scores([AUX, whole], [AUX, fenced], tests=tests)] == [1, 1]
