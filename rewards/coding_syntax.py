@@ -22,7 +22,7 @@ NAMING = (*DEFINITIONS, *IMPORTS)
 LITERAL = (ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.USub, ast.expr_context)
 FENCE = r"[ \t]*(?:`{3,}|~{3,})[^`\r\n]*"
 TAGS = r"(?:</?(?:answer|s)>|<[|\uff5c][^|\uff5c\r\n]{1,30}[|\uff5c]>)+"
-CODE = r"(async )?def \w|class \w|import \w|from [\w.]+ import |@\w"
+CODE = r"(?:async )?def \w|class \w|import \w|from [\w.]+ import |@\w"
 # How a line begins that is code and does not parse: indented, else, f(, a[, a.b += , a, b = , ), "a, (a
 KEYWORDS = "|".join(filter(str.islower, keyword.kwlist))
 BROKEN = rf"\s|$|({KEYWORDS})\b|[\w.]+(\(|\[| ?[^\w\s]{{0,3}}=)|[a-z]\w*[,:].*=|[\])}}@'\"]|[\[({{](?![A-Z/])"
@@ -148,6 +148,10 @@ def prepare_class(texts, assigned, class_name, base):
         others = [node for body in bodies if body not in chosen for node in body]
         chosen = list(itertools.chain(*chosen))
         functions = [f for n in chosen for f in ast.walk(n) if isinstance(f, FUNCTIONS) and not is_stub(f)]
+        # One step too deep below another method, which does not read it.
+        chosen[:0] = [
+            f for o in functions for f in o.body if getattr(f, "name", None) in {*names}.difference(_loaded(o))
+        ]
         begun = {_root(decorator) for f in functions for decorator in f.decorator_list}  # as in @count.setter
         for node in [n for n in _needed(others, chosen) + chosen if not _is_idle(n, [class_name])]:
             if isinstance(node, ast.ClassDef) and node.name == class_name:
@@ -437,8 +441,9 @@ def _fenced(text):
 
 
 def _statements_of(code):
-    """The statements, or None where it is no Python; it may be indented, also in all lines but the first."""
-    for form in (code, textwrap.dedent(code), textwrap.dedent("    " + code)):
+    """The statements, or None where it is no Python; it may be indented, also in the first or all other lines only."""
+    pieces = re.split(rf"^(?={CODE})", code, flags=re.MULTILINE)
+    for form in (code, textwrap.dedent(code), textwrap.dedent("    " + code), "".join(map(textwrap.dedent, pieces))):
         try:
             return ast.parse(form).body
         except (SyntaxError, ValueError):  # a NUL, a lone surrogate

@@ -669,3 +669,21 @@ def test_methods_between_prose():
         score(ONE, pieces.format(f"import operator\n{SIZE.replace('len', 'operator.length_hint')}", AREA)).reward == 6
     )
     assert score(ONE, pieces.format(SIZE.replace("len(", "7 + len("), SIZE + AREA)).reward == 6
+
+
+def test_methods_at_unequal_depths():
+    deeper = textwrap.indent(AREA, "    ")
+    for two in f"{SIZE}\n{deeper}", f"{textwrap.indent(SIZE, '    ')}\n{AREA}", f"class Box:\n{deeper}\n{deeper}":
+        for template in "{}", "So:\n```python\n{}```\nThat's it.":
+            found = score(ONE, template.format(two))
+            assert (found.reward == 6) == ("def size" in two), two
+    assert score(f"{ADD}\n{textwrap.indent(DOUBLE, '    ')}", TWO).reward == 6
+    assert score(ADD + SIZE + DOUBLE + AREA.replace("def", "    def")[4:]).reward == 6
+    three = SIZE + textwrap.indent(ADD + textwrap.indent(AREA, "    "), "    ")
+    assert score(f"{DOUBLE}\n{three}").reward == 6
+    # What the method reads is its own, and what is written beside it comes before what it holds.
+    own = "def size(self):\n    def area(self, r):\n        return len(self.items) - r\n    return area(self, 0)\n"
+    assert score(ONE, own).findings["written"] == [[True, True], [True, False]]
+    assert score(ONE, AREA + SIZE + deeper.replace("math.pi", "7")).reward == 6
+    # Of another agent's methods none is written so.
+    assert score(ADD + deeper + DOUBLE, SIZE).parts["written"] == 1.5
