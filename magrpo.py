@@ -723,7 +723,8 @@ if __name__ == "__main__":
                 model.gradient_checkpointing_enable()
             # all that may be too long, or one would end the run when its turn comes: a token is a byte or more
             *others, largest = sorted((prompts[i] for prompts in first_prompts), key=lambda text: len(text.encode()))
-            large = [text for text in others if 2 * (len(text.encode()) + args.max_new_tokens) > max_context(model)]
+            bytes_left = max_context(model) // 2 - args.max_new_tokens
+            large = [text for text in others if len(text.encode()) > bytes_left]
             prompt_ids = encode(agent, [*large, largest], args.max_new_tokens)[-1][-64:]
             # only on a CPU, where all is float32: a shared model on its GPU was compared before
             if model.device.type == "cpu" and not agrees(args, agent, prompt_ids):

@@ -22,7 +22,7 @@ import pytest
 import torch
 from conftest import CRITIC_FREE, ROOT, SCRIPTS, save_model, two_scripts
 from toy import Step
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 TOY = (
     "--env",
@@ -688,6 +688,21 @@ def test_weights_that_are_not_finite_stop_a_run_and_are_not_saved(
         run(script, *TOY, "--model", save_model(tmp_path / "model"), "--num-iterations", iterations)
     assert stop.value.code == 2 and f"error: {said}; the last checkpoint: none yet." in capsys.readouterr().err
     assert not list(tmp_path.glob("runs/*/checkpoint/*")) and not list(tmp_path.glob("runs/*/agent_0"))
+
+
+@pytest.mark.parametrize("script", CRITIC_FREE[:1], ids=lambda path: path.stem)
+def test_many_tasks_ask_nothing_more_of_the_model(script, run, model_dir, monkeypatch):
+    from toy import Letters
+
+    asked, to_dict, tasks = [], PreTrainedConfig.to_dict, Letters.tasks
+    monkeypatch.setattr(PreTrainedConfig, "to_dict", lambda config: asked.append(None) or to_dict(config))
+    counts = []
+    for times in (1, 50):
+        monkeypatch.setattr(Letters, "tasks", lambda env, split, times=times: tasks(env, split) * times)
+        asked.clear()
+        run(script, *TOY, "--model", model_dir, "--num-iterations", 0, "--eval-tasks", 1)
+        counts.append(len(asked))
+    assert counts[0] == counts[1] > 0
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("unexpected pos 7 vs 5")])
