@@ -189,7 +189,7 @@ def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # 
     """
     # scores are to be float32 products of what sdpa takes in training, which is bfloat16 under autocast
     rounded = lambda x: x.to(value.dtype).float()
-    # keys lie as columns: a product of few queries with them takes a CPU half the time
+    # keys lie as columns: products of few queries with them are faster on a CPU
     new_keys, new_values = rounded(key).permute(1, 0, 3, 2), value.transpose(0, 1)  # (K, rows, E, L), (K, rows, L, E)
     if t is None:
         held[module] = [new_keys.contiguous(), new_values.contiguous()]
@@ -857,10 +857,10 @@ if __name__ == "__main__":
         lines, last = list(records(iteration, "train", turns, args.log_groups)), iteration == args.num_iterations
         if last or iteration % args.eval_every == 0:
             metrics |= evaluate(args, env, agents, eval_tasks, iteration, seed_of(0), lines)
+        kept = f"iteration {saved}'s in {run_dir}" if saved else "none yet"
         if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
-            kept = f"iteration {saved}'s in {run_dir}" if saved else "none yet"
             where = f"at iteration {iteration} {bad[0]} is {metrics[bad[0]]}; the last checkpoint: {kept}"
-            fail(f"{where}. Begin anew, or go on from it, with a lower --learning-rate.")
+            fail(f"{where}. Begin anew, or --resume a checkpoint, with a lower --learning-rate.")
         log(iteration, metrics, lines)
 
         # 6 CHECKPOINT
@@ -875,7 +875,7 @@ if __name__ == "__main__":
                     torch.save(state, state_file + ".tmp")
                     os.replace(state_file + ".tmp", state_file)  # a crash leaves the old one whole
                 except (OSError, RuntimeError) as error:  # torch's own, where the disk is full
-                    fail(f"--output-dir: cannot write to {run_dir} ({error}); make room, then --resume it.")
+                    fail(f"--output-dir: cannot write to {run_dir} ({error}); make room. The last checkpoint: {kept}.")
             saved = iteration
         if stopping:
             break

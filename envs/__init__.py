@@ -105,7 +105,7 @@ def read_rows(dataset, columns, hub, hub_splits, hub_config=None, say=print):
     hub that does not answer, a missing column, what is no text and an empty split.
     """
     if os.path.isfile(dataset) and not dataset.endswith((".jsonl", ".json", ".parquet")):
-        raise ValueError(f"--dataset {dataset}: no form that is known; make it a .jsonl, .json or .parquet file.")
+        raise ValueError(f"--dataset {dataset}: a file of unknown form; make it a .jsonl, .json or .parquet file.")
     if dataset.endswith((".jsonl", ".json", ".parquet")):
         splits = _split_rows(dataset, _file_rows(dataset), say)
     else:

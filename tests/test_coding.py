@@ -1098,7 +1098,7 @@ def test_code_in_pieces_between_prose(name):
 
 
 def test_many_pieces_between_prose_are_read_in_time():
-    assert reward(AUX, "Word.\n\nimport math\n\nIt's (more.\n\n" * 2000 + MAIN) <= 1
+    assert reward(AUX, "Word.\n\nimport math\n\nIt's (more.\n\n" * 2000 + MAIN) == 0.4
 
 
 LINE = "def f(n): return sum(map(aux, n))"

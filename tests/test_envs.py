@@ -175,7 +175,7 @@ def test_what_a_file_can_lack(tmp_path, content, words):
 
 def test_a_file_of_another_form_is_not_asked_of_the_hub(tmp_path):
     (tmp_path / "a.csv").write_text("prompt,completion\na,b\n")
-    with pytest.raises(ValueError, match=r"a\.csv: no form that is known; make it a \.jsonl"):
+    with pytest.raises(ValueError, match=r"a\.csv: a file of unknown form; make it a \.jsonl"):
         envs.make("tldr", dataset=str(tmp_path / "a.csv"))
 
 
