@@ -4,6 +4,7 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # models this small are no faster on two threads, and far slower beside other work
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is ever downloaded; a hub id fails at once
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # the same everywhere: much of it is exact on a CPU only
 
 import pathlib
 import runpy

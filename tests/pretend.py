@@ -176,6 +176,8 @@ def pretended_gpu():
         patch.setattr(torch.cuda, "set_device", lambda device: None)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         patch.setattr(torch.cuda, "manual_seed_all", lambda seed: None)
+        # a CUDA build of torch, whose optimizers ask for the stream
+        patch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: None)
         precision, cudnn = torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
         try:
             yield mode

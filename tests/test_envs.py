@@ -212,7 +212,7 @@ UNUSABLE_TESTS = {
     "a check without an assert": "def check(candidate):\n    candidate(1)",
     "asserts alone": "assert f(1) == 1",
 }
-DEEP = {"signs": "-" * 20_000 + "x", "attributes": "x" + ".a" * 5000}
+DEEP = {"signs": "-" * 20_000 + "x", "attributes": "x" + ".a" * 20_000}
 MALFORMED = {
     **{f"test: {name}": ("humaneval", HUMANEVAL, {"test": test}) for name, test in UNUSABLE_TESTS.items()},
     **{
