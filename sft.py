@@ -145,7 +145,12 @@ def demonstrations(args):
         if lines and "agents" in lines[0]:
             if args.min_reward is None:
                 fail(f"--data {args.data} holds rollouts: say with --min-reward which of them to imitate.")
-            return [pairs_of_rollouts(lines, args.min_reward)]
+            try:
+                return [pairs_of_rollouts(lines, args.min_reward)]
+            except (KeyError, IndexError, TypeError) as error:
+                fail(
+                    f"--data {args.data}: a line is none of a rollouts.jsonl ({error!r}); give one as a run wrote it."
+                )
         if args.min_reward is not None:
             fail(f"--min-reward: {args.data} holds no rewards; leave it out, or give a rollouts.jsonl.")
         if not all(isinstance(line.get(name), str) for line in lines for name in ("prompt", "completion")):
@@ -307,12 +312,17 @@ if __name__ == "__main__":
     sources = demonstrations(args)
     if min(map(len, sources), default=0) < 2:
         fail("Fewer than two pairs to learn from: check --data and --min-reward, or --env and --num-agents.")
+    whole = lambda text: isinstance(text, str) and text == text.encode(errors="ignore").decode()  # no lone surrogates
+    if not all(whole(text) for source in sources for pair in source for text in pair):
+        fail("--data or --env: a prompt or a completion is no UTF-8 text, which no tokenizer takes; mend it.")
     if args.model == "scratch":
         tokenizer = new_tokenizer((text for source in sources for pair in source for text in pair), args.vocab_size)
         model = new_model(args, tokenizer)
     else:
         here = os.path.dirname(os.path.abspath(__file__))
         path = os.path.join(here, "models", "tiny") if args.model == "tiny" else args.model
+        if os.path.isabs(path) and not os.path.isdir(path):
+            fail(f"--model {args.model}: there is no folder {path}; give one, or a hub id.")
         try:
             tokenizer = AutoTokenizer.from_pretrained(path)
             if tokenizer.eos_token_id is None:

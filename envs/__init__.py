@@ -160,8 +160,11 @@ def _split_rows(dataset, rows, say):
             raise ValueError(
                 f"--dataset {dataset}: only {len(named)} of {len(rows)} rows have a split; give it to all."
             )
-        say(f"--dataset {dataset}: train and test as the column split says")
-        return {split: [row for row in rows if row["split"] == split] for split in ("train", "test")}
+        splits = {split: [row for row in rows if row["split"] == split] for split in ("train", "test")}
+        others = len(rows) - sum(map(len, splits.values()))
+        left_out = f", {others} rows of other splits are left out" if others else ""
+        say(f"--dataset {dataset}: train and test as the column split says{left_out}")
+        return splits
     if len(rows) < 2:
         raise ValueError(f"--dataset {dataset}: {len(rows)} rows cannot be split into train and test; use at least 2.")
     cut = len(rows) - max(1, len(rows) // 10)

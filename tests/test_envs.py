@@ -129,10 +129,16 @@ def test_json_and_parquet_hold_the_same(tmp_path):
         assert env.tasks("train") == rows(10)[:9] and env.tasks("test") == rows(10)[9:]
 
 
-def test_a_split_column_is_obeyed(tmp_path):
+def test_a_split_column_is_obeyed(tmp_path, capsys):
     lines = [{**row, "split": "test" if i < 3 else "train"} for i, row in enumerate(rows(9))]
     env = envs.make("tldr", dataset=write_jsonl(tmp_path / "posts.jsonl", lines))
     assert env.tasks("test") == lines[:3] and env.tasks("train") == lines[3:]
+    assert "left out" not in capsys.readouterr().out
+    env = envs.make(
+        "tldr", dataset=write_jsonl(tmp_path / "more.jsonl", [*lines, *(x | {"split": "dev"} for x in rows(2))])
+    )
+    assert env.tasks("test") == lines[:3] and env.tasks("train") == lines[3:]
+    assert "2 rows of other splits are left out" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -238,6 +238,9 @@ def test_turns_belong_to_their_environments(monkeypatch):
         (["--env", "tutti_lame_env:Lame"], ["error: --env tutti_lame_env:Lame", "nosuch"]),
         (["--data", "numbers.jsonl"], ["--data numbers.jsonl", "object"]),
         (["--data", "null.jsonl"], ["--data null.jsonl", "texts prompt and completion"]),
+        (["--data", "half.jsonl"], ["--data or --env", "no UTF-8 text"]),
+        (["--data", "half.jsonl", "--model", "scratch"], ["--data or --env", "no UTF-8 text"]),
+        (["--data", "mixed.jsonl", "--min-reward", "0"], ["--data mixed.jsonl", "KeyError('split')"]),
         (["--warmup", "-1"], ["--warmup -1", "0 or more"]),
         (["--eval-fraction", "1"], ["--eval-fraction 1", "0.5 or less"]),
         (
@@ -247,6 +250,10 @@ def test_turns_belong_to_their_environments(monkeypatch):
         (["--num-turns", "1", "2"], ["--num-turns", "2 numbers for 1 environments"]),
         (["--num-turns", "2"], ["--num-turns 2", "tldr has one turn"]),
         (["--model", "no/such/folder", "--data", "ROLLOUTS", "--min-reward", "0"], ["--model no/such/folder"]),
+        (
+            ["--model", "/no/such/folder", "--data", "ROLLOUTS", "--min-reward", "0"],
+            ["there is no folder /no/such/folder"],
+        ),
     ],
 )
 def test_one_sentence_for_what_is_wrong(tmp_path, arguments, words, monkeypatch, capsys):
@@ -260,6 +267,9 @@ def test_one_sentence_for_what_is_wrong(tmp_path, arguments, words, monkeypatch,
     (tmp_path / "tutti_bare_env.py").write_text(text.replace("Silent", "Bare") + bare)
     (tmp_path / "tutti_lame_env.py").write_text("import nosuch\n")
     (tmp_path / "numbers.jsonl").write_text("1\n2\n")
+    pair = {"prompt": "a", "completion": "b"}
+    (tmp_path / "half.jsonl").write_text(json.dumps(pair) + "\n" + json.dumps(pair | {"prompt": "\ud800"}) + "\n")
+    (tmp_path / "mixed.jsonl").write_text(json.dumps(rollout_line()) + "\n" + json.dumps(pair) + "\n")
     (tmp_path / "null.jsonl").write_text('{"prompt": "a", "completion": null}\n' * 3)
     code, said = fails(tmp_path, monkeypatch, capsys, *[str(path) if a == "ROLLOUTS" else a for a in arguments])
     assert code == 2 and all(word in said for word in ["sft.py: error:", *words]), said
