@@ -445,9 +445,28 @@ def _statements_of(code):
     pieces = re.split(rf"^(?={CODE})", code, flags=re.MULTILINE)
     for form in (code, textwrap.dedent(code), textwrap.dedent("    " + code), "".join(map(textwrap.dedent, pieces))):
         try:
-            return ast.parse(form).body
+            return _tree(form).body
         except (SyntaxError, ValueError):  # a NUL, a lone surrogate
             pass
+
+
+def _tree(code):
+    """The syntax tree of code whose functions and classes may hold comments only, as what others write often does."""
+    for _ in range(20):
+        try:
+            return ast.parse(code)
+        except IndentationError as error:
+            found, lines = (
+                re.search(r"(?:function|class) definition on line (\d+)", error.msg),
+                re.split(NEWLINE, code),
+            )
+            head = int(found[1]) if found else len(lines)
+            comments = [i for i in range(head, min(error.lineno, len(lines))) if lines[i].lstrip().startswith("#")]
+            if not comments:
+                raise
+            lines[comments[-1]] = re.match(r"\s*", lines[head - 1])[0] + " pass"
+            code = "\n".join(lines)
+    return ast.parse(code)
 
 
 def _parse(code):
@@ -455,7 +474,7 @@ def _parse(code):
     error, lines = "", re.split(NEWLINE, code)
     for _ in range(20):
         try:
-            return ast.parse("\n".join(lines)).body, error
+            return _tree("\n".join(lines)).body, error
         except SyntaxError as caught:
             error = error or f"{caught.msg} (line {caught.lineno})"
             lines = lines[: max(0, min(len(lines), caught.lineno or 1) - 1)]

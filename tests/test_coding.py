@@ -631,6 +631,10 @@ FORMATS = {
     + "if __name__ == '__main__':\n    def aux(x):\n        return x\n    print(f([1]))",
     "a stand-in that is not taken": "if 'aux' not in globals():\n    def aux(x): return x\n" + MAIN,
     "a stand-in in a try": "try:\n    aux\nexcept NameError:\n    aux = lambda x: x\n" + MAIN,
+    "a stand-in that is a comment": f"def aux(x):\n    # Another agent's\n\n{MAIN}",
+    "stand-ins that are comments": f"```python\nclass C:\n    # Left out\n\n    # for now\n"
+    f"def aux(\n    # a number\n    x,\n):\n# Another agent's\n{MAIN}def test_f():\n    # Here\n```",
+    "a stand-in that is a comment, between prose": f"So:\n\nasync def g(x):\n    # Later\n{MAIN}\nIt sums.",
     "an import for types": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from helpers import aux\n" + MAIN,
     "the helper's type": "from collections.abc import Callable\naux: Callable[[int], int]\n" + MAIN,
     "a number behind it": MAIN + "\nFor example\n```\nn = 3\n```\n",
@@ -711,6 +715,14 @@ def test_formats_of_an_answer(name):
 def test_a_helper_may_show_how_it_is_used():
     usage = "```\nfrom helpers import aux\n\ndef main():\n    return aux(2)\n```"
     assert reward(f"```\n{AUX}```\nFor example:\n{usage}", MAIN) == pytest.approx(4)
+
+
+def test_the_other_agents_function_may_be_a_comment():
+    left_out = "def f(numbers):\n    # To be written with aux\n"
+    assert [score.reward for score in scores([AUX + left_out, MAIN], [left_out + AUX, MAIN])] == [4, 4]
+    # Its own may not, nor may another block.
+    assert reward(AUX, left_out) == pytest.approx(0.4)
+    assert reward(AUX, ALONE + "if f([1]):\n    # Nothing\n") == pytest.approx(1.0)
 
 
 def test_a_text_that_breaks_off_counts_as_defined_but_not_as_a_program():
