@@ -139,16 +139,18 @@ def _file_rows(path):
     if path.endswith(".parquet"):
         return _datasets_rows(path, "parquet", data_files=path, split="train")
     rows = []
-    with open(path, encoding="utf-8-sig") as file:
-        try:
+    try:
+        with open(path, encoding="utf-8-sig") as file:
             if path.endswith(".json"):
                 rows = json.load(file)
             else:
                 for line in filter(str.strip, file):
                     rows.append(json.loads(line))
-        except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, nested too deeply
-            kind, where = path.rsplit(".")[-1], f" after row {len(rows)}" if rows else ""
-            raise ValueError(f"--dataset {path}: not valid {kind}{where} ({error}); mend the file.") from None
+    except OSError as error:
+        raise ValueError(f"--dataset {path}: it cannot be read ({error.strerror}); check the file.") from None
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, nested too deeply
+        kind, where = path.rsplit(".")[-1], f" after row {len(rows)}" if rows else ""
+        raise ValueError(f"--dataset {path}: not valid {kind}{where} ({error}); mend the file.") from None
     if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
         raise ValueError(f"--dataset {path}: the file must hold one JSON object per row; mend the file.")
     return rows

@@ -185,6 +185,14 @@ def test_a_file_of_another_form_is_not_asked_of_the_hub(tmp_path):
         envs.make("tldr", dataset=str(tmp_path / "a.csv"))
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="no /proc")
+def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path):
+    path = str(tmp_path / "a.jsonl")
+    os.symlink("/proc/self/mem", path)  # reading it fails, also for root
+    with pytest.raises(ValueError, match=r"--dataset .*a\.jsonl: it cannot be read \(Input/output error\).*\.$"):
+        envs.make("arxiv", dataset=path)
+
+
 def test_binary_text_is_refused(tmp_path):
     path = str(tmp_path / "posts.parquet")
     datasets.Dataset.from_list([{"abstract_text": b"a"}] * 2).to_parquet(path)
