@@ -44,6 +44,8 @@ ENVIRONMENTS = {
 
 # The columns that may hold something else than a text: a number, lists of texts.
 NO_TEXT = {"task_id", "test_imports", "test_list"}
+# The columns that agents are asked about, which therefore may not be blank; a reference may.
+ASKED = {"prompt", "abstract_text", "skeleton"}
 
 
 def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, **options):
@@ -121,7 +123,7 @@ def read_rows(dataset, columns, hub, hub_splits, hub_config=None, say=print):
                     f"--dataset {dataset}: missing column {', '.join(missing)} in row {number} of the split {split} "
                     f"(found {', '.join(row) or 'none'}); rename the columns to {', '.join(columns)}."
                 )
-            if odd := [c for c in columns if row[c] is None or not (c in NO_TEXT or _is_text(row[c]))]:
+            if odd := [c for c in columns if row[c] is None or not (c in NO_TEXT or _is_text(row[c], c in ASKED))]:
                 raise ValueError(
                     f"--dataset {dataset}: row {number} of the split {split} has nothing, or what is no UTF-8 text, "
                     f"in {', '.join(odd)}; mend it, or leave the row out."
@@ -129,8 +131,9 @@ def read_rows(dataset, columns, hub, hub_splits, hub_config=None, say=print):
     return splits
 
 
-def _is_text(value):
-    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)  # no tokenizer takes half a character
+def _is_text(value, needed):
+    fit = isinstance(value, str) and not re.search("[\ud800-\udfff]", value)  # no tokenizer takes half a character
+    return fit and bool(value.strip() or not needed)
 
 
 def _file_rows(path):

@@ -266,8 +266,9 @@ def parsed(parse, row, dataset, benchmark):
             warnings.simplefilter("ignore")  # some regular expressions of the benchmarks are no raw strings
             return parse(row)
     except Exception as error:  # the parser's MemoryError and RecursionError too
+        why = "what it names is not defined in it" if isinstance(error, StopIteration) else repr(error)
         raise ValueError(
-            f"--dataset {dataset}: task {row['task_id']} is not in {benchmark} form ({error!r}); mend it."
+            f"--dataset {dataset}: task {row['task_id']} is not in {benchmark} form ({why}); mend it."
         ) from error
 
 

@@ -166,6 +166,7 @@ def test_a_split_column_is_obeyed(tmp_path, capsys):
         ),
         ('{"prompt": ["a"], "completion": "b"}\n' * 2, ["row 1 of the split train", "prompt"]),
         ('{"prompt": {"a": 1}, "completion": "b"}\n' * 2, ["row 1 of the split train", "prompt"]),
+        ('{"prompt": " \\n", "completion": "b"}\n' * 2, ["row 1 of the split train has nothing", "in prompt;"]),
         ('{"prompt": "half \\ud83d", "completion": "b"}\n' * 2, ["row 1 of the split train", "prompt", "UTF-8"]),
     ],
 )
@@ -271,6 +272,25 @@ def test_rows_that_cannot_be_trained_on_are_named(name, tmp_path):
     assert message.startswith(f"--dataset {path}: ") and "\n" not in message and message.endswith(".")
     column = "".join(change)
     assert "task odd is not in" in message or ("row 2 of the split train" in message and f" in {column};" in message)
+
+
+@pytest.mark.parametrize(
+    "env, row, change",
+    [
+        ("humaneval", HUMANEVAL, {"entry_point": "g"}),
+        ("mbpp", MBPP, {"code": "def g(x):\n    return x + 1"}),
+        ("classeval", CLASSEVAL, {"class_name": "Nowhere"}),
+    ],
+)
+def test_a_name_without_its_definition_is_told(env, row, change, tmp_path):
+    path = write_jsonl(tmp_path / "rows.jsonl", [{**row, "task_id": "odd", **change}] * 2)
+    with pytest.raises(ValueError, match=r"task odd is not in .* form \(what it names is not defined in it\); mend"):
+        envs.make(env, dataset=path)
+
+
+def test_a_reference_may_be_blank(tmp_path):
+    path = write_jsonl(tmp_path / "posts.jsonl", [{"prompt": "a", "completion": ""}] * 2)
+    assert envs.make("tldr", dataset=path).tasks("train")[0]["completion"] == ""
 
 
 def test_a_package_may_be_tried(tmp_path):
