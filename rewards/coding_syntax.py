@@ -312,8 +312,11 @@ def _needed(others, code):
 
 
 def _named(statements, code):
-    """The definitions and imports of the statements that the code needs: those have to work."""
-    return [node for node in _needed(statements, code) if isinstance(node, NAMING)]
+    """The definitions and imports of the statements that the code needs: those have to work.
+
+    Of `import *` only what is read has to be there: it may stand for what another agent wrote.
+    """
+    return [node for node in _needed(statements, code) if isinstance(node, NAMING) and "*" not in _gives(node)]
 
 
 def _is_idle(statement, known):

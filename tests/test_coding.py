@@ -451,6 +451,8 @@ def test_what_an_agent_imports_of_another_is_there_already():
     for instead in "pass", "from .helpers import aux", AUX.replace("\n", "\n    "), "aux = None":
         assert reward(AUX, f"try:\n    from helpers import aux\nexcept ImportError:\n    {instead}\n{MAIN}") == 4
     assert reward(AUX, "import aux\n" + MAIN) == 4
+    assert reward("from .main import *\n" + AUX, "from helpers import *\n" + MAIN) == 4
+    assert scores([AUX, "from helpers import *\n" + MAIN.replace("return", "return other and")])[0].parts["tests"] == 0
     inside = "from helpers import aux", "try:\n        from helpers import aux\n    except ImportError:\n        pass"
     for line in inside:
         assert reward(AUX, MAIN.replace("return", f"{line}\n    return")) == 4
