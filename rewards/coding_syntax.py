@@ -285,12 +285,15 @@ def is_stub(function):
 def read_function(text, name):
     """(statements, first syntax error): the code of a completion that is to define the function `name`.
 
-    It is the whole text, or else its last block that defines the function with something in it, behind what it needs
-    of the imports, definitions and constants in other blocks; or else the beginning of the first block.
+    It is the whole text, or else its last block that defines the function with something returned, or at least with
+    something in it, behind what it needs of the imports, definitions and constants in other blocks; or else the
+    beginning of the first block.
     """
     bodies = read_blocks(text)
     functions = [_function(body, name) for body in bodies]
     chosen = [body for body, function in zip(bodies, functions) if function and not is_stub(function)]
+    # A part of it may be shown once more, to explain it.
+    chosen = [body for body in chosen if _returns(_function(body, name))] or chosen
     if not chosen:
         blocks = _fenced(text)
         return _parse(next((block for block in blocks if re.search(rf"\bdef\s+{name}\b", block)), blocks[0]))

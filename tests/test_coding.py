@@ -598,6 +598,8 @@ FORMATS = {
     "signature first": f"The signature is\n```python\ndef f(numbers):\n```\nso\n```python\n{MAIN}```",
     "stub first": f"```python\ndef f(numbers): ...\n```\nso\n```python\n{MAIN}```",
     "stub last": f"```python\n{MAIN}```\nIts signature:\n```python\ndef f(numbers): ...\n```",
+    "a part explained": f"```python\n{MAIN}```\nIt begins with\n```python\ndef f(numbers):\n    total = 0\n```",
+    "a part explained, without fences": f"{MAIN}\nIt begins with\n\ndef f(numbers):\n    total = 0\n\nThen it sums.",
     "an example that imports": f"```\nimport math\nprint(math.floor(f([1])))\n```\n```\n{MAIN}```",
     "a shell and an example": f"```sh\n$ python f.py\n```\n```\n{MAIN}```\n```\nn = f([1])\nprint(n)\n```",
     "thoughts": "<think>Perhaps\n```python\ndef f(numbers):\n    return 7\n```\nno.</think>\n" + MAIN,
