@@ -462,10 +462,8 @@ def _tree(code):
         try:
             return ast.parse(code)
         except IndentationError as error:
-            found, lines = (
-                re.search(r"(?:function|class) definition on line (\d+)", error.msg),
-                re.split(NEWLINE, code),
-            )
+            found = re.search(r"(?:function|class) definition on line (\d+)", error.msg)
+            lines = re.split(NEWLINE, code)
             head = int(found[1]) if found else len(lines)
             comments = [i for i in range(head, min(error.lineno, len(lines))) if lines[i].lstrip().startswith("#")]
             if not comments:
