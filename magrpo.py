@@ -46,14 +46,15 @@ import transformers
 import tyro
 from torch.nn.functional import cross_entropy, pad
 from torch.utils.checkpoint import checkpoint
+from torch.utils.weak import WeakTensorKeyDictionary
 from tqdm import tqdm
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 # N agents, B tasks, G generations, J joint actions, T turns, P prompt tokens, C completion tokens, V vocabulary,
-# R rows of a batch, U different ones, S completions of a row, W of their tokens looked at, L tokens of a row, D hidden
-# size, H heads, K key heads, E a head's size. A node is of all agents; what belongs to one of them is in a list of N.
+# R rows of a batch, U distinct ones, S completions of a row, W of their tokens attended to, L tokens of a row,
+# D hidden size, H heads, K key heads, E a head's size. A node is of all agents; what is one agent's is in a list of N.
 
 
 @dataclass
@@ -79,14 +80,14 @@ class Args:
     lora_rank: int = 0  # above 0: agents of one model share its weights, frozen, and each trains a LoRA of this rank
     devices: list[str] | None = None  # such as cuda:0 cuda:1: one for all, or one each; by default the GPU, if any
     gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, more time
-    cuda_graphs: bool = False  # launch the kernels of a sampled token together: a GPU waits for the CPU otherwise
+    cuda_graphs: bool = False  # record a sampled token's kernels and replay them: a GPU waits for the CPU otherwise
 
     # sampling
     num_generations: int = 8  # G, completions of each agent in a group
     joint_mode: Literal["align", "cross"] | None = None  # g-th answers together, or all G^N (default: T=1, G^N <= 100)
     temperature: float = 1.0  # of sampling and of the trained log-probabilities
     max_new_tokens: int | None = None  # C; by default 96 for tiny (arxiv: 256), 256 for other models
-    max_batch_tokens: int | None = None  # tokens trained at once (sampled: 4 times as many); 4096 for tiny, else 8192
+    max_batch_tokens: int | None = None  # of a training batch (sampling: 4 times as many); 4096 for tiny, else 8192
 
     # optimization
     num_tasks: int = 4  # B, tasks per iteration, over all processes
@@ -104,7 +105,7 @@ class Args:
 
 def fail(sentence):
     """Ends the program with one sentence to the person who can correct it."""
-    tqdm.write(f"{os.path.basename(__file__)}: error: {sentence}", file=sys.stderr)  # not behind the progress bar
+    tqdm.write(f"{os.path.basename(__file__)}: error: {sentence}", file=sys.stderr)  # print would garble the bar
     sys.exit(2)
 
 
@@ -133,7 +134,7 @@ def max_context(model):
     """How many tokens it can read."""
     config = model.config.get_text_config()
     rope = config.to_dict().get("rope_parameters") or {}
-    if rope.get("rope_type") == "longrope":  # a longer text turns all keys by other angles, also those in the cache
+    if rope.get("rope_type") == "longrope":  # a longer text rotates all keys otherwise, cached ones too
         return rope["original_max_position_embeddings"]
     return config.max_position_embeddings
 
@@ -169,23 +170,31 @@ def head(model, hidden, temperature):  # (..., D) -> (..., V)
     return logits if temperature in (0, 1) else logits / temperature  # 0 takes the likeliest token
 
 
+MASKS = WeakTensorKeyDictionary()  # a mask -> what is added to the scores of query heads that share a key head
+
+
 def sdpa(module, query, key, value, attention_mask, **kwargs):  # (R, H, L, E) -> (R, L, H, E)
-    """transformers' own; under a mask it would copy keys for each query head, so heads become further queries."""
+    """transformers' own, but that copies keys for each query head under a mask: here heads become further queries."""
     (R, H, L, E), K = query.shape, key.shape[1]
-    if attention_mask is None or H == K or attention_mask.shape[1] > 1:  # then each head has a mask of its own
+    if attention_mask is None or attention_mask.shape[1] > 1:  # each head has a mask of its own
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    query, attention_mask = query.reshape(R, K, -1, E), attention_mask.repeat(1, 1, H // K, 1)
-    states, _ = sdpa_attention_forward(None, query, key, value, attention_mask, **kwargs)  # (R, H / K * L, K, E)
+    if attention_mask not in MASKS:  # one for all layers, each of which keeps it for the backward pass
+        kind = query.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
+        added = attention_mask if attention_mask.is_floating_point() else attention_mask.log()  # 0 or -inf
+        MASKS[attention_mask] = added.to(dtype).repeat(1, 1, H // K, 1)
+    query, added = query.reshape(R, K, -1, E), MASKS[attention_mask]
+    states, _ = sdpa_attention_forward(None, query, key, value, added, **kwargs)  # (R, H / K * L, K, E)
     return states.transpose(1, 2).reshape(R, H, L, -1).transpose(1, 2).contiguous(), None
 
 
 def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # (rows, H, L, E) -> (rows, L, H, E)
     """sdpa of prompts; then that of completions to their prompt and, apart from it, to themselves.
 
-    Where t is None, `held` takes up each module's keys (K, R, E, P) and values (K, R, P, E) of R prompts. Then come
-    R * S rows, token t (1,) of each completion, and `held` also has buffers of theirs, (K, R * S, E, C) and (K, R * S,
-    C, E), of which W are looked at; the mask (R, 1, 1, P + W) is added to all scores. Those of a prompt are read once
-    for its S completions, and no query head has a copy of its own.
+    With t None the rows are R prompts, and `held` stores each module's keys (K, R, E, P) and values (K, R, P, E). Then
+    they are R * S tokens, number t (1,) of each completion, and `held` has buffers of these too, (K, R * S, E, C) and
+    (K, R * S, C, E), of which W are read; the mask (R, 1, 1, P + W) is added to all scores. Keys of a prompt are read
+    once for its S completions, and no query head has a copy of its own.
     """
     # scores are to be float32 products of what sdpa takes in training, which is bfloat16 under autocast
     rounded = lambda x: x.to(value.dtype).float()
@@ -201,6 +210,7 @@ def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # 
     query = rounded(query).view(rows, K, -1, E) * kwargs["scaling"]
     query = query.transpose(0, 1).contiguous()  # (K, R * S, H / K, E)
     with torch.autocast(query.device.type, enabled=False):
+        # far: of the prompt's tokens, near: of the completion's own
         far = query.view(K, R, -1, E) @ prompt_keys  # (K, R, S * H / K, P)
         near = (query @ keys).view(K, R, -1, W)
     scores = torch.cat([far, near], -1) + attention_mask.transpose(0, 1)
@@ -224,7 +234,7 @@ def trunk(model, input_ids, mask, position_ids, cache, attend=sdpa):  # (R, L) -
 
 
 def prefill(agent, texts, cache, attend=sdpa):
-    """Hidden states (U, P, D) and mask (U, P) of the different ones of R texts; which of them each text is (R,)."""
+    """Runs the U distinct ones of R texts: hidden states (U, P, D), mask (U, P), which of them each text is (R,)."""
     distinct = {text: b for b, text in enumerate(dict.fromkeys(map(tuple, texts)))}
     device, P = agent.model.device, max(map(len, distinct))  # padded on the left
     input_ids = torch.tensor([[0] * (P - len(ids)) + [*ids] for ids in distinct], device=device)
@@ -234,7 +244,7 @@ def prefill(agent, texts, cache, attend=sdpa):
 
 
 def draw(weights):  # (rows, n) -> (rows, 1)
-    """Draws a column of each row, of many first a block of 256. It takes few random numbers; torch.multinomial n."""
+    """Draws a column of each row by inversion, of many first a block of 256; torch.multinomial takes n numbers."""
     n = weights.shape[1]
     if n > 256:
         blocks = pad(weights, (0, -n % 256)).unflatten(1, (-1, 256))  # (rows, n / 256, 256)
@@ -247,14 +257,14 @@ def draw(weights):  # (rows, n) -> (rows, 1)
 
 
 def grouped(model):
-    """Whether completions can decode as one row: layers see all earlier tokens, their attention can be replaced."""
+    """Whether completions can decode as one row: layers see all earlier tokens; attention can be replaced."""
     layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
     return layers == {DynamicLayer} and model.is_backend_compatible()
 
 
 def repeat(step, times, record):
     """Calls step so many times; a stream `record` records the second call as a CUDA graph, which is then replayed."""
-    step()  # this one also loads and plans what cannot be while it is recorded
+    step()  # this one also loads and plans what cannot be loaded while recording
     if record and times > 1:
         graph = torch.cuda.CUDAGraph()
         try:
@@ -272,11 +282,11 @@ def repeat(step, times, record):
         torch.cuda.synchronize(record.device)  # before the graph is gone
 
 
-def decode(agent, texts, S, temperature, max_new_tokens):
+def decode(agent, texts, S, temperature, C):
     """Draws S completions of each of R prompts, as one batch: tokens and their log-probabilities, (R * S, C) each."""
-    model, device, C = agent.model, agent.model.device, max_new_tokens
-    # keys and values: as `attention` holds them, or in a cache of transformers
-    held, cache = {}, None if grouped(model) else DynamicCache(config=model.config)
+    model, device = agent.model, agent.model.device
+    held = {}  # keys and values as `attention` holds them, if not in a cache of transformers
+    cache = None if grouped(model) else DynamicCache(config=model.config)
     attend = lambda t: partial(attention, held, t) if cache is None else sdpa
     hidden, mask, of_row = prefill(agent, texts, cache, attend(None))
     hidden, P = hidden[of_row, -1].repeat_interleave(S, 0), mask.shape[1]  # (R * S, D)
@@ -311,10 +321,11 @@ def decode(agent, texts, S, temperature, max_new_tokens):
         choose(hidden)
 
     choose(hidden)
-    at_once, read = 64 if agent.record else 1, 0  # between two looks at what stopped, for which the CPU has to wait
+    read = 0  # tokens of each completion
+    at_once = 64 if agent.record else 1  # between two looks at what stopped, for which the CPU has to wait
     while read < C - 1 and len(remaining := running.any(1).nonzero()[:, 0]):
         most = running.sum(1).max()
-        if 8 * len(remaining) * most <= 7 * running.numel():  # not for each that stops: what stays is copied
+        if 8 * len(remaining) * most <= 7 * running.numel():  # only if an eighth leaves: what stays is copied
             columns = running[remaining].int().argsort(1, descending=True)[:, :most]
             index, mask = (remaining[:, None] * running.shape[1] + columns).flatten(), mask[remaining]
             alive, token, running = (x[remaining].gather(1, columns) for x in (alive, token, running))
@@ -337,8 +348,8 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
     """
     G, C, drawn = num_generations, max_new_tokens, [[] for _ in prompts]
     longest_first = sorted(range(len(prompts)), key=lambda b: -len(prompts[b]))  # neighbours need little padding
-    fit = (max_batch_tokens - len(prompts[longest_first[0]])) // C
-    pieces = math.ceil(G / max(1, fit)) if grouped(agent.model) else G  # rows of a prompt
+    most = (max_batch_tokens - len(prompts[longest_first[0]])) // C  # completions beside a prompt
+    pieces = math.ceil(G / max(1, most)) if grouped(agent.model) else G  # rows of a prompt
     S = math.ceil(G / pieces)
     waiting = [b for b in longest_first for _ in range(pieces)]
     # calls cost less in inference mode, but there autocast casts all weights again for each token
@@ -397,15 +408,15 @@ def token_logprobs(agent, rows, temperature):
 
 
 def micro_batches(agent, rows, max_batch_tokens):
-    """Halves rows (prompt, completion, value) until each batch has at most so many tokens, with what pads them.
+    """Halves rows (prompt, completion, value) until no batch has more tokens than that, padding included.
 
     A completion also keeps a copy of its prompt's keys and values, which weighs about an eighth of the activations.
     """
     # what is computed as one: a prompt for all its completions, or else for each of them again
     text = lambda row: (*row[0], *(() if agent.share else row[1]))
     texts = sorted(dict.fromkeys(map(text, rows)), key=len)
-    behind = sum(len(prompt) / 8 + len(ids) for prompt, ids, _ in rows) if agent.share else 0
-    if len(rows) < 2 or len(texts) * len(texts[-1]) + behind <= max_batch_tokens:
+    of_completions = sum(len(prompt) / 8 + len(ids) for prompt, ids, _ in rows) if agent.share else 0
+    if len(rows) < 2 or len(texts) * len(texts[-1]) + of_completions <= max_batch_tokens:
         return [sorted(rows, key=lambda row: len(row[1]))] if rows else []
     if len(texts) > 1:  # those of like length stay together, and those of one prompt
         short = set(texts[: len(texts) // 2])
@@ -417,7 +428,7 @@ def micro_batches(agent, rows, max_batch_tokens):
 
 @torch.no_grad()
 def agrees(args, agent, prompt_ids):
-    """Whether log-probabilities that are sampled and trained are the model's own, for a prompt and its second half.
+    """Whether the log-probabilities of sampling and training are the model's own, for a prompt and its second half.
 
     A model that scales its logits, attends otherwise or counts what pads a shorter prompt would be trained wrongly.
     """
@@ -430,9 +441,9 @@ def agrees(args, agent, prompt_ids):
         logits = agent.model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
         theirs += logits.log_softmax(-1)[range(len(ids)), ids]
     train_mode(agent.model)
-    ours = torch.stack([token_logprobs(agent, rows, 1.0), torch.tensor([x for row in rows for x in row[2]])])
+    trained, sampled = token_logprobs(agent, rows, 1.0), torch.tensor([x for *_, logprobs in rows for x in logprobs])
     agent.model.eval()
-    return torch.allclose(ours, torch.stack(theirs).expand(2, -1), atol=1e-3)
+    return all(torch.allclose(ours, torch.stack(theirs), atol=1e-3) for ours in (trained, sampled))
 
 
 def observe(args, env, task, history):
@@ -450,9 +461,9 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
 
     Returns (turns, seconds): turns[t] lists the nodes of turn t. A node has task, history (the Steps before it),
     weight (the chance that a trajectory drawn from the tree passes it), value (its mean return), joint (J tuples:
-    which completion of each agent), steps and children (J each), ends (J, the last Steps, by first children), groups:
-    for each agent its prompt, prompt_ids, G completions (text), completion_ids, logprobs (of the sampling loop),
-    stopped (by themselves) and returns (G,).
+    which completion of each agent), steps and children (J each), ends (J: the last Step, by way of first children),
+    groups: for each agent its prompt, prompt_ids, G completions (text), completion_ids, logprobs (of the sampling
+    loop), stopped (by themselves) and returns (G,).
     """
     turns, seconds, N = [], Counter(), len(agents)
     nodes = [SimpleNamespace(task=task, history=[], weight=1 / len(tasks)) for task in tasks]
@@ -511,7 +522,7 @@ def summarize(split, turns, num_turns):
 
     pass@k is the unbiased estimate from n >= k trajectories of a task (Chen et al., 2021, arXiv 2107.03374).
     """
-    sums, parts, totals = (defaultdict(lambda: np.zeros(2)) for _ in range(3))  # each the sum and its weight
+    sums, parts, totals = (defaultdict(lambda: np.zeros(2)) for _ in range(3))  # name -> (sum, weight)
     for t, nodes in enumerate(turns, start=1):
         for node in nodes:
             for i, group in enumerate(node.groups):
@@ -533,14 +544,15 @@ def summarize(split, turns, num_turns):
                         parts[f"{name}_turn{t}"] += (chance * value, chance)
     for root in turns[0]:
         sums["return"] += (root.value, 1)
-        if split == "eval" and "all_passed" in root.ends[0].parts:
-            n, failed = len(root.ends), sum(not step.parts["all_passed"] for step in root.ends)
+        if split == "eval" and all("all_passed" in step.parts for step in root.ends):
+            n, failed = len(root.ends), sum(step.parts["all_passed"] < 1 for step in root.ends)
             for k in (2**j for j in range(n.bit_length())):
                 sums[f"pass@{k}"] += (1 - math.comb(failed, k) / math.comb(n, k), 1)
     if bad := [name for name in parts if not isinstance(name, str) or name in sums or "/" in name]:
         fail(f"--env: step() has the part {bad[0]!r}; give it a name without a slash which is not that of a metric.")
-    for name, total in itertools.chain.from_iterable(process.items() for process in gather({**sums, **parts})):
-        totals[name] += total
+    for process in gather({**sums, **parts}):
+        for name, total in process.items():
+            totals[name] += total
     prefix = lambda name: "" if split == "train" and name.startswith("agent_") else f"{split}/"
     return {prefix(name) + name: float(total / weight) for name, (total, weight) in totals.items()}
 
@@ -591,6 +603,8 @@ if __name__ == "__main__":
             fail(f"--resume {args.resume}: use {before['script']} (commit {before['commit']}), as before.")
         args = tyro.cli(Args, description=__doc__, default=Args(**before["args"]))  # what is given anew holds
     N, T, B, G = args.num_agents, args.num_turns, args.num_tasks, args.num_generations
+    # a run may be resumed, and its agents loaded, from another folder
+    args.model = [os.path.abspath(name) if name != "tiny" and os.path.isdir(name) else name for name in args.model]
     tiny = set(args.model) == {"tiny"}
     if args.learning_rate is None:
         args.learning_rate = (4e-4 if tiny else 5e-6) * (10 if args.lora_rank else 1)
@@ -603,6 +617,9 @@ if __name__ == "__main__":
         if type(value) in (int, float) and not (0 < value < 2**63 or (value == 0 and name in may_be_zero)):
             least = "0 or more" if name in may_be_zero else "above 0"
             fail(f"--{name.replace('_', '-')} {value}: must be a number {least}, and below 2^63.")
+    if args.num_iterations < saved:
+        again = f"--num-iterations 0 --model {os.path.join(args.resume, 'agent_0')} ..."
+        fail(f"--num-iterations {args.num_iterations}: the run has made {saved}; give more, or evaluate with {again}.")
     if args.gamma > 1:
         fail(f"--gamma {args.gamma}: a discount is at most 1.")
     if G < 2:
@@ -657,7 +674,8 @@ if __name__ == "__main__":
     first_prompts = [observe(args, env, task, []) for task in [*train_tasks, *held_out]]
     tasks_crc = zlib.crc32(repr(first_prompts).encode())
     if not train_tasks or len(held_out) < world_size:
-        fail(f"--env {args.env}: {len(train_tasks)} tasks to train on, {len(held_out)} to evaluate; it needs more.")
+        counts = f"{len(train_tasks)} tasks to train on, {len(held_out)} of {len(test_tasks)} to evaluate"
+        fail(f"--env {args.env}, --eval-tasks {args.eval_tasks}: {counts}; each process needs one.")
 
     # processes and run folder
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
@@ -679,6 +697,7 @@ if __name__ == "__main__":
     git = subprocess.run("git rev-parse HEAD", shell=True, cwd=here, capture_output=True, text=True)
     about = {"script": script, "processes": world_size, "tasks_crc": tasks_crc, "args": asdict(args)}
     about["commit"] = git.stdout.strip()
+    about["earlier"] = [*before["earlier"], {"until": saved, "args": before["args"]}] if args.resume else []
     about["versions"] = {name: sys.modules[name].__version__ for name in ("torch", "transformers", "numpy")}
     if rank == 0:
         try:
@@ -705,7 +724,7 @@ if __name__ == "__main__":
                     fail(f"--model {name}: quantized or an adapter, which is not trained further; merge it first.")
             if args.lora_rank:
                 shared[name, place] = model
-                model = copy.deepcopy(model, {id(p): p for p in model.parameters()})  # layers of the same weights
+                model = copy.deepcopy(model, {id(p): p for p in model.parameters()})  # new layers, the same weights
                 form = {"lora_alpha": 2 * args.lora_rank, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
                 model.add_adapter(peft.LoraConfig(r=args.lora_rank, **form))
             tokenizer = AutoTokenizer.from_pretrained(path)
@@ -721,7 +740,7 @@ if __name__ == "__main__":
             agent.record = torch.cuda.Stream(place) if args.cuda_graphs else None
             if args.gradient_checkpointing:
                 model.gradient_checkpointing_enable()
-            # all that may be too long, or one would end the run when its turn comes: a token is a byte or more
+            # every prompt that may be too long, which else ended the run when its turn came: a token is a byte or more
             *others, largest = sorted((prompts[i] for prompts in first_prompts), key=lambda text: len(text.encode()))
             bytes_left = max_context(model) // 2 - args.max_new_tokens
             large = [text for text in others if len(text.encode()) > bytes_left]
@@ -742,7 +761,7 @@ if __name__ == "__main__":
     for agent in (agent for agent in agents if args.lora_rank and agent.model.device.type == "cuda"):
         for module in agent.model.modules():
             if isinstance(module, peft.tuners.lora.LoraLayer):
-                module.get_base_layer().to(torch.bfloat16)  # frozen: it needs no master, nor a cast for every token
+                module.get_base_layer().to(torch.bfloat16)  # frozen: no float32 master, no cast for each token
     say(f"{len(train_tasks)} tasks to train on, {len(held_out)} to evaluate, {torch.get_num_threads()} thread(s)")
     say(f"joint mode {args.joint_mode}: {J} joint actions a group")
     say(f"learning rate {args.learning_rate}, {args.max_new_tokens} new tokens, {args.max_batch_tokens} per batch")
@@ -763,6 +782,7 @@ if __name__ == "__main__":
     # Each iteration of each process has a seed of its own, evaluation that of iteration 0: generators have no state to
     # save, and training does not depend on how often it is evaluated.
     seed_of = lambda iteration: int(np.random.SeedSequence([args.seed, rank, iteration]).generate_state(1)[0])
+    order_of = lambda epoch: np.random.default_rng([args.seed, epoch]).permutation(len(train_tasks))
     track = lambda metrics, step: None
     if args.track == "tensorboard" and rank == 0:
         writer = tracker.SummaryWriter(run_dir)
@@ -771,12 +791,21 @@ if __name__ == "__main__":
         tracker.init(project="tutti", name=os.path.basename(os.path.normpath(run_dir)), config=asdict(args))
         track = tracker.log
 
+    last_saved = lambda: f"The last checkpoint: {f'iteration {saved} in {run_dir}' if saved else 'none yet'}."
+    cannot_write = lambda error: fail(f"--output-dir: cannot write to {run_dir} ({error}); make room. {last_saved()}")
+
     def log(iteration, metrics, lines):
+        if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
+            remedy = "Begin anew, or --resume a checkpoint, with a lower --learning-rate or another --temperature."
+            fail(f"at iteration {iteration} {bad[0]} is {metrics[bad[0]]}. {remedy} {last_saved()}")
         if rank == 0:
-            with open(os.path.join(run_dir, "metrics.jsonl"), "a") as file:
-                file.write(json.dumps({"iteration": iteration} | metrics) + "\n")
-            with open(os.path.join(run_dir, "rollouts.jsonl"), "a") as file:
-                file.writelines(lines)
+            try:
+                with open(os.path.join(run_dir, "metrics.jsonl"), "a") as file:
+                    file.write(json.dumps({"iteration": iteration} | metrics) + "\n")
+                with open(os.path.join(run_dir, "rollouts.jsonl"), "a") as file:
+                    file.writelines(lines)
+            except OSError as error:
+                cannot_write(error)
             track(metrics, step=iteration)
 
     signals = []
@@ -801,13 +830,13 @@ if __name__ == "__main__":
         # 1 ROLLOUT: a tree for each of this process's tasks
         began = time.perf_counter()
         transformers.set_seed(seed_of(iteration))
-        order_of = lambda epoch: np.random.default_rng([args.seed, epoch]).permutation(len(train_tasks))
-        positions = (divmod(k, len(train_tasks)) for k in range((iteration - 1) * B + rank, iteration * B, world_size))
-        tasks = [train_tasks[order_of(epoch)[index]] for epoch, index in positions]
+        drawn = range((iteration - 1) * B + rank, iteration * B, world_size)  # of all tasks in all epochs
+        tasks = [train_tasks[order_of(k // len(train_tasks))[k % len(train_tasks)]] for k in drawn]
         turns, seconds = rollout(args, env, agents, tasks, [G] * T, args.joint_mode, args.temperature)
 
         # 2 ADVANTAGES: of each agent's completions at each node
-        for group in (group for nodes in turns for node in nodes for group in node.groups):
+        nodes = [node for turn in turns for node in turn]
+        for group in (group for node in nodes for group in node.groups):
             returns = group.returns  # (G,)
             # >>> ALGORITHM
             advantages = returns - returns.mean()
@@ -815,10 +844,11 @@ if __name__ == "__main__":
             group.advantages = advantages
 
         # 3 UPDATE: one optimizer step for each agent
-        metrics, updating = summarize("train", turns, T), time.perf_counter()
+        metrics = summarize("train", turns, T)
+        updating = time.perf_counter()
         for i, agent in enumerate(agents):
             weights = Counter()  # by prompt and completion: equal ones are computed once
-            for node in itertools.chain.from_iterable(turns):
+            for node in nodes:
                 # the denominator is fixed here, before batches are cut
                 weight = node.weight / G * args.gamma ** len(node.history) / args.max_new_tokens
                 group = node.groups[i]
@@ -848,19 +878,16 @@ if __name__ == "__main__":
         seconds["update"] = time.perf_counter() - updating
 
         # 4 LOG
-        drawn = [ids for nodes in turns for node in nodes for group in node.groups for ids in group.completion_ids]
-        metrics["tokens_per_second"] = sum(gather(sum(map(len, drawn)))) / (time.perf_counter() - began)
+        tokens = sum(len(ids) for node in nodes for group in node.groups for ids in group.completion_ids)
+        metrics["tokens_per_second"] = sum(gather(tokens)) / (time.perf_counter() - began)
         metrics |= {f"time/{part}": spent for part, spent in seconds.items()}
         bar.set_postfix_str(f"return {metrics['train/return']:.2f}")
 
         # 5 EVALUATE
-        lines, last = list(records(iteration, "train", turns, args.log_groups)), iteration == args.num_iterations
+        lines = list(records(iteration, "train", turns, args.log_groups))
+        last = iteration == args.num_iterations
         if last or iteration % args.eval_every == 0:
             metrics |= evaluate(args, env, agents, eval_tasks, iteration, seed_of(0), lines)
-        kept = f"iteration {saved}'s in {run_dir}" if saved else "none yet"
-        if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
-            where = f"at iteration {iteration} {bad[0]} is {metrics[bad[0]]}; the last checkpoint: {kept}"
-            fail(f"{where}. Begin anew, or --resume a checkpoint, with a lower --learning-rate.")
         log(iteration, metrics, lines)
 
         # 6 CHECKPOINT
@@ -875,7 +902,7 @@ if __name__ == "__main__":
                     torch.save(state, state_file + ".tmp")
                     os.replace(state_file + ".tmp", state_file)  # a crash leaves the old one whole
                 except (OSError, RuntimeError) as error:  # torch's own, where the disk is full
-                    fail(f"--output-dir: cannot write to {run_dir} ({error}); make room. The last checkpoint: {kept}.")
+                    cannot_write(error)
             saved = iteration
         if stopping:
             break
@@ -894,7 +921,7 @@ if __name__ == "__main__":
         print(f"\nevaluation: return {evaluations[0]:.3f} at first, {evaluations[-1]:.3f} at last; see {run_dir}")
     if rank == 0 and saved:
         speed = np.mean([line["tokens_per_second"] for line in logged[1:]])
-        more = f" --num-iterations {2 * saved}" if saved == args.num_iterations else ""  # it has come to its end
+        more = f" --num-iterations {2 * saved}" if saved == args.num_iterations else ""  # the run is complete
         how = "python" if world_size == 1 else f"torchrun --nproc-per-node {world_size}"
         how += f" {shlex.quote(os.path.relpath(__file__))} --resume {shlex.quote(run_dir)}{more}"
         print(f"{speed:.0f} tokens/s sampled and trained; to go on: {how}")

@@ -90,7 +90,7 @@ DETAILS = [
      "np.random.default_rng([args.seed, epoch])"),
     ("With several processes the gradient is the mean of theirs, and each has its own seed.", "dist.all_reduce(flat)"),
     ("A number that is not finite, such as a loss, a gradient norm or the entropy of what was sampled, stops the run "
-     "before that iteration is logged or saved; no constant takes its place.", "the last checkpoint: "),
+     "before that iteration is logged or saved; no constant takes its place.", "if bad := [name for name, value in metrics"),
     ("A checkpoint is written beside the old one and renamed.", "os.replace(state_file"),
 ]  # fmt: skip
 

@@ -198,6 +198,11 @@ def test_pass_at_k_is_the_mean_over_all_choices_of_k_trajectories(script, monkey
         chances = [[any(chosen) for chosen in itertools.combinations(passed, k)] for passed in outcomes]
         assert metrics[f"eval/pass@{k}"] == pytest.approx(sum(sum(c) / len(c) for c in chances) / len(chances))
     assert not any("pass@" in name for name in module.summarize("train", turns, 2))
+    never = turns[0][0].ends
+    never[0].parts["all_passed"] = 0.5  # a share is not all
+    assert module.summarize("eval", turns, 2)["eval/pass@1"] == metrics["eval/pass@1"]
+    del never[0].parts["all_passed"]  # then nothing is known of this task
+    assert module.summarize("eval", turns, 2)["eval/pass@1"] == pytest.approx(metrics["eval/pass@1"] * 4 / 3)
     # 2 is the stop token: one of seven in the first turn of four tasks, and none of the 27 zeros of the second
     assert metrics["eval/agent_1/stopped"] == pytest.approx(4 / (4 * 7 + 27))
     assert {name for name in metrics if "pass@" in name} == {"eval/pass@1", "eval/pass@2", "eval/pass@4"}
@@ -657,6 +662,27 @@ def test_sdpa_is_that_of_each_head_alone(script, heads, key_heads, length, masks
     upstream = torch.randn_like(out)
     ours, reference = (torch.autograd.grad(x, (query, key, value), upstream) for x in (out, slow))
     assert all(map(torch.allclose, ours, reference))
+
+
+@two_scripts
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_layers_share_what_a_mask_adds(script, precision, model_dir, monkeypatch):
+    """It is kept for the backward pass, and for query heads that share a key head it is a mask of each."""
+    module, agent, kept = load(script), agent_of(model_dir), set()
+    monkeypatch.setattr(module, "autocast", lambda _: torch.autocast("cpu", torch.bfloat16, precision == "bfloat16"))
+
+    def keep(x):
+        if x.dim() == 4 and x.shape[1] == 1 and x.shape[3] >= 9 * 3:  # for all heads, of a prompt's length or more
+            kept.add((x.untyped_storage().data_ptr(), x.dtype))
+        return x
+
+    rows = [([5, 6, 7] * 9, [8, 9, 11]), ([5, 6], [11, 12, STOP])]
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        total = module.token_logprobs(agent, rows, 1.0).sum()
+    assert len(agent.model.base_model.layers) > 1
+    assert [dtype for _, dtype in kept] == [getattr(torch, precision)] * 2  # of the prompts, of the completions
+    total.backward()
+    assert not module.MASKS
 
 
 @two_scripts

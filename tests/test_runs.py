@@ -254,15 +254,31 @@ def test_a_resume_remembers_what_the_one_before_changed(script, run, model_dir, 
     changes = {"num_iterations": 2, "eval_every": 1, "save_every": 3, "gamma": 0.5, "devices": ["cpu"]}
     flags = [x for name, value in changes.items() for x in (f"--{name}".replace("_", "-"), *np.ravel(value))]
     run(script, "--resume", run_dir, *flags)
-    args = json.loads(pathlib.Path(run_dir, "args.json").read_text())["args"]
-    assert {name: args[name] for name in changes} == changes
+    about = json.loads(pathlib.Path(run_dir, "args.json").read_text())
+    assert {name: about["args"][name] for name in changes} == changes
+    assert [(before["until"], before["args"]["gamma"]) for before in about["earlier"]] == [(1, 1.0)]
     saved, logged = weights_of(run_dir, 1), metrics_of(run_dir, but=())
     shutil.rmtree(os.path.join(run_dir, "agent_1"))  # as where the disk was full when agents were saved
-    run(script, "--resume", run_dir, "--num-iterations", 1)  # past its end: nothing is left to do but to save them
+    run(script, "--resume", run_dir, "--num-iterations", 2)  # nothing is left to do but to save them
     assert all(torch.equal(weights_of(run_dir, 1)[name], weight) for name, weight in saved.items())
     assert metrics_of(run_dir, but=()) == logged and "--num-iterations 4\n" in capsys.readouterr().out
     run(script, "--resume", run_dir, "--num-iterations", 3)
     assert [line["iteration"] for line in metrics_of(run_dir)] == [0, 1, 2, 3]
+    about = json.loads(pathlib.Path(run_dir, "args.json").read_text())
+    assert [(before["until"], before["args"]["gamma"]) for before in about["earlier"]] == [(1, 1.0), (2, 0.5)]
+    with pytest.raises(SystemExit) as stop:  # only evaluate: it would not
+        run(script, "--resume", run_dir, "--num-iterations", 0)
+    said = f"--num-iterations 0: the run has made 3; give more, or evaluate with --num-iterations 0 --model {run_dir}"
+    assert stop.value.code == 2 and said in capsys.readouterr().err
+    assert json.loads(pathlib.Path(run_dir, "args.json").read_text()) == about
+
+
+@pytest.mark.parametrize("script", CRITIC_FREE[:1], ids=lambda path: path.stem)
+def test_a_model_is_found_from_other_folders_too(script, run, tmp_path):
+    save_model(tmp_path / "random")
+    run_dir = run(script, *TOY, "--model", "random", "--num-iterations", 0)["run_dir"]
+    args = json.loads(pathlib.Path(run_dir, "args.json").read_text())["args"]
+    assert args["model"] == [str(tmp_path / "random")]
 
 
 def test_tasks_that_json_cannot_hold_are_logged_as_text(run, model_dir, monkeypatch):
@@ -645,7 +661,7 @@ def test_learning_rate_anneals(script, run, model_dir, monkeypatch):
     assert all(rates == highest for rates in seen)
 
 
-@pytest.mark.parametrize("save_every, kept", [(2, "iteration 2's"), (5, "none yet")])
+@pytest.mark.parametrize("save_every, kept", [(2, "iteration 2 in"), (5, "none yet")])
 @two_scripts
 def test_a_loss_that_is_not_finite_stops_the_run(script, save_every, kept, run, tmp_path, capsys):
     path = save_model(tmp_path / "model")
@@ -663,7 +679,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(script, save_every, kept, run, 
         patch.setattr(torch.nn.utils, "clip_grad_norm_", poisoned)
         one_step = ("--update-epochs", 1, "--num-minibatches", 1) if script.stem == "ippo" else ()
         run(script, *TOY, "--model", path, "--num-iterations", 9, "--save-every", save_every, *one_step)
-    said = rf"error: at iteration 3 agent_1/\w+ is nan.*{kept}.*lower --learning-rate"
+    said = rf"error: at iteration 3 agent_1/\w+ is nan.*lower --learning-rate.* The last checkpoint: {kept}"
     assert stop.value.code == 2 and re.search(said, capsys.readouterr().err)
 
 
@@ -686,8 +702,18 @@ def test_weights_that_are_not_finite_stop_a_run_and_are_not_saved(
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     with pytest.raises(SystemExit) as stop:
         run(script, *TOY, "--model", save_model(tmp_path / "model"), "--num-iterations", iterations)
-    assert stop.value.code == 2 and f"error: {said}; the last checkpoint: none yet." in capsys.readouterr().err
+    found = capsys.readouterr().err
+    assert stop.value.code == 2 and f"error: {said}. " in found and "The last checkpoint: none yet." in found
     assert not list(tmp_path.glob("runs/*/checkpoint/*")) and not list(tmp_path.glob("runs/*/agent_0"))
+
+
+@two_scripts
+def test_a_first_evaluation_that_is_not_finite_is_no_result(script, run, model_dir, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(script, *TOY, "--model", model_dir, "--num-iterations", 0, "--eval-temperature", 1e-40)
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and "error: at iteration 0 eval/agent_0/entropy is nan" in said
+    assert "another --temperature" in said and not list(tmp_path.glob("runs/*/metrics.jsonl"))
 
 
 @pytest.mark.parametrize("script", CRITIC_FREE[:1], ids=lambda path: path.stem)
@@ -723,9 +749,29 @@ def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(
         run(script, *TOY, "--model", model_dir, "--num-iterations", 3, "--save-every", 1)
     said = capsys.readouterr().err
     assert stop.value.code == 2 and "error: --output-dir: cannot write to" in said and str(error) in said
-    assert "make room. The last checkpoint: iteration 1's in" in said
+    assert "make room. The last checkpoint: iteration 1 in" in said
     (state,) = tmp_path.glob("runs/*/checkpoint/state.pt")
     assert torch.load(state, weights_only=False)["iteration"] == 1
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "rollouts.jsonl"])
+@pytest.mark.parametrize("script", CRITIC_FREE[:1], ids=lambda path: path.stem)
+def test_a_disk_without_room_for_a_log_ends_the_run(script, name, run, model_dir, monkeypatch, capsys):
+    opened, times = builtins.open, []
+
+    def full(path, *args, **kwargs):
+        if str(path).endswith(name) and "a" in args:
+            times.append(path)
+            if len(times) > 2:
+                raise OSError(28, "No space left on device")
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "open", full)
+    with pytest.raises(SystemExit) as stop:
+        run(script, *TOY, "--model", model_dir, "--num-iterations", 3, "--save-every", 1)
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and "error: --output-dir: cannot write to" in said
+    assert "No space left on device" in said and "The last checkpoint: iteration 1 in" in said
 
 
 @pytest.mark.parametrize("script", CRITIC_FREE[:1], ids=lambda path: path.stem)
@@ -803,7 +849,7 @@ BAD = {
     [
         (("--num-tasks", 3), "--num-tasks 3: 2 processes cannot share them equally"),
         (("--devices", "cpu"), "--devices is for one process"),
-        (("--eval-tasks", 1), "--env toy:Letters: 6 tasks to train on, 1 to evaluate"),
+        (("--eval-tasks", 1), "--env toy:Letters, --eval-tasks 1: 6 tasks to train on, 1 of "),
     ],
 )
 def test_arguments_that_two_processes_cannot_take(script, flags, said, run, monkeypatch, capsys):
