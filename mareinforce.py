@@ -170,7 +170,7 @@ def head(model, hidden, temperature):  # (..., D) -> (..., V)
     return logits if temperature in (0, 1) else logits / temperature  # 0 takes the likeliest token
 
 
-MASKS = WeakTensorKeyDictionary()  # a mask -> what is added to the scores of query heads that share a key head
+MASKS = WeakTensorKeyDictionary()  # a mask -> {query heads that share a key head: what is added to their scores}
 
 
 def sdpa(module, query, key, value, attention_mask, **kwargs):  # (R, H, L, E) -> (R, L, H, E)
@@ -178,13 +178,14 @@ def sdpa(module, query, key, value, attention_mask, **kwargs):  # (R, H, L, E) -
     (R, H, L, E), K = query.shape, key.shape[1]
     if attention_mask is None or attention_mask.shape[1] > 1:  # each head has a mask of its own
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    if attention_mask not in MASKS:  # one for all layers, each of which keeps it for the backward pass
+    masks = MASKS.setdefault(attention_mask, {})  # for all layers, each of which keeps it for the backward pass
+    if H // K not in masks:
         kind = query.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
         added = attention_mask if attention_mask.is_floating_point() else attention_mask.log()  # 0 or -inf
-        MASKS[attention_mask] = added.to(dtype).repeat(1, 1, H // K, 1)
-    query, added = query.reshape(R, K, -1, E), MASKS[attention_mask]
-    states, _ = sdpa_attention_forward(None, query, key, value, added, **kwargs)  # (R, H / K * L, K, E)
+        masks[H // K] = added.to(dtype).repeat(1, 1, H // K, 1)
+    query = query.reshape(R, K, -1, E)
+    states, _ = sdpa_attention_forward(None, query, key, value, masks[H // K], **kwargs)  # (R, H / K * L, K, E)
     return states.transpose(1, 2).reshape(R, H, L, -1).transpose(1, 2).contiguous(), None
 
 
