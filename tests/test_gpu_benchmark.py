@@ -60,7 +60,8 @@ def test_flops_are_those_that_run(name, checkpointing, in_pieces, monkeypatch):
     def spy(query, key, value, attn_mask=None, is_causal=False, **kwargs):
         rows, heads, queries, size = query.shape
         shape = (rows, heads, queries, key.shape[2])
-        seen = torch.ones(shape, dtype=torch.bool) if attn_mask is None else attn_mask.expand(shape)
+        # 0 is added to the scores of what is seen, -inf to the others
+        seen = torch.ones(shape, dtype=torch.bool) if attn_mask is None else (attn_mask == 0).expand(shape)
         calls.append((4 * size * (seen.tril() if is_causal else seen).sum().item(), 4 * size * math.prod(shape)))
         return attend(query, key, value, attn_mask=attn_mask, is_causal=is_causal, **kwargs)
 
