@@ -186,9 +186,9 @@ MASKS = WeakTensorKeyDictionary()  # a mask -> {query heads that share a key hea
 
 
 def sdpa(module, query, key, value, attention_mask, **kwargs):  # (R, H, L, E) -> (R, L, H, E)
-    """transformers' own, but that copies keys for each query head under a mask: here heads become further queries."""
+    """transformers' own; under a mask that copies keys for each query head, so heads become further queries here."""
     (R, H, L, E), K = query.shape, key.shape[1]
-    if attention_mask is None or attention_mask.shape[1] > 1:  # each head has a mask of its own
+    if attention_mask is None or attention_mask.shape[1] > 1:  # or each head has a mask of its own
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     masks = MASKS.setdefault(attention_mask, {})  # for all layers, each of which keeps it for the backward pass
     if H // K not in masks:
@@ -334,7 +334,7 @@ def decode(agent, texts, S, temperature, C):
         choose(hidden)
 
     choose(hidden)
-    read = 0  # tokens of each completion
+    read = 0  # of each completion's tokens
     at_once = 64 if agent.record else 1  # between two looks at what stopped, for which the CPU has to wait
     while read < C - 1 and len(remaining := running.any(1).nonzero()[:, 0]):
         most = running.sum(1).max()
@@ -457,7 +457,7 @@ def gae(rewards, values, gamma, gae_lambda):
 
 
 def micro_batches(agent, rows, max_batch_tokens):
-    """Halves rows (prompt, completion, value) until no batch has more tokens than that, padding included.
+    """Halves rows (prompt, completion, value) until no batch has more than max_batch_tokens, with padding.
 
     A completion also keeps a copy of its prompt's keys and values, which weighs about an eighth of the activations.
     """
@@ -789,7 +789,7 @@ if __name__ == "__main__":
             agent.record = torch.cuda.Stream(place) if args.cuda_graphs else None
             if args.gradient_checkpointing:
                 model.gradient_checkpointing_enable()
-            # every prompt that may be too long, which else ended the run when its turn came: a token is a byte or more
+            # any prompt that is too long is found now, not when its turn comes: a token is a byte or more
             *others, largest = sorted((prompts[i] for prompts in first_prompts), key=lambda text: len(text.encode()))
             bytes_left = max_context(model) // 2 - args.max_new_tokens
             large = [text for text in others if len(text.encode()) > bytes_left]
@@ -949,11 +949,8 @@ if __name__ == "__main__":
                 rows = [(*texts, members) for texts, members in owners.items()]
                 weight, totals = 1 / (len(minibatch) * args.max_new_tokens), torch.zeros(6, device=device)
                 for batch in micro_batches(agent, rows, args.max_batch_tokens):
-                    old, index, start = (
-                        [],
-                        [],
-                        0,
-                    )  # index: where each trajectory's tokens stand among the computed ones
+                    old, start = [], 0
+                    index = []  # where each trajectory's tokens stand among the computed ones
                     for _, ids, members in batch:
                         for group, k, discount in members:
                             numbers = (group.logprobs[k], group.values[k], group.advantages[k], group.targets[k])

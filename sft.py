@@ -148,9 +148,7 @@ def demonstrations(args):
             try:
                 return [pairs_of_rollouts(lines, args.min_reward)]
             except (KeyError, IndexError, TypeError) as error:
-                fail(
-                    f"--data {args.data}: a line is none of a rollouts.jsonl ({error!r}); give one as a run wrote it."
-                )
+                fail(f"--data {args.data}: a line is not of a rollouts.jsonl ({error!r}); give one that a run wrote.")
         if args.min_reward is not None:
             fail(f"--min-reward: {args.data} holds no rewards; leave it out, or give a rollouts.jsonl.")
         if not all(isinstance(line.get(name), str) for line in lines for name in ("prompt", "completion")):

@@ -5,7 +5,7 @@
 
 Each run is a process of its own with one thread. A row of results/<env>.csv is one evaluation of a run: script, seed,
 iteration, tokens (sampled by all agents until then: tokens_per_second times the seconds logged for the parts of an
-iteration, which leave a little out, so some tenths of a percent too few), seconds (of training until then),
+iteration, which leave a little out, so slightly too few), seconds (of training until then),
 update_seconds (of these, in updates), train_zero_variance_groups (mean since the row before), and the evaluation's
 metrics. Commit, versions and arguments stand in the file's first line, behind a #. Every script has its defaults, with
 equal numbers of tasks, generations and iterations; since completions change in length, plot.py compares the runs at an
