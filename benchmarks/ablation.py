@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import torch
 import tyro
-from throughput import Args, ours_sample, ours_train, prepare, stamp, timed
+from stamp import stamp
+from throughput import Args, ours_sample, ours_train, prepare, timed
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 VOCABULARY = 151_936  # Qwen's

@@ -16,17 +16,14 @@ import csv
 import glob
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from importlib.metadata import version
 
 import tyro
-
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from stamp import ROOT, stamp
 
 
 @dataclass
@@ -75,19 +72,14 @@ def train(args, script, seed):
 
 if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
+    about = stamp(args)  # now: the runs take long
     runs = [(script, seed) for seed in range(1, args.seeds + 1) for script in args.scripts]
     with ThreadPoolExecutor(args.jobs) as threads:
         rows = [row for part in threads.map(lambda run: train(args, *run), runs) for row in part]
-    git = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--exclude", "*"]
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
-    versions = ", ".join(f"{package} {version(package)}" for package in ("torch", "transformers"))
-    machine = (
-        f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores, {args.jobs} runs at a time"
-    )
     os.makedirs(os.path.join(ROOT, "results"), exist_ok=True)
     path = os.path.join(ROOT, "results", f"{args.name or args.env}.csv")
     with open(path, "w", newline="") as file:
-        file.write(f"# commit {commit}; {versions}, {machine}; {args}\n")
+        file.write(f"# {about}\n")
         names = dict.fromkeys(name for row in rows for name in row)
         writer = csv.DictWriter(file, names)
         writer.writeheader()

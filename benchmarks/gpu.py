@@ -16,28 +16,24 @@ import gc
 import importlib
 import math
 import os
-import platform
 import resource
 import shlex
-import shutil
 import statistics
 import subprocess
 import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from datetime import date
 from functools import partial
 from types import SimpleNamespace
 from typing import Literal
 
 import torch
-import transformers
 import tyro
 from peers import WORKLOADS  # written out there, so that both files measure the same models and lengths
+from stamp import ROOT, stamp
 from transformers import AutoConfig, AutoModelForCausalLM
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
 
 
@@ -391,14 +387,11 @@ def table(name, rows):
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
-def about(args, commit):
-    device = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor() or "CPU"
-    cuda = f", CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}" if args.device == "cuda" else ""
-    return (
-        f"commit {commit}, torch {torch.__version__}, transformers {transformers.__version__}{cuda}, Python "
-        f"{platform.python_version()}, {platform.machine()}, {device}, {date.today()}, seed {args.seed}, medians of "
-        f"{args.rounds} rounds\n{args}"
-    )
+def about(args):
+    if args.device == "cpu":
+        return stamp(args)
+    cuda = f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
+    return f"{torch.cuda.get_device_name()}, {cuda}; {stamp(args)}"
 
 
 def report(args, header, machine, tables, peers):
@@ -479,9 +472,7 @@ def main(args):
             fail(f"--shrink {args.shrink}: the hidden size of {name} is no longer divided by its heads; give 16.")
     if args.rounds < 1:
         fail(f"--rounds {args.rounds}: must be 1 or more.")
-    git = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--exclude", "*"]
-    found = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
-    header = about(args, found or "unknown")  # now: the run takes long
+    header = about(args)  # now: the run takes long
     output = args.output or (os.path.join(ROOT, "results", "gpu.md") if args.shrink == 1 else None)
     if args.device == "cuda":
         torch.set_float32_matmul_precision("high")  # as the script does: TF32, for the head

@@ -17,21 +17,20 @@ import csv
 import glob
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
+from datetime import date, datetime
 from importlib.metadata import version
 from typing import Literal
 
 import tyro
+from stamp import ROOT, commit, machine, versions
 
 # This process stays small, without torch: Linux counts what it holds at most among its children's peak memory.
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CHILD = os.path.join(ROOT, "benchmarks", "peers_child.py")
 VENV = os.path.join(ROOT, "benchmarks", ".peers-venv")
 # torch and transformers as in requirements.txt: both sides compute with the same kernels. One environment holds both
@@ -259,25 +258,14 @@ def table(rows):
     return "\n".join(lines)
 
 
-def cpu_model():
-    if os.path.exists("/proc/cpuinfo"):
-        with open("/proc/cpuinfo") as file:
-            return next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "")
-    return platform.processor()
-
-
 def about(args, commit, theirs):
     """Commit, versions and machine; the first line of the table of rows."""
-    ours = {package: version(package) for package in ("torch", "transformers")}
-    say = lambda versions: ", ".join(f"{package} {number}" for package, number in versions.items())
-    device = cpu_model()
+    device = machine()
     if args.device == "cuda":
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
         device += ", " + subprocess.run(query, capture_output=True, text=True).stdout.splitlines()[0]
-    return (
-        f"commit {commit}; ours: {say(ours)}; theirs: {say(theirs) or 'unknown'}; Python {platform.python_version()}, "
-        f"{platform.machine()}, {device}, {args.threads} thread(s); {datetime.now():%Y-%m-%d}; {args}"
-    )
+    named = ", ".join(f"{package} {number}" for package, number in theirs.items()) or "unknown"
+    return f"commit {commit}; ours: {versions()}; theirs: {named}; {device}; {date.today()}; {args}"
 
 
 if __name__ == "__main__":
@@ -286,13 +274,12 @@ if __name__ == "__main__":
         if unknown := [name for name in getattr(args, what) if name not in known]:
             sys.exit(f"peers.py: error: --{what} {' '.join(unknown)}: use some of {', '.join(known)}.")
     python = install(args)
-    git = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--exclude", "*"]
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()  # now: a run takes long
+    began_at = commit()  # now: a run takes long
     work = os.path.join(ROOT, "runs", f"peers-{datetime.now():%Y%m%d-%H%M%S}")
     output = args.output or os.path.join(work if args.shrink else os.path.join(ROOT, "results"), "peers.csv")
     workloads = {name: shrunk(WORKLOADS[name]) if args.shrink else WORKLOADS[name] for name in args.workloads}
     jobs = {name: prepare(args, name, workload, os.path.join(work, name)) for name, workload in workloads.items()}
-    rows, versions = [], {}
+    rows, theirs = [], {}  # theirs: versions
     for round in range(args.rounds):
         for name, job in jobs.items():
             for comparison in args.comparisons:
@@ -308,19 +295,19 @@ if __name__ == "__main__":
                             shutil.rmtree(path)
                     else:
                         result = run_theirs(args, python, sampling, peer, num_agents, folder)
-                        versions |= result.get("versions", {})
+                        theirs |= result.get("versions", {})
                     contestant = f"{script}.py" if side == "ours" else peer
                     rows.append(row_of(sampling, round, comparison, side, contestant, num_agents, result))
                     what = rows[-1]["error"] or f"{rows[-1]['seconds']:.3f} s, {rows[-1]['peak_mib']:.0f} MiB"
                     print(f"round {round}, {name}, {contestant}, {num_agents} agent(s): {what}", flush=True)
         os.makedirs(os.path.dirname(os.path.abspath(output)), exist_ok=True)
         with open(output, "w", newline="") as file:  # after every round, so that an interruption loses only one
-            file.write(f"# {about(args, commit, versions)}\n")
+            file.write(f"# {about(args, began_at, theirs)}\n")
             writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
     for job in jobs.values():
         shutil.rmtree(job["model"])
-    print(f"\n{about(args, commit, versions)}\n\n{table(rows)}\n\nrows in {output}, logs in {work}")
-    if not args.shrink and versions.get("torch", version("torch")) != version("torch"):
-        print(f"torch differs: ours {version('torch')}, theirs {versions['torch']}; --pip-args can choose its build")
+    print(f"\n{about(args, began_at, theirs)}\n\n{table(rows)}\n\nrows in {output}, logs in {work}")
+    if not args.shrink and theirs.get("torch", version("torch")) != version("torch"):
+        print(f"torch differs: ours {version('torch')}, theirs {theirs['torch']}; --pip-args can choose its build")

@@ -82,12 +82,13 @@ if __name__ == "__main__":
     if args.scaling:
         draw_scaling()
         sys.exit()
-    runs, stamps = {}, []
+    runs, from_file = {}, {}  # script -> its runs, and the stamp of their file
     for path in args.results:
         with open(path) as file:
-            stamps.append(file.readline().removeprefix("# ").strip())
+            stamp = file.readline().removeprefix("# ").strip()
             rows = list(csv.DictReader(file))
         runs |= {row["script"]: {} for row in rows}
+        from_file |= dict.fromkeys((row["script"] for row in rows), stamp)
         for row in rows:
             points = runs[row["script"]].setdefault(row["seed"], [])
             points.append((float(row["tokens"]), float(row[args.metric])))
@@ -113,7 +114,9 @@ if __name__ == "__main__":
     axes.legend(frameon=False)
     figure.tight_layout()
     figure.savefig(args.output + ".png")
-    lines += ["", "Interquartile means over seeds.", *stamps]
+    lines += ["", "Interquartile means over seeds."]
+    for stamp in dict.fromkeys(from_file.values()):
+        lines.append(f"- {', '.join(script for script in runs if from_file[script] == stamp)}: {stamp}")
     with open(args.output + ".md", "w") as file:
         file.write("\n".join(lines) + "\n")
     print("\n".join(lines))

@@ -8,21 +8,18 @@ Medians over the rounds, of the environment humaneval's step() with one agent. T
 
 import json
 import os
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from datetime import date
 
 import tyro
+from stamp import ROOT, stamp
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
 
-from envs.coding import Coding  # noqa: E402
-from rewards import sandbox  # noqa: E402
+from envs.coding import Coding
+from rewards import sandbox
 
 
 @dataclass
@@ -56,10 +53,8 @@ def seconds(args, env, branches):
 
 if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
-    git = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--exclude", "*"]
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
     cores = sorted(os.sched_getaffinity(0))
-    print(f"commit {commit}; Python {platform.python_version()}, {len(cores)} cores, {date.today()}; {args}")
+    print(stamp(args))
     env = Coding("humaneval", num_agents=1, dataset=args.dataset)
     branches = branches_of(env, 100)
     if failed := [step for step in env.step(branches) if not step.done]:

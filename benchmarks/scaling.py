@@ -11,7 +11,7 @@ processes: tokens/s of one process and of two under torchrun, a thread each, in 
 start: seconds from the command to the end of an evaluation of one task, with data files of different length.
 lora: two agents with whole weights and with adapters on one shared model, of random weights.
 
-Writes results/scaling.csv; plot.py --scaling draws the curves.
+Each process has one thread. Rows go to --output, results/scaling.csv; plot.py --scaling draws the curves there.
 """
 
 import csv
@@ -19,7 +19,6 @@ import glob
 import json
 import multiprocessing
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -27,13 +26,12 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field, replace
-from datetime import date
-from importlib.metadata import version
 
 import tyro
 from gpu import training_flops
-from throughput import ROOT, ours_sample, ours_train, prepare, timed
+from stamp import ROOT, stamp
 from throughput import Args as Point
+from throughput import ours_sample, ours_train, prepare, timed
 
 CURVES = {
     "num_agents": (1, 2, 4, 8),
@@ -57,6 +55,7 @@ class Args:
     script: str = "magrpo"  # whose functions and whose runs are measured
     rounds: int = 3  # medians are over these; lora makes one run each
     lora_hidden: int = 512  # hidden size of the model in lora, of 8 layers
+    output: str = os.path.join(ROOT, "results", "scaling.csv")  # rows of all parts that were asked for
 
 
 def measure(point, num_agents, num_turns, rounds):
@@ -184,21 +183,15 @@ def lora(args):
 
 if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
-    git = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--exclude", "*"]
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
-    versions = ", ".join(f"{package} {version(package)}" for package in ("torch", "transformers"))
-    stamp = f"commit {commit}; {versions}, Python {platform.python_version()}, {platform.machine()}, "
-    stamp += f"{os.cpu_count()} cores, 1 thread a process; {date.today()}; {args}"
-    print(stamp)
+    about = stamp(args)  # now: it takes long
+    print(about)
     parts = {"curves": curves, "processes": processes, "start": start, "lora": lora}
     if unknown := set(args.parts) - set(parts):
         sys.exit(f"scaling.py: error: --parts {' '.join(unknown)}: the parts are {', '.join(parts)}.")
     rows = [row for name in args.parts for row in parts[name](args)]
-    os.makedirs(os.path.join(ROOT, "results"), exist_ok=True)
-    path = os.path.join(ROOT, "results", "scaling.csv")
-    with open(path, "w", newline="") as file:
-        file.write(f"# {stamp}\n")
+    with open(args.output, "w", newline="") as file:
+        file.write(f"# {about}\n")
         writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row))
         writer.writeheader()
         writer.writerows(rows)
-    print(path)
+    print(args.output)

@@ -16,9 +16,7 @@ the ten operators that take most; the calls alone may find their tensors in a ne
 import importlib
 import math
 import os
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -28,11 +26,11 @@ from types import SimpleNamespace
 import torch
 import transformers
 import tyro
+from stamp import ROOT, stamp
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
 
 
@@ -175,15 +173,6 @@ class Products(TorchDispatchMode):
         return total
 
 
-def stamp(args):
-    """Commit, versions and arguments."""
-    git = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
-    versions = (
-        f"torch {torch.__version__}, transformers {transformers.__version__}, Python {platform.python_version()}"
-    )
-    return f"commit {git.stdout.strip()}, {versions}, {platform.machine()}, {args.threads} thread(s)\n{args}\n"
-
-
 def compare(args):
     script, agent, prompts = prepare(args)
     optimizer = torch.optim.AdamW(agent.model.parameters(), lr=0.0)
@@ -245,5 +234,5 @@ def compare(args):
 
 if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
-    print(stamp(args))
+    print(stamp(args) + "\n")
     compare(args)

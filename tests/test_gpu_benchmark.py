@@ -184,7 +184,7 @@ def test_the_tables_are_there(tmp_path):
     assert done.returncode == 0, done.stderr
     text = output.read_text()
     assert text.strip() in done.stdout
-    for part in ("commit ", f"torch {torch.__version__}", "seed 1", "divided by 32", "Not measured (--no-peers)."):
+    for part in ("commit ", f"torch {torch.__version__}", "seed=1", "divided by 32", "Not measured (--no-peers)."):
         assert part in text
     tables = {}
     for section in text.split("\n## ")[1:]:

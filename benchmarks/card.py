@@ -1,0 +1,80 @@
+"""What models/tiny can do before any training: the table of its card.
+
+    python benchmarks/card.py
+
+Each cell is a run of magrpo.py that only evaluates, seed 1, on 48 test tasks with four joint answers each. Functions
+have a second turn; classes have none, since with one the first turn's reward also pays for the turn that it saves.
+"""
+
+import glob
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+
+import tyro
+from stamp import ROOT, stamp
+
+
+@dataclass
+class Args:
+    eval_tasks: int = 48
+    eval_generations: int = 4  # joint answers to a task
+    most_agents: int = 3  # columns
+
+
+# (environment, agents at most, further arguments, [(what, metric of evaluation), ...])
+RUNS = [
+    ("tldr", 3, ["--max-new-tokens", "128"], [("tldr: mean reward, of 2.98", "return")]),
+    ("arxiv", 2, ["--max-new-tokens", "256"], [("arxiv: mean reward, of 2.98", "return")]),
+    (
+        "humaneval",
+        3,
+        ["--num-turns", "2"],
+        [
+            ("humaneval: first answers that pass every test", "all_passed_turn1"),
+            ("humaneval: second answers, after a failed first, that pass", "all_passed_turn2"),
+            ("humaneval: what the second turn adds to the first one's reward, of 4 (one agent: 2.1)", "gain_turn2"),
+        ],
+    ),
+    (
+        "classeval",
+        2,
+        [],
+        [
+            ("classeval: answers that pass every test", "all_passed"),
+            ("classeval: mean reward, of 6", "return"),
+        ],
+    ),
+]
+
+
+def evaluation(args, env, num_agents, flags):
+    """The metrics of one run's evaluation."""
+    if env == "arxiv" and num_agents == 1:
+        flags = ["--max-new-tokens", "512"]  # one introduction in place of two halves
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, os.path.join(ROOT, "magrpo.py"), "--env", env, "--num-agents", str(num_agents)]
+        command += ["--num-iterations", "0", "--eval-tasks", str(args.eval_tasks), "--output-dir", folder, *flags]
+        command += ["--eval-generations", str(args.eval_generations)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"card.py: error: {' '.join(command)} failed:\n{done.stderr[-2000:]}")
+        (path,) = glob.glob(os.path.join(folder, "*", "metrics.jsonl"))
+        with open(path) as file:
+            return json.loads(file.readline())
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args, description=__doc__)
+    print(stamp(args))
+    columns = range(1, args.most_agents + 1)
+    print(f"\n| | {' | '.join(f'{n} agent' + 's' * (n > 1) for n in columns)} |\n|---|{'---|' * len(columns)}")
+    for env, most, flags, rows in RUNS:
+        metrics = {n: evaluation(args, env, n, flags) for n in columns if n <= most}
+        for what, metric in rows:
+            cells = [f"{metrics[n].get(f'eval/{metric}', math.nan):.2f}" if n in metrics else "" for n in columns]
+            print(f"| {what} | {' | '.join(cells)} |", flush=True)

@@ -1,0 +1,32 @@
+"""What stands beside every figure: commit, versions, machine, date and arguments."""
+
+import os
+import platform
+import subprocess
+from datetime import date
+from importlib.metadata import version
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def commit():
+    """Of the code as it lies there now, with -dirty where it is not what was committed."""
+    git = "git describe --always --dirty --exclude '*'"
+    return subprocess.run(git, shell=True, cwd=ROOT, capture_output=True, text=True).stdout.strip() or "unknown"
+
+
+def versions(packages=("torch", "transformers")):
+    return ", ".join(f"{package} {version(package)}" for package in packages)
+
+
+def machine():
+    processor = platform.processor()
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo") as file:
+            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+        processor = names[0] if names else processor
+    return f"Python {platform.python_version()}, {platform.machine()}, {processor}, {os.cpu_count()} cores"
+
+
+def stamp(args):
+    return f"commit {commit()}; {versions()}, {machine()}; {date.today()}; {args}"
