@@ -95,8 +95,8 @@ DETAILS = [
 ]  # fmt: skip
 
 TREE_DETAILS = [
-    ("Returns are float64: in a group of equal returns the distance from their mean is below 1e-15, too little for Adam "
-     "to blow up.", "dtype=torch.float64)  # (J,)"),
+    ("Returns are float64: in a group of equal returns only rounding is left of an advantage, below 1e-9, and that is "
+     "not trained on; Adam would blow it up.", "dtype=torch.float64)  # (J,)"),
     ("A completion is credited with the mean, not the sum, over the joint actions that hold it, so that the scale does "
      "not grow with `--joint-mode cross`.", "group.returns = member.bincount("),
     ("The loss is a sum over tokens divided by the constant `max_new_tokens`, not by each completion's length, which "
@@ -162,9 +162,10 @@ DIFFERENCES = """The published library of this family, [CoMLRL](https://pypi.org
 - it samples at temperature 0.6, top-p 0.6 and top-k 50, and trains the whole distribution at temperature 1;
 - it replaces a loss that is not finite by the constant 0.1;
 - in cross mode it sums the returns of the joint actions that hold a completion, so that they grow with G^(N-1);
-- it cuts a prompt at the first pad token that stands in it.
+- where a pad token stands in a prompt, it takes the rest of the prompt for the beginning of the completion, and the
+  completion's text for empty.
 
-The paper divides by the group's standard deviation; we do not (Dr. GRPO). We add `gamma^turn` to the weight of a turn,
+The paper (arXiv 2508.04652) normalises advantages by the group's standard deviation; we do not (Dr. GRPO). We add `gamma^turn` to the weight of a turn,
 which makes the discounted return the objective; with the default gamma of 1 it is nothing."""
 
 IPPO_DIFFERENCES = """The published library of this family, [CoMLRL](https://pypi.org/project/comlrl/), differs in these points, as

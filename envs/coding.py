@@ -182,7 +182,10 @@ def _main_prompt(task, helpers):
 
 
 def _remarks(agent, names, findings):
-    """What agent number `agent` is told. Nothing here comes from a test that is scored, but for how many passed."""
+    """What agent number `agent` is told. Of scored tests it has only how many passed.
+
+    Where a benchmark's tests repeat an example of the prompt, that example is shown as the prompt's.
+    """
     name, (*helpers, main) = names[agent], names
     remarks = [f"{name} was found." if findings["defined"][agent] else f"No {name} that returns something was found."]
     if not findings["defined"][-1] and name != main:
