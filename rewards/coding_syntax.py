@@ -23,9 +23,12 @@ LITERAL = (ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, as
 FENCE = r"[ \t]*(?:`{3,}|~{3,})[^`\r\n]*"
 TAGS = r"(?:</?(?:answer|s)>|<[|\uff5c][^|\uff5c\r\n]{1,30}[|\uff5c]>)+"
 CODE = r"(?:async )?def \w|class \w|import \w|from [\w.]+ import |@\w"
-# How a line begins that is code and does not parse: indented, else, f(, a[, a.b += , a, b = , ), "a, (a
 KEYWORDS = "|".join(filter(str.islower, keyword.kwlist))
-BROKEN = rf"\s|$|({KEYWORDS})\b|[\w.]+(\(|\[| ?[^\w\s]{{0,3}}=)|[a-z]\w*[,:].*=|[\])}}@'\"]|[\[({{](?![A-Z/])"
+NAME = rf"\b(?!({KEYWORDS})\b)[^\W\d]\w*"
+PROSE = rf"\S[^'\"#]*?{NAME} +{NAME}"  # "for each number": code has no two names side by side, however broken
+# How a line begins that is code and does not parse: indented, else, f(, a[, a.b += , a, b = , ), "a, (a
+BEGINS = rf"\s|$|({KEYWORDS})\b|[\w.]+(\(|\[| ?[^\w\s]{{0,3}}=)|[a-z]\w*[,:].*=|[\])}}@'\"]|[\[({{](?![A-Z/])"
+BROKEN = rf"(?!{PROSE})({BEGINS})"
 NEWLINE = r"\r\n|\r|\n"  # str.splitlines would know more of them, which a string may hold
 # What would let a class find its methods elsewhere.
 HOOKS = {"__getattribute__", "__getattr__", "__new__", "__init_subclass__", "__set_name__"}

@@ -668,6 +668,14 @@ FORMATS = {
             "aux, the helper, doubles",
             "explanation: it sums",
         ),
+        *(
+            "for each number, aux is called.",
+            "if the list is empty, 0 is returned",
+            "with this, it works",
+            "in short: it sums",
+            "def f(numbers): the function's name",
+            "from numbers, aux makes their doubles",
+        ),
     ],
 )
 def test_prose_behind_the_code(line):
@@ -704,6 +712,7 @@ def test_prose_behind_the_code(line):
             "]",
         ),
         *("'''Now", '"""It is', '"It', "(a, b) = (", "[x for x in", "{1:", "    Else x", "\tIt is", "größe = ("),
+        *("x = 'the sum", "for x in y if z and", "import a as b, c as", "    the sum", "with x as y, z as # the sum"),
     ],
 )
 def test_broken_code_is_no_prose(line):
