@@ -378,7 +378,8 @@ def read_blocks(text):
     """The statements of a completion: all of it, or else those of each fenced block that defines or imports something.
 
     A block ends at the first fence that leaves Python behind, since a docstring may hold fences. Beside such blocks,
-    of others the constants. Before the first fence, and where no block is such, the code may stand in prose.
+    of others the constants. Outside of the fences, and where no block is such, the code may stand in prose; it comes
+    first, as of two definitions the last one counts.
     """
     plain = _plain(text)
     for form in (text, plain):
@@ -388,7 +389,7 @@ def read_blocks(text):
     lines = re.split(NEWLINE, _unwrapped(plain))
     fences = [i for i, line in enumerate(lines) if re.fullmatch(FENCE, line)][:100]
     ends = [i for i in fences if not lines[i].strip(" \t`~")] + [len(lines)]
-    bodies, end = _between_prose(lines[: fences[0]] if fences else lines), -1
+    outside, bodies, end = _between_prose(lines[: fences[0]] if fences else lines), [], -1
     for start in fences:
         for stop in [i for i in ends if i > start > end][:8]:
             body = _statements_of("\n".join(lines[start + 1 : stop])) or []
@@ -399,7 +400,7 @@ def read_blocks(text):
             if body:
                 bodies.append(body)
                 break
-    return bodies if end >= 0 else _between_prose(lines)
+    return [*outside, *_between_prose(lines[max(end, *fences) + 1 :]), *bodies] if end >= 0 else _between_prose(lines)
 
 
 def _between_prose(lines, most=20):

@@ -671,6 +671,8 @@ def test_methods_between_prose():
         score(ONE, pieces.format(f"import operator\n{SIZE.replace('len', 'operator.length_hint')}", AREA)).reward == 6
     )
     assert score(ONE, pieces.format(SIZE.replace("len(", "7 + len("), SIZE + AREA)).reward == 6
+    assert score(ONE, pieces.format(f"```\n{SIZE}```", AREA)).reward == 6
+    assert score(ONE, pieces.format(f"```\n{SIZE}{AREA}```", AREA.replace("math.pi", "7"))).reward == 6
 
 
 def test_methods_at_unequal_depths():

@@ -1110,6 +1110,11 @@ PIECES = {  # of code without fences, with prose between them
     "draft, then indented": f"{ALONE}\nBetter, with the helper:\n\n{textwrap.indent(MAIN, '    ')}\nThat's all.",
     "draft before a fence": f"{ALONE}\nBetter, with the helper:\n\n{MAIN}\nTest:\n```python\nassert f([1]) == 2\n```",
     "stub behind": f"{MAIN}\nIts signature is\n\ndef f(numbers): ...\n\nas asked.",
+    "imports in a block": "First:\n```python\nimport math\n```\nThen:\n\n"
+    + MAIN.replace("aux(x)", "math.trunc(aux(x))"),
+    "example in a block": f"So:\n```python\nfrom main import f\nprint(f([1]))\n```\nwith\n\n{MAIN}\nIt's short.",
+    "draft behind a block": f"```python\n{MAIN}```\nWithout the helper it's\n\n{ALONE}\nor shorter.",
+    "broken code behind a block": f"```python\n{MAIN}```\nAt first I had\n\n{ALONE}\ndef g(\n",
     "first line repeated": f"{MAIN}\nLine by line:\n\ndef f(numbers):\nThis is the function's name.",
     "words that begin code": f"{MAIN}\nNow you can\nimport it, or\nfrom it import f, the\nclass is not needed.",
     "test behind": f"{MAIN}\nA test:\n\nimport absent\nfrom solution import f\nassert absent.close(f([1]), 2)\n",
