@@ -305,13 +305,14 @@ def read_function(text, name):
     return _needed(others, chosen[-1]) + chosen[-1], ""
 
 
-def _needed(others, code):
+def _needed(others, code, hints=True):
     """Those of the other statements that the code reads, or that one of them reads in turn.
 
-    What is left out may be a test or an example, which imports what is not there.
+    What is left out may be a test or an example, which imports what is not there. `hints` as in _loaded.
     """
-    read, before = {"*", "annotations"}.union(*map(_loaded, code)), None  # import * may be read, the future always
-    named = {node: (_gives(node), _loaded(node)) for node in others}
+    loaded = {node: _loaded(node, hints) for node in others + code}
+    read, before = {"*", "annotations"}.union(*map(loaded.get, code)), None  # import * may be read, the future always
+    named = {node: (_gives(node), loaded[node]) for node in others}
     while read != before:
         read, before = read.union(*[loaded for gives, loaded in named.values() if gives & read]), read
     return [node for node in others if named[node][0] & read]
@@ -320,9 +321,11 @@ def _needed(others, code):
 def _named(statements, code):
     """The definitions and imports of the statements that the code needs: those have to work.
 
-    Of `import *` only what is read has to be there: it may stand for what another agent wrote.
+    Of `import *` only what is read has to be there: it may stand for what another agent wrote. What only annotations
+    read need not be, such as numpy's types: the future leaves them alone.
     """
-    return [node for node in _needed(statements, code) if isinstance(node, NAMING) and "*" not in _gives(node)]
+    needed = _needed(statements, code, hints=False)
+    return [node for node in needed if isinstance(node, NAMING) and "*" not in _gives(node)]
 
 
 def _is_idle(statement, known):
@@ -550,8 +553,12 @@ def _cooperation(body, entry_point, helpers):
     }
 
 
-def _loaded(node):
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+def _loaded(node, hints=True):
+    """The names that a node reads; `hints`: also in annotations."""
+    roots = [] if hints else [getattr(n, part, None) for n in ast.walk(node) for part in ("annotation", "returns")]
+    skip = {n for root in filter(None, roots) for n in ast.walk(root)}
+    names = [n for n in ast.walk(node) if isinstance(n, ast.Name) and n not in skip]
+    return {n.id for n in names if isinstance(n.ctx, ast.Load)}
 
 
 def _read(statement):

@@ -197,6 +197,8 @@ FORMS = {
     "class that knows the class": "class N:\n    def n(self, box): return isinstance(box, Box) and len(box.items)\n"
     "def size(self): return N().n(self)",
     "types without their import": "def size(self, other: Box = None) -> Optional[List[int]]: return len(self.items)",
+    "types that are not there": "import absent as no\n"
+    "def size(self, by: no.N = 1) -> no.N: return by * len(self.items)",
     "import of what is not there": "import nothing_of_this_name\ndef size(self): return len(self.items)",
     "a test's exit": "import unittest\ndef size(self): return len(self.items)\nunittest.main()",
     "an example's input": "def size(self): return len(self.items)\nn = int(input())",

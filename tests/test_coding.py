@@ -414,6 +414,20 @@ def test_an_import_that_nothing_reads_costs_nothing(line):
     )
 
 
+def test_an_import_that_only_annotations_read_costs_nothing():
+    lines = "import absent as no\nfrom absent.types import Vector\n"
+    main = MAIN.replace("(numbers)", "(numbers: no.Array, n: Vector = None) -> no.Number")
+    assert reward(AUX, lines + main) == reward(AUX, f"```\n{lines}```\n```\n{main}```") == 4
+    typed = lines + main.replace("return", "total: no.Number = 0\n    return")
+    assert reward("from absent import Number\n" + AUX.replace("(x)", "(x: Number)"), typed) == 4
+    # What is there, is: some decorators evaluate annotations.
+    main = "import functools\nfrom decimal import Decimal\n@functools.singledispatch\ndef g(x):\n    return aux(x)\n"
+    main += "@g.register\ndef _(x: Decimal):\n    return x\ndef f(numbers):\n    return sum(map(g, numbers))\n"
+    assert reward(AUX, main) == 4
+    used = typed.replace("= 0", "= no.Number(0)")
+    assert scores([AUX, used])[0].parts["tests"] == 0
+
+
 def test_a_long_chain_of_assignments_is_read_in_time():
     chain = "".join(f"    y{i + 1} = y{i}\n" for i in range(700))
     main = f"def f(numbers):\n    y0 = [aux(x) for x in numbers]\n{chain}    return sum(y700)"
