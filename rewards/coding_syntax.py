@@ -181,8 +181,10 @@ def prepare_class(texts, assigned, class_name, base):
             parts = [part for part in parts if isinstance(part, FUNCTIONS)]
             if name in names and parts:
                 # The last one, and where that goes on with what the name meant, as in @count.setter, those before it.
-                first = max(i for i, part in enumerate(parts) if i == 0 or name not in map(_root, part.decorator_list))
-                filled[methods[name]] = parts[first:]
+                starts = [i for i, part in enumerate(parts) if i == 0 or name not in map(_root, part.decorator_list)]
+                runs = [parts[i:j] for i, j in zip(starts, [*starts[1:], None])]
+                # But rather one that returns something: a part of it may be shown once more, to explain it.
+                filled[methods[name]] = [*runs, *[run for run in runs if _returns(run[0])]][-1]
                 for part in parts:
                     part.decorator_list = part.decorator_list or methods[name].decorator_list
         written.append([name in found for name in names])

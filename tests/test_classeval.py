@@ -170,6 +170,8 @@ FORMS = {
     "    def size(self): return self.C().n(self.items)",
     "another class": "class C:\n    def n(self, x): return len(x)\ndef size(self):\n    return C().n(self.items)",
     "twice": "def size(self):\n    return 77\ndef size(self):\n    return len(self.items)",
+    "a part explained": "```\ndef size(self):\n    return len(self.items)\n```\nIt begins with\n"
+    "```\ndef size(self):\n    n = 0\n```",
     "comments in what others write": "```\nclass Box:\n    def add(self, x):\n        # As given\n\n"
     "    def size(self):\n        return len(self.items)\n\n    def area(self, r):\n        # Not asked for\n```",
     "its constructor too": "class Box:\n    def __init__(self): 1 / 0\n    def size(self): return len(self.items)",
