@@ -9,6 +9,7 @@ import builtins
 import itertools
 import keyword
 import re
+import sys
 import textwrap
 
 NONE = ast.dump(ast.Constant(None))
@@ -77,9 +78,11 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
         others = {*owned} - {name}  # what another agent was asked for is not this one's to define
         body = [n for n in body if not (isinstance(n, FUNCTIONS) or _is_constant(n)) or not _gives(n) & others]
         body = [node for node in body if not _is_idle(node, owned)]
-        # Nor is what is there already imported inside a function, where that may be the only statement of its block.
+        # Nor is what is there already imported inside a function, where that may be the only statement of its block;
+        # but a gcd may be made of the one in math.
         for node in [part for n in body if isinstance(n, DEFINITIONS) for part in ast.walk(n)]:
-            if isinstance(node, IMPORTS) and _is_idle(node, owned):
+            library = getattr(node, "module", None) in sys.stdlib_module_names
+            if isinstance(node, IMPORTS) and _is_idle(node, owned) and not library:
                 node.__class__ = ast.Pass
         # What reads a function that is not there yet is an example of use.
         later = {*owned[i + 1 :]}.difference(dir(builtins), *map(_gives, body))

@@ -477,6 +477,14 @@ def test_what_an_agent_imports_of_another_is_there_already():
     assert reward(AUX, f"try:\n    math\nexcept NameError:\n    import math\n{used}") == 4
 
 
+def test_a_function_may_be_made_of_the_librarys_of_the_same_name():
+    tests, inside = "assert gcd(4, 6) == 2\nassert gcd(3, 5) == 1", "    from math import gcd\n    return"
+    helper, main = f"def aux(a, b):\n{inside} [gcd(a, b)]", "def gcd(a, b):\n    return aux(a, b)[0]"
+    answers = [Answer([helper, main], ["aux"], "gcd", tests, ["gcd"])]
+    answers += [Answer([f"def gcd(a, b):\n{inside} gcd(a, b)"], [], "gcd", tests, ["gcd"])]
+    assert [score.reward for score in coding_rewards(answers)] == [4, 2.1]
+
+
 @pytest.mark.parametrize(
     "example", ["print(f([3]))", "assert f([3]) == 6", "assert aux(1) == 7, 'wrong'", "python", "-it", "[END]"]
 )
