@@ -77,6 +77,11 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
         errors.append(error[:200])
         others = {*owned} - {name}  # what another agent was asked for is not this one's to define
         body = [n for n in body if not (isinstance(n, FUNCTIONS) or _is_constant(n)) or not _gives(n) & others]
+        # Whatever it takes for the module of the others: helpers.aux is aux.
+        modules = {name for n in body if isinstance(n, ast.Import) for name in _gives(n)} - sys.stdlib_module_names
+        for node in [part for n in body for part in ast.walk(n) if isinstance(part, ast.Attribute)]:
+            if node.attr in others and getattr(node.value, "id", None) in modules:
+                node.__class__, node.id = ast.Name, node.attr
         body = [node for node in body if not _is_idle(node, owned)]
         # Nor is what is there already imported inside a function, where that may be the only statement of its block;
         # but a gcd may be made of the one in math.

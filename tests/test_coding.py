@@ -470,6 +470,10 @@ def test_what_an_agent_imports_of_another_is_there_already():
     inside = "from helpers import aux", "try:\n        from helpers import aux\n    except ImportError:\n        pass"
     for line in inside:
         assert reward(AUX, MAIN.replace("return", f"{line}\n    return")) == 4
+    for line, module in ("import helpers", "helpers"), ("import team.helpers as h", "h"), ("import aux", "aux"):
+        assert reward(AUX, f"{line}\n{MAIN.replace('aux(', f'{module}.aux(')}") == 4
+    other = "import helpers\n" + MAIN.replace("aux(x)", "helpers.aux(x) + helpers.other")
+    assert scores([AUX, other])[0].parts["tests"] == 0
     # What else is tried there counts.
     more = "try:\n    from helpers import aux\n    n = 1\nexcept ImportError:\n    n = 2\n"
     assert scores([AUX, more + MAIN.replace("aux(x)", "aux(x) * n // 2")])[0].parts["tests"] == 1
