@@ -101,7 +101,7 @@ def read_rows(dataset, columns, hub, hub_splits, hub_config=None, say=print):
     columns: the columns every row must have, as text but for those of NO_TEXT
     hub, hub_config: id and configuration of the environment's own set
     hub_splits: dict, the slice of the own set for each split, e.g. {"train": "train[:1000]", "test": "test[:1000]"}
-    say: gets a line about how a file was split
+    say: gets a line about how a file was split, and one about rows that train and test share
 
     Returns dict(split -> list of dicts). Raises ValueError, one sentence, for a file that is missing or malformed, a
     hub that does not answer, a missing column, what is no text and an empty split.
@@ -128,6 +128,10 @@ def read_rows(dataset, columns, hub, hub_splits, hub_config=None, say=print):
                     f"--dataset {dataset}: row {number} of the split {split} has nothing, or what is no UTF-8 text, "
                     f"in {', '.join(odd)}; mend it, or leave the row out."
                 )
+    for asked in ASKED.intersection(columns):
+        known = {row[asked] for row in splits.get("train", [])}
+        if both := [row for row in splits.get("test", []) if row[asked] in known]:
+            say(f"--dataset {dataset}: {len(both)} rows of test have the {asked} of a row of train; leave them out")
     return splits
 
 

@@ -141,6 +141,17 @@ def test_a_split_column_is_obeyed(tmp_path, capsys):
     assert "2 rows of other splits are left out" in capsys.readouterr().out
 
 
+def test_what_train_and_test_share_is_said(tmp_path, capsys):
+    envs.make("tldr", dataset=write_jsonl(tmp_path / "new.jsonl", rows(20)))
+    assert "of a row of train" not in capsys.readouterr().out
+    lines = [{**row, "split": "test"} for row in rows(5)] + [{**row, "split": "train"} for row in rows(9)[3:]]
+    envs.make("tldr", dataset=write_jsonl(tmp_path / "shared.jsonl", lines))
+    assert "shared.jsonl: 2 rows of test have the prompt of a row of train" in capsys.readouterr().out
+    tasks = [{**row, "task_id": f"mine {i}"} for i, row in enumerate([HUMANEVAL] * 20)]
+    envs.make("humaneval", dataset=write_jsonl(tmp_path / "own.jsonl", tasks))
+    assert "own.jsonl: 2 rows of test have the prompt of a row of train" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "content, words",
     [
