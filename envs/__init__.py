@@ -187,7 +187,8 @@ def _datasets_rows(dataset, *args, **kwargs):
     try:
         return load_dataset(*args, **kwargs).to_list()
     except Exception as error:  # whatever the network, the hub and the file formats raise; all of it is reported
+        remedy = "check the name and the network, or use sample"
+        if os.path.isfile(dataset):  # of which it may say that an error occurred, and which one below that
+            remedy, error = "mend the file", error.__cause__ or error
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(
-            f"--dataset {dataset}: it could not be loaded ({reason}); check the name and the network, or use sample."
-        ) from None
+        raise ValueError(f"--dataset {dataset}: it could not be loaded ({reason}); {remedy}.") from None

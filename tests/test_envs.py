@@ -7,7 +7,9 @@ import subprocess
 import sys
 
 import datasets
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 import envs
 from envs import samples, writing
@@ -203,6 +205,15 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path):
     os.symlink("/proc/self/mem", path)  # reading it fails, also for root
     with pytest.raises(ValueError, match=r"--dataset .*a\.jsonl: it cannot be read \(Input/output error\).*\.$"):
         envs.make("arxiv", dataset=path)
+
+
+def test_a_parquet_file_that_does_not_load_is_to_be_mended(tmp_path):
+    broken, empty = tmp_path / "broken.parquet", tmp_path / "empty.parquet"
+    broken.write_bytes(b"PAR1")
+    parquet.write_table(pyarrow.table({"abstract_text": []}), empty)
+    for path in broken, empty:  # what datasets says of the second is that an error occurred
+        with pytest.raises(ValueError, match=r"could not be loaded \(Arrow.*\); mend the file\.$"):
+            envs.make("arxiv", dataset=str(path))
 
 
 def test_binary_text_is_refused(tmp_path):
