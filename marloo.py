@@ -46,7 +46,6 @@ import transformers
 import tyro
 from torch.nn.functional import cross_entropy, pad
 from torch.utils.checkpoint import checkpoint
-from torch.utils.weak import WeakTensorKeyDictionary
 from tqdm import tqdm
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
@@ -125,7 +124,7 @@ def average(tensors):
 
 
 def train_mode(model):
-    """Training mode for the layers that --gradient-checkpointing computes again; dropout and noise stay off."""
+    """Training mode where transformers asks for it before it checkpoints a layer; dropout and noise stay off."""
     for module in model.modules():
         module.training = getattr(module, "gradient_checkpointing", False)
 
@@ -170,22 +169,20 @@ def head(model, hidden, temperature):  # (..., D) -> (..., V)
     return logits if temperature in (0, 1) else logits / temperature  # 0 takes the likeliest token
 
 
-MASKS = WeakTensorKeyDictionary()  # a mask -> {query heads that share a key head: what is added to their scores}
-
-
 def sdpa(module, query, key, value, attention_mask, **kwargs):  # (R, H, L, E) -> (R, L, H, E)
-    """transformers' own; under a mask that copies keys for each query head, so heads become further queries here."""
+    """transformers' own. Under a mask that copies keys for each query head, so here heads become further queries."""
     (R, H, L, E), K = query.shape, key.shape[1]
     if attention_mask is None or attention_mask.shape[1] > 1:  # or each head has a mask of its own
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    masks = MASKS.setdefault(attention_mask, {})  # for all layers, each of which keeps it for the backward pass
-    if H // K not in masks:
+    # made once for all layers, as each keeps it for the backward pass; it lives as long as the mask it is made of
+    added = vars(attention_mask).setdefault("added", {})
+    if H // K not in added:
         kind = query.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
-        added = attention_mask if attention_mask.is_floating_point() else attention_mask.log()  # 0 or -inf
-        masks[H // K] = added.to(dtype).repeat(1, 1, H // K, 1)
+        scores = attention_mask if attention_mask.is_floating_point() else attention_mask.log()  # 0 or -inf
+        added[H // K] = scores.to(dtype).repeat(1, 1, H // K, 1)
     query = query.reshape(R, K, -1, E)
-    states, _ = sdpa_attention_forward(None, query, key, value, masks[H // K], **kwargs)  # (R, H / K * L, K, E)
+    states, _ = sdpa_attention_forward(None, query, key, value, added[H // K], **kwargs)  # (R, H / K * L, K, E)
     return states.transpose(1, 2).reshape(R, H, L, -1).transpose(1, 2).contiguous(), None
 
 
@@ -197,7 +194,7 @@ def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # 
     (K, R * S, C, E), of which W are read; the mask (R, 1, 1, P + W) is added to all scores. Keys of a prompt are read
     once for its S completions, and no query head has a copy of its own.
     """
-    # scores are to be float32 products of what sdpa takes in training, which is bfloat16 under autocast
+    # sdpa in training multiplies what autocast rounded to bfloat16 and adds up in float32: so do the scores here
     rounded = lambda x: x.to(value.dtype).float()
     # keys lie as columns: products of few queries with them are faster on a CPU
     new_keys, new_values = rounded(key).permute(1, 0, 3, 2), value.transpose(0, 1)  # (K, rows, E, L), (K, rows, L, E)
@@ -211,9 +208,8 @@ def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # 
     query = rounded(query).view(rows, K, -1, E) * kwargs["scaling"]
     query = query.transpose(0, 1).contiguous()  # (K, R * S, H / K, E)
     with torch.autocast(query.device.type, enabled=False):
-        # far: of the prompt's tokens, near: of the completion's own
-        far = query.view(K, R, -1, E) @ prompt_keys  # (K, R, S * H / K, P)
-        near = (query @ keys).view(K, R, -1, W)
+        far = query.view(K, R, -1, E) @ prompt_keys  # of the prompt's tokens: (K, R, S * H / K, P)
+        near = (query @ keys).view(K, R, -1, W)  # of the completion's own: (K, R, S * H / K, W)
     scores = torch.cat([far, near], -1) + attention_mask.transpose(0, 1)
     far, near = scores.softmax(-1).to(value.dtype).tensor_split([P], -1)
     near = near.reshape(K, rows, -1, W) @ values  # (K, R * S, H / K, E)
@@ -221,6 +217,7 @@ def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # 
 
 
 def trunk(model, input_ids, mask, position_ids, cache, attend=sdpa):  # (R, L) -> (R, L, D)
+    """The last hidden states, of a model whose layers attend by `attend`."""
     inputs = {"attention_mask": mask, "position_ids": position_ids, "past_key_values": cache}
     precision = torch.get_float32_matmul_precision()
     # TF32 is for the head: attention's scores are float32 products, and so are rotary angles before transformers 5.19
@@ -245,7 +242,10 @@ def prefill(agent, texts, cache, attend=sdpa):
 
 
 def draw(weights):  # (rows, n) -> (rows, 1)
-    """Draws a column of each row by inversion, of many first a block of 256; torch.multinomial takes n numbers."""
+    """Draws a column of each row, as its weight has it, by inversion: of many, first a block of 256, then one in it.
+
+    That takes one to three random numbers for a row, where torch.multinomial takes n.
+    """
     n = weights.shape[1]
     if n > 256:
         blocks = pad(weights, (0, -n % 256)).unflatten(1, (-1, 256))  # (rows, n / 256, 256)
@@ -299,37 +299,37 @@ def decode(agent, texts, S, temperature, C):
         (K, _, E, _), rows = keys.shape, len(texts) * S
         buffers = [keys.new_zeros(K, rows, E, C), values.new_zeros(K, rows, C, values.shape[3])]
         held[module] = [keys[:, of_row], values[:, of_row]], buffers
-    alive = torch.arange(len(texts) * S, device=device).view(-1, S)  # (R, S)
-    tokens = torch.zeros(alive.numel(), C, dtype=torch.long, device=device)
-    logprobs = torch.zeros(alive.numel(), C, device=device)
-    running, token = torch.ones_like(alive, dtype=torch.bool), torch.zeros_like(alive)
-    t = torch.zeros(1, dtype=torch.long, device=device)
+    tokens = torch.zeros(len(texts) * S, C, dtype=torch.long, device=device)
+    logprobs = torch.zeros(len(texts) * S, C, device=device)
+    batch = torch.arange(len(tokens), device=device).view(-1, S)  # (R, S), which rows of tokens decode: all at first
+    running = torch.ones_like(batch, dtype=torch.bool)  # which of them have not stopped
+    t, read = torch.zeros(1, dtype=torch.long, device=device), 0  # the token to be read; how many will be, known here
 
     def choose(hidden):  # (R * S, D)
         probs = head(model, hidden, temperature).softmax(-1)  # (R * S, V)
         chosen = draw(probs) if temperature else probs.argmax(-1, keepdim=True)
-        logprobs[alive, t] = probs.gather(-1, chosen).log().view_as(alive)
-        tokens[alive, t] = token.copy_(chosen.view_as(alive))
-        running.logical_and_((token[..., None] != agent.stop_ids).all(-1))
+        logprobs[batch, t] = probs.gather(-1, chosen).log().view_as(batch)
+        tokens[batch, t] = chosen.view_as(batch)
+        running.logical_and_((chosen != agent.stop_ids).all(-1).view_as(batch))
 
     def step():  # reads token t of each, and draws the next one; in place, so that it can be recorded
         mask.index_fill_(1, P + t, 1)
-        position_ids = (mask.sum(1, keepdim=True) - 1).expand_as(token).reshape(-1, 1)
+        position_ids = (mask.sum(1, keepdim=True) - 1).expand_as(batch).reshape(-1, 1)
         seen = mask[:, : P + read]
         seen = seen[:, None, None].log() if cache is None else seen  # 0 or -inf, to be added to scores
-        hidden = trunk(model, token.view(-1, 1), seen, position_ids, cache, attend(t))[:, 0]
+        hidden = trunk(model, tokens[batch, t].view(-1, 1), seen, position_ids, cache, attend(t))[:, 0]
         t.add_(1)
         choose(hidden)
 
     choose(hidden)
-    read = 0  # of each completion's tokens
-    at_once = 64 if agent.record else 1  # between two looks at what stopped, for which the CPU has to wait
+    at_once = 64 if agent.record else 1  # tokens between two looks at what stopped, for which the CPU has to wait
     while read < C - 1 and len(remaining := running.any(1).nonzero()[:, 0]):
+        # prompts of which all completions stopped leave, and as many columns as no prompt needs
         most = running.sum(1).max()
         if 8 * len(remaining) * most <= 7 * running.numel():  # only if an eighth leaves: what stays is copied
             columns = running[remaining].int().argsort(1, descending=True)[:, :most]
-            index, mask = (remaining[:, None] * running.shape[1] + columns).flatten(), mask[remaining]
-            alive, token, running = (x[remaining].gather(1, columns) for x in (alive, token, running))
+            index, mask = (remaining[:, None] * batch.shape[1] + columns).flatten(), mask[remaining]
+            batch, running = (x[remaining].gather(1, columns) for x in (batch, running))
             for module, (states, buffers) in held.items():
                 held[module] = [x[:, remaining] for x in states], [x[:, index] for x in buffers]
             if cache is not None:
@@ -370,8 +370,9 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
 def completion_states(agent, rows):
     """Hidden states that predict the tokens of the completions, one after the other: (tokens, D).
 
-    rows: (prompt, completion, ...), of token ids. As in `sample`, a prompt is computed once and its completions go on
-    from its cache, here with gradients; an agent that cannot share computes it again for each completion.
+    rows: (prompt, completion, ...), of token ids, by length of completion. As in `sample`, a prompt is computed once
+    and its completions go on from its cache, here with gradients; an agent that cannot share computes it again for
+    each completion.
     """
     prompts, completions, *_ = zip(*rows)
     if not agent.share:
@@ -433,7 +434,7 @@ def agrees(args, agent, prompt_ids):
 
     A model that scales its logits, attends otherwise or counts what pads a shorter prompt would be trained wrongly.
     """
-    probe = SimpleNamespace(model=agent.model, stop_ids=torch.tensor([-1]), record=None)
+    probe = SimpleNamespace(model=agent.model, stop_ids=torch.tensor([-1]), record=None)  # which nothing stops
     prompts = [prompt_ids, prompt_ids[len(prompt_ids) // 2 :]]
     drawn = sample(probe, prompts, 2, 1.0, min(8, args.max_new_tokens), args.max_batch_tokens)
     rows = [(prompt, *pair) for prompt, pairs in zip(prompts, drawn) for pair in pairs]
@@ -462,7 +463,7 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
 
     Returns (turns, seconds): turns[t] lists the nodes of turn t. A node has task, history (the Steps before it),
     weight (the chance that a trajectory drawn from the tree passes it), value (its mean return), joint (J tuples:
-    which completion of each agent), steps and children (J each), ends (J: the last Step, by way of first children),
+    which completion of each agent), steps and children (J each), ends (J: the last Step, first children followed),
     groups: for each agent its prompt, prompt_ids, G completions (text), completion_ids, logprobs (of the sampling
     loop), stopped (by themselves) and returns (G,).
     """
@@ -533,7 +534,8 @@ def summarize(split, turns, num_turns):
                     sums[f"agent_{i}/entropy"] += (-sum(logprobs), len(ids))  # an estimate, in nats a token
                     sums[f"agent_{i}/completion_length"] += (len(ids), 1)
                     sums[f"agent_{i}/stopped"] += (stopped, 1)
-            chance = node.weight * len(turns[0]) / len(node.steps)  # processes may differ in their number of tasks
+            # of a joint action, times the number of tasks: where a process has more of them, they count as much
+            chance = node.weight * len(turns[0]) / len(node.steps)
             for step, child in zip(node.steps, node.children):
                 sums[f"reward_turn{t}"] += (chance * step.reward, chance)
                 if t > 1:
@@ -655,13 +657,13 @@ if __name__ == "__main__":
     optional = {"reward": args.reward, "feedback": args.feedback, "allow_unsafe_code": args.allow_unsafe_code}
     setup |= {name: value for name, value in optional.items() if value}
     try:
-        module, colon, name = args.env.partition(":")
-        if os.path.exists(os.path.join(here, "envs", "writing.py")):  # a copy of this file may have none beside it
-            module, colon, name, setup = "envs", ":", "make", {"name": args.env, **setup}
-        make = colon and vars(importlib.import_module(module)).get(name)
-        if not make:
-            fail(f"--env {args.env}: no such class, and no envs/ beside this file; use module:Class of your own.")
-        env = make(**setup)
+        if os.path.exists(os.path.join(here, "envs", "writing.py")):
+            env = importlib.import_module("envs").make(args.env, **setup)
+        else:  # beside a copy of this file there may be none
+            module, colon, name = args.env.partition(":")
+            if not colon or name not in vars(importlib.import_module(module)):
+                fail(f"--env {args.env}: no such class, and no envs/ beside this file; use module:Class of your own.")
+            env = vars(sys.modules[module])[name](**setup)
         train_tasks, test_tasks = (list(env.tasks(split) or ()) for split in ("train", "test"))
     except ModuleNotFoundError as error:
         fail(f"--env {args.env}: {error}; correct it, or name another.")
@@ -746,7 +748,7 @@ if __name__ == "__main__":
             bytes_left = max_context(model) // 2 - args.max_new_tokens
             large = [text for text in others if len(text.encode()) > bytes_left]
             prompt_ids = encode(agent, [*large, largest], args.max_new_tokens)[-1][-64:]
-            # only on a CPU, where all is float32: a shared model on its GPU was compared before
+            # only on a CPU, where all is float32; one that is on its GPU is an earlier agent's, compared before
             if model.device.type == "cpu" and not agrees(args, agent, prompt_ids):
                 why = "not finite? scaled or capped? attention? dropout with --gradient-checkpointing?"
                 fail(f"--model {name} has other log-probabilities ({why}); use another.")
@@ -755,6 +757,7 @@ if __name__ == "__main__":
             fail(f"--model {name}: agent {i} cannot use it on {place} ({reason}); name what works.")
         agent.trained = {key: p for key, p in model.to(place).named_parameters() if p.requires_grad}
         options = {"lr": args.learning_rate, "weight_decay": 0.0, "fused": True}
+        # a group may be empty: an adapter that is only evaluated trains nothing
         agent.optimizer = torch.optim.AdamW([{"params": agent.trained.values()}], **options)
         agents.append(agent)
         size = f"{sum(p.numel() for p in agent.trained.values()) / 1e6:.2f}M parameters to train on {place}"

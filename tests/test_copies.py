@@ -107,5 +107,5 @@ def test_scripts_import_only_envs_of_this_repository(name):
         elif isinstance(node, ast.ImportFrom):
             names.add(node.module.split(".")[0])
     assert not names & ours  # envs is imported by name where the environment is made
-    assert 'module, colon, name, setup = "envs", ":", "make"' in WHOLE[name]
+    assert WHOLE[name].count('importlib.import_module("envs")') == 1
     assert names - {"numpy", "torch", "tqdm", "transformers", "tyro"} <= set(__import__("sys").stdlib_module_names)
