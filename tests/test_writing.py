@@ -152,7 +152,17 @@ def test_rouge_and_repetition():
     assert parts["rouge"] == pytest.approx((6 / 13 + 0) / 2)
     # "x" ten times: eight runs of three, one of them new
     assert parts["repetition"] == pytest.approx((0 + 7 / 8) / 2)
-    assert "rouge" not in pair_reward("a", "b")[1]
+    assert "rouge" not in pair_reward("a", "b")[1] and pair_reward("a", "b", reference="")[1]["rouge"] == 0
+    # a word counts as often as both texts have it: 2 * 2 / (4 + 3)
+    assert pair_reward("cat cat cat dog", "", reference="cat cat bird")[1]["rouge"] == pytest.approx(4 / 7 / 2)
+    assert pair_reward("two words", "")[1]["repetition"] == 0  # too short for a run of three
+
+
+def test_words_differ_by_letters_alone():
+    """Not by case, punctuation, or the kind of an apostrophe; an underscore parts them."""
+    _, parts = pair_reward("BIG_dog, can’t", "big dog", source="Big. Dog!")
+    assert parts["grounded"] == 1 and parts["content"] == 4 / 5  # can't is a stop word
+    assert pair_reward("a b c A, B. C!", "")[1]["repetition"] == 1 / 4 / 2
 
 
 def test_ladder_is_the_mean_over_neighbours():
