@@ -77,6 +77,7 @@ def test_users_class_gets_the_arguments_and_the_options(user_folder):
         ({"name": "tdlr"}, ["--env tdlr", "tldr", "humaneval", "module:Class"]),
         ({"name": ":Class"}, ["--env :Class"]),
         ({"name": "tutti_nowhere:Env"}, ["--env", "no module tutti_nowhere"]),
+        ({"name": "tutti_nowhere.part:Env"}, ["--env", "no module tutti_nowhere.part"]),
         ({"name": "tutti_user_env:Ehco"}, ["--env", "no class Ehco"]),
         ({"name": "tutti_user_env:NOT_A_CLASS"}, ["--env", "no class NOT_A_CLASS"]),
         ({"name": "tutti_user_env:Forgetful"}, ["--seed", "parameter seed"]),
@@ -372,6 +373,30 @@ def test_asserts_may_stand_in_a_function_beside_check(tmp_path):
     assert step.parts["passed_share"] == 0.75
 
 
+@pytest.mark.parametrize("env, row", [("humaneval", HUMANEVAL), ("mbpp", MBPP), ("classeval", CLASSEVAL)])
+def test_a_task_without_an_id_is_told(env, row, tmp_path):
+    path = write_jsonl(tmp_path / "rows.jsonl", [{**row, "task_id": None}] * 2)
+    with pytest.raises(ValueError, match=r"row 1 of the split train has nothing, .* in task_id; mend it"):
+        envs.make(env, dataset=path)
+
+
+@pytest.mark.parametrize(
+    "dataset, asked",
+    [
+        ("hub", [("google-research-datasets/mbpp", "sanitized", "train+test+validation+prompt")]),
+        ("someone/tasks", [("someone/tasks", None, "train"), ("someone/tasks", None, "test")]),
+    ],
+)
+def test_only_the_benchmarks_own_set_has_its_configuration(dataset, asked, monkeypatch):
+    seen, numbered = [], [{**MBPP, "task_id": number} for number in (11, 601)]
+    load_dataset = lambda path, config, split: (
+        seen.append((path, config, split)) or datasets.Dataset.from_list(numbered)
+    )
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    envs.make("mbpp", dataset=dataset)
+    assert seen == asked
+
+
 def test_hub_asks_for_the_documented_slices(monkeypatch):
     asked = []
 
@@ -418,6 +443,8 @@ def test_each_agent_has_its_own_prompt_with_the_post_in_it(num_agents):
     task = env.tasks("train")[0]
     prompts = env.observe(task, [])
     assert len(set(prompts)) == num_agents == env.num_agents
+    for i, prompt in enumerate(prompts[1:] if num_agents > 2 else [], start=2):
+        assert f"summary {i} of {num_agents}: more detailed than summary {i - 1}," in prompt
     assert all(prompt.startswith(task["prompt"].removesuffix("\n\nTL;DR:") + "\n\n") for prompt in prompts)
 
 
@@ -492,7 +519,8 @@ def test_demonstrations_use_the_prompts_of_observe(num_agents, monkeypatch):
 
 
 def test_demonstrations_of_a_file_are_its_summaries(tmp_path):
-    env = envs.make("tldr", dataset=write_jsonl(tmp_path / "posts.jsonl", rows(10)))
+    lines = [{**row, "completion": f" {row['completion']}\n"} for row in rows(10)]
+    env = envs.make("tldr", dataset=write_jsonl(tmp_path / "posts.jsonl", lines))
     pairs = env.demonstrations()
     assert len(pairs) == 18 and {pair["completion"] for pair in pairs} == {f"sum {i}" for i in range(9)}
 
