@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import ROOT, save_model
 from test_math import agent_of, load
-from transformers import AutoModelForCausalLM, MistralForCausalLM
+from transformers import AutoModelForCausalLM, MistralForCausalLM, OPTForCausalLM
 
 SCRIPT = ROOT / "ippo.py"
 TOY = ("--env", "toy:Letters", "--num-iterations", 1, "--num-generations", 3, "--num-tasks", 2, "--max-new-tokens", 24)
@@ -90,11 +90,11 @@ def slow_learner(weights, path, separate):
     return learner, trunk
 
 
-def slow_pass(learner, trunk, prompt, completion):
+def slow_pass(learner, trunk, prompt, completion, temperature):
     """Log-probabilities, entropies and values of one completion, from its full forward pass: (C,) each."""
     actor, head = learner[0], learner[1]
     ids = torch.tensor([[*prompt, *completion]])
-    logprobs = actor(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    logprobs = (actor(ids).logits[0, len(prompt) - 1 : -1] / temperature).log_softmax(-1)
     values = head(trunk(ids).last_hidden_state[0, len(prompt) - 1 : -1])[:, 0]
     chosen = torch.stack([logprobs[k, token] for k, token in enumerate(completion)])
     return chosen, -(logprobs.exp() * logprobs).sum(-1), values
@@ -112,7 +112,8 @@ def slow_loss(learner, trunk, old_learner, old_trunk, i, turns, o):
     advantages, parts = [], []
     for trajectory in trajectories:
         with torch.no_grad():
-            old = [slow_pass(old_learner, old_trunk, g.prompt_ids, g.completion_ids[k]) for g, k, _ in trajectory]
+            texts = [(g.prompt_ids, g.completion_ids[k]) for g, k, _ in trajectory]
+            old = [slow_pass(old_learner, old_trunk, *pair, o["temperature"]) for pair in texts]
         values = [value for _, _, v in old for value in v.tolist()]
         rewards = [r for _, (g, k, r) in zip(old, trajectory) for r in [0.0] * (len(g.completion_ids[k]) - 1) + [r]]
         ends = [e for g, k, _ in trajectory for e in [False] * (len(g.completion_ids[k]) - 1) + [True]]
@@ -126,7 +127,7 @@ def slow_loss(learner, trunk, old_learner, old_trunk, i, turns, o):
     for t, g, k, old_logprobs, old_values, a in parts:
         target = a + old_values
         a = (a - flat.mean()) / flat.std(unbiased=False) if o["norm_adv"] else a
-        logprobs, entropies, values = slow_pass(learner, trunk, g.prompt_ids, g.completion_ids[k])
+        logprobs, entropies, values = slow_pass(learner, trunk, g.prompt_ids, g.completion_ids[k], o["temperature"])
         for c in range(len(a)):
             ratio = (logprobs[c] - old_logprobs[c]).exp()
             # PPO's objective case by case: no gradient where the ratio already went too far in its advantage's favour
@@ -148,7 +149,7 @@ def slow_loss(learner, trunk, old_learner, old_trunk, i, turns, o):
 
 
 DEFAULTS = {"gamma": 1.0, "gae_lambda": 1.0, "clip_coef": 0.2, "vf_coef": 0.5, "ent_coef": 0.0, "max_new_tokens": 24}
-DEFAULTS |= {"norm_adv": False, "clip_vloss": True}
+DEFAULTS |= {"norm_adv": False, "clip_vloss": True, "temperature": 1.0}
 
 
 def check(seen, paths, separate=False, **options):
@@ -188,6 +189,7 @@ ONE_STEP = ("--update-epochs", 1, "--num-minibatches", 1)
         (("--num-turns", 2, "--gamma", 0.5, "--gae-lambda", 0.9), {"gamma": 0.5, "gae_lambda": 0.9}),
         (("--num-turns", 2, "--use-separate-critic"), {"separate": True}),
         (("--num-turns", 3), {}),
+        (("--temperature", 0.7, "--ent-coef", 0.1), {"temperature": 0.7, "ent_coef": 0.1}),
         (("--norm-adv", "--ent-coef", 0.1, "--vf-coef", 2.0), {"norm_adv": True, "ent_coef": 0.1, "vf_coef": 2.0}),
         (("--max-batch-tokens", 70, "--num-agents", 3), {}),
         (("--gradient-checkpointing", "--use-separate-critic"), {"separate": True}),
@@ -255,8 +257,11 @@ def test_target_kl_ends_the_passes(run, updates, model_dir):
     more = ("--update-epochs", 9, "--num-minibatches", 1, "--learning-rate", 0.0002, "--num-agents", 1)
     names = run(SCRIPT, *TOY, "--model", model_dir, *more, "--target-kl", 0.01)
     assert 1 < names["metrics"]["agent_0/optimizer_steps"] == len(updates) < 9
-    *earlier, last = (step["approx_kl"] for step in check(updates, [model_dir])[0])
+    logged = check(updates, [model_dir])
+    *earlier, last = (step["approx_kl"] for step in logged[0])
     assert max(earlier) <= 0.01 < last
+    for name, mean in means(logged).items():  # over the steps that were taken
+        assert names["metrics"][name] == pytest.approx(mean, rel=1e-3, abs=1e-5), name
 
 
 def test_value_loss_reaches_exactly_its_parameters(run, updates, model_dir):
@@ -303,8 +308,40 @@ def test_values_are_of_the_state_before_the_token(kind, share, model_dir, tmp_pa
     )
 
 
+@pytest.mark.parametrize("with_entropy", [True, False])
+def test_tokens_in_pieces_are_the_whole(with_entropy, model_dir, monkeypatch):
+    """As in test_head_in_pieces_is_the_whole: logits of a piece are computed again for its gradient."""
+    agent, module, sizes, seen = agent_of(model_dir, value_head=torch.nn.Linear(32, 1)), load(SCRIPT), [], []
+    agent.critic, head = agent, module.head
+    watched = lambda model, hidden, temperature: sizes.append(len(hidden)) or head(model, hidden, temperature)
+    monkeypatch.setattr(module, "head", watched)
+    rows = [([5, 6, 7], [8, 9]), ([5, 6, 7], [11, 12, 13, 2])]
+    for vocab_size in (259, 2**30):
+        monkeypatch.setattr(agent.model.config, "vocab_size", vocab_size)
+        computed = module.evaluate_tokens(agent, rows, 0.7, with_entropy)
+        (sum(computed) * torch.arange(1.0, 7.0)).sum().backward()
+        seen.append([*(x.detach() for x in computed), *(p.grad.clone() for p in agent.model.parameters())])
+        agent.model.zero_grad()
+    assert sizes == [6] + 2 * [1] * 6
+    for whole, pieces in zip(*seen):
+        torch.testing.assert_close(whole, pieces, rtol=1e-4, atol=1e-4)
+
+
+def test_values_are_exact_where_the_last_layer_is_a_projection(tmp_path, monkeypatch):
+    """Its states are bfloat16 under autocast, as on CUDA; the value head is float32."""
+    sizes = {"ffn_dim": 48, "word_embed_proj_dim": 16}
+    module, agent = load(SCRIPT), agent_of(save_model(tmp_path / "m", model_class=OPTForCausalLM, **sizes))
+    agent.critic, agent.value_head = agent, torch.nn.Linear(16, 1)
+    rows = [([5, 6, 7], [8, 9]), ([5, 6, 7], [11])]
+    exact = module.evaluate_tokens(agent, rows, 1.0)[2]
+    monkeypatch.setattr(module, "autocast", lambda model: torch.autocast("cpu", torch.bfloat16))
+    rough = module.evaluate_tokens(agent, rows, 1.0)[2]
+    assert rough.dtype == torch.float32 and torch.allclose(rough, exact, atol=0.3) and not torch.equal(rough, exact)
+
+
 def test_values_start_at_the_first_mean_return(run, model_dir):
-    names = run(SCRIPT, *TOY[:2], *TOY[4:], "--model", model_dir, "--num-iterations", 2, "--learning-rate", 1e-30)
+    flags = ("--num-iterations", 2, "--save-every", 1, "--learning-rate", 1e-30)  # only once, also after a checkpoint
+    names = run(SCRIPT, *TOY[:2], *TOY[4:], "--model", model_dir, *flags)
     with open(os.path.join(names["run_dir"], "metrics.jsonl")) as file:
         _, first, second = (json.loads(line).get("train/return") for line in file)
     values = {v for agent in range(2) for node in names["turns"][0] for row in node.groups[agent].values for v in row}
@@ -351,6 +388,20 @@ def test_a_discount_of_tokens_is_at_most_one(run, capsys):
     with pytest.raises(SystemExit) as stop:
         run(SCRIPT, *TOY, "--gae-lambda", 1.5)
     assert stop.value.code == 2 and "--gae-lambda 1.5: discounts are at most 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name", ["clip-coef", "critic-learning-rate", "num-minibatches", "target-kl", "update-epochs"]
+)
+def test_what_would_stop_all_learning_is_refused(name, run, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(SCRIPT, *TOY, f"--{name}", 0)
+    assert stop.value.code == 2 and f"--{name} 0" in capsys.readouterr().err
+
+
+def test_a_minibatch_may_be_one_trajectory(run, model_dir):
+    names = run(SCRIPT, *TOY, "--model", model_dir, "--num-minibatches", 6, "--update-epochs", 1)
+    assert names["metrics"]["agent_0/optimizer_steps"] == len(names["trajectories"]) == 6
 
 
 @pytest.mark.parametrize("count, processes", [(7, 1), (4, 2)])
