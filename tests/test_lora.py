@@ -10,6 +10,7 @@ from conftest import CRITIC_FREE, SCRIPTS, save_model, two_scripts
 from safetensors.torch import load_file
 from test_gradient import TOY, slow_gradient, updates  # noqa: F401, a fixture
 from test_math import exact_logprobs
+from test_runs import subprocess_run
 from transformers import AutoModelForCausalLM, Qwen3MoeForCausalLM
 
 peft = pytest.importorskip("peft", reason="optional, for --lora-rank; .ci/run installs it")
@@ -119,12 +120,39 @@ def test_gradient_of_an_adapter_follows_from_that_of_the_weights(run, updates, m
             torch.testing.assert_close(gradient.double(), expected, rtol=1e-3, atol=1e-7)
 
 
+def test_adapters_of_two_processes_start_and_stay_equal(model_dir, tmp_path):
+    """Gradients are averaged, and the first process alone is saved: the other has to hold the same."""
+    more = ("--num-iterations", 2, "--eval-tasks", 2, "--output-dir", tmp_path / "runs")
+    code = """
+import os, torch
+take_step, weights = torch.optim.AdamW.step, []
+def step(optimizer, closure=None):
+    weights.append([p.detach().clone() for p in optimizer.param_groups[0]["params"]])
+    take_step(optimizer, closure)
+    torch.save(weights, f"adapters_{os.environ['RANK']}.pt")
+torch.optim.AdamW.step = step
+"""
+    process = subprocess_run(CRITIC_FREE[0], *flags(model_dir, *more), cwd=tmp_path, processes=2, code=code)
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, printed
+    first, second = (torch.load(tmp_path / f"adapters_{rank}.pt") for rank in range(2))
+    assert len(first) == len(second) == 4  # two agents, two iterations
+    assert all(torch.equal(one, other) for step in zip(first, second) for one, other in zip(*step))
+
+
 def test_different_models_have_adapters_of_their_own(run, model_dir, tmp_path):
     other = save_model(tmp_path / "other", seed=1, num_hidden_layers=1)
     names = run(CRITIC_FREE[0], *TOY, "--model", model_dir, other, "--lora-rank", 3)
     models = [agent.model for agent in names["agents"]]
     assert [len([name for name in own(model) if "q_proj.lora_A" in name]) for model in models] == [2, 1]  # layers
     assert names["args"].learning_rate == 10 * 5e-6  # by default ten times that of these models
+
+
+def test_a_value_head_learns_as_fast_as_adapters_do(run, model_dir):
+    """They too start from a state of their own making, and have ten times the rate of whole models already."""
+    (ippo,) = set(SCRIPTS) - set(CRITIC_FREE)
+    names = run(ippo, *TOY, "--model", model_dir, "--lora-rank", 2, "--num-iterations", 0)
+    assert [group["lr"] for group in names["agents"][0].optimizer.param_groups] == [10 * 5e-6] * 2
 
 
 @two_scripts
