@@ -546,6 +546,14 @@ torch.optim.AdamW.step = step
 """
 
 
+CLOCK = """
+import time, toy
+rewarded, reward = [], toy.Letters.step  # a clock that only rewards move, by a second a turn
+time.perf_counter = lambda: len(rewarded)
+toy.Letters.step = lambda self, branches: rewarded.append(1) or reward(self, branches)
+"""
+
+
 @two_scripts
 def test_two_processes_make_the_update_of_one(script, model_dir, tmp_path):
     """From the trees that two processes grew of one task each, the update is the slow one of both tasks together."""
@@ -554,11 +562,12 @@ def test_two_processes_make_the_update_of_one(script, model_dir, tmp_path):
 
     flags = (*TOY, "--model", model_dir, "--num-iterations", 1, "--output-dir", tmp_path / "runs")
     flags += ("--update-epochs", 1, "--num-minibatches", 1, "--norm-adv") if script.stem == "ippo" else ()
-    process = subprocess_run(script, *flags, "--max-grad-norm", 1e9, cwd=tmp_path, processes=2, code=RECORD)
+    code = RECORD + CLOCK
+    process = subprocess_run(script, *flags, "--max-grad-norm", 1e9, cwd=tmp_path, processes=2, code=code)
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 0, printed
     (run_dir,) = tmp_path.glob("runs/*")
-    metrics = metrics_of(run_dir)[1]
+    metrics, speed = metrics_of(run_dir)[1], metrics_of(run_dir, but=())[1]["tokens_per_second"]
     for i in range(2):
         (_, turns0, weights, gradients0, seeds0), (_, turns1, _, gradients1, seeds1) = (
             torch.load(tmp_path / f"update_{i}_{rank}.pt", weights_only=False) for rank in range(2)
@@ -582,6 +591,8 @@ def test_two_processes_make_the_update_of_one(script, model_dir, tmp_path):
     assert len(letters) == len(set(letters)) == 2  # the evaluation tasks are shared out
     mean = sum(step.reward for node in both[0] for step in node.steps) / 6
     assert metrics["train/reward_turn1"] == pytest.approx(mean)
+    groups = [group for nodes in (*turns0, *turns1) for node in nodes for group in node.groups]
+    assert speed * len(turns0) == sum(len(ids) for group in groups for ids in group.completion_ids)
 
 
 LOST = """
@@ -618,6 +629,27 @@ def test_processes_with_different_tasks_are_told(other, model_dir, tmp_path):
     process = subprocess_run(SCRIPTS[0], *flags, cwd=tmp_path, processes=2, code=code + "toy.Letters.tasks = tasks")
     printed, _ = process.communicate(timeout=120)
     assert process.returncode != 0 and "--env toy:Letters: each process has other tasks" in printed
+
+
+def test_a_signal_to_one_process_ends_all(model_dir, tmp_path):
+    """None waits for the next iteration of another that has left."""
+    code = """
+import os, signal, toy
+step, calls = toy.Letters.step, []
+def signalled(self, branches):
+    calls.append(None)
+    if len(calls) == 4 and os.environ["RANK"] == "1":  # in the first iteration: an evaluation has two turns
+        os.kill(os.getpid(), signal.SIGTERM)
+    return step(self, branches)
+toy.Letters.step = signalled
+"""
+    flags = (*TOY, "--model", model_dir, "--num-iterations", 9, "--output-dir", tmp_path / "runs")
+    process = subprocess_run(SCRIPTS[0], *flags, cwd=tmp_path, processes=2, code=code)
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, printed
+    (run_dir,) = tmp_path.glob("runs/*")
+    assert [line["iteration"] for line in metrics_of(run_dir)] == [0, 1]
+    assert torch.load(run_dir / "checkpoint" / "state.pt", weights_only=False)["iteration"] == 1
 
 
 def test_two_processes_resume(model_dir, tmp_path):
@@ -833,6 +865,7 @@ BAD = {
     "device of no use": (("--devices", "meta"), "--devices meta"),
     "greedy and several": (("--eval-temperature", 0, "--eval-generations", 2), "--eval-generations"),
     "devices": (("--devices", "cpu", "cpu", "cpu"), "--devices names 3 for 2 agents"),
+    "too few": (("--devices", "cpu", "cpu", "--num-agents", 3), "--devices names 2 for 3 agents"),
     "output": (("--output-dir", "columns.jsonl/runs"), "--output-dir"),
     "track": (("--track", "trackio"), "pip install trackio"),
     "resume": (("--resume", "nosuch"), "--resume"),
@@ -956,11 +989,20 @@ def test_a_prompt_of_many_tokens_is_found_at_the_start_though_others_have_more_b
     assert list(tmp_path.glob("runs/*/metrics.jsonl")) == []
 
 
-def test_more_joint_actions_than_can_be_scored_are_refused(run, capsys):
+@pytest.mark.parametrize(
+    "flags, count",
+    [
+        (("--num-agents", 7), 4 * 8**7),
+        (("--num-agents", 3, "--num-turns", 2), 4 * (8**3) ** 2),  # where each starts a branch of as many
+        (("--num-agents", 6), 4 * 8**6),  # those of one task alone would be few enough
+    ],
+)
+def test_more_joint_actions_than_can_be_scored_are_refused(flags, count, run, monkeypatch, capsys):
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("a model was loaded"))
     with pytest.raises(SystemExit) as stop:
-        run(CRITIC_FREE[0], "--env", "toy:Letters", "--num-agents", 7, "--joint-mode", "cross")
+        run(CRITIC_FREE[0], "--env", "toy:Letters", "--joint-mode", "cross", *flags)
     assert stop.value.code == 2
-    assert f"--joint-mode cross: {4 * 8**7} joint actions an iteration" in capsys.readouterr().err
+    assert f"--joint-mode cross: {count} joint actions an iteration" in capsys.readouterr().err
 
 
 DAMAGE = {
@@ -1099,6 +1141,7 @@ def test_help_shows_every_argument(script, run, capsys):
     [
         (("--num-agents", 2), "cross", 9),  # G is 3 in TOY
         (("--num-agents", 4), "cross", 81),
+        (("--num-generations", 10), "cross", 100),
         (("--num-agents", 5), "align", 3),  # where 3^5 would have to be scored
         (("--num-turns", 2), "align", 3),  # where each would start a branch
         (("--num-turns", 2, "--joint-mode", "cross"), "cross", 9),
