@@ -443,6 +443,7 @@ def test_each_agent_has_its_own_prompt_with_the_post_in_it(num_agents):
     task = env.tasks("train")[0]
     prompts = env.observe(task, [])
     assert len(set(prompts)) == num_agents == env.num_agents
+    assert task["prompt"].endswith("TL;DR:") and not any("TL;DR:" in prompt for prompt in prompts)
     for i, prompt in enumerate(prompts[1:] if num_agents > 2 else [], start=2):
         assert f"summary {i} of {num_agents}: more detailed than summary {i - 1}," in prompt
     assert all(prompt.startswith(task["prompt"].removesuffix("\n\nTL;DR:") + "\n\n") for prompt in prompts)
@@ -471,6 +472,9 @@ def test_one_agent_is_scored_on_its_two_paragraphs():
     dashed, spaced = f"a{writing.MARKER}b {one}", f"\n\n {writing.MARKER} \n\n"
     steps = single.step([(task, [], [dashed + spaced + two])]) + pair.step([(task, [], [dashed, two])])
     assert steps[0].reward == steps[1].reward > 0
+    thrice = f"{joined}\n{writing.MARKER}\n{two}"  # a second marker is a part of the second paragraph
+    steps = single.step([(task, [], [thrice])]) + pair.step([(task, [], thrice.split(f"\n{writing.MARKER}\n", 1))])
+    assert steps[0].parts == steps[1].parts
     ends = single.step([(task, [], [joined]), (task, [], [joined.replace("\n", "\r\n")])])
     assert ends[0].reward == ends[1].reward
 

@@ -202,6 +202,7 @@ def test_first_step_is_the_slow_one(flags, options, run, updates, model_dir):
     assert len(updates) == names["N"]
     assert not any(module.training for agent in names["agents"] for module in agent.learner.modules())
     check(updates, [model_dir], **options)
+    assert all(len(node.joint) == 1 for nodes in names["turns"][1:] for node in nodes)  # no tree: trajectories
     assert abs(names["metrics"]["agent_0/approx_kl"]) < 1e-6 and names["metrics"]["agent_0/clipfrac"] == 0
 
 

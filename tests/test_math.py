@@ -732,6 +732,8 @@ def test_bfloat16_autocast_stays_near_float32(script, model_dir, monkeypatch):
         and module.head(agent.model, torch.zeros(1, 32).bfloat16(), 0.7).dtype == torch.float32
     )
     assert not torch.equal(rough, exact) and (rough - exact).abs().max() < 0.3
+    with module.autocast(agent.model):  # in which completions are sampled
+        assert module.head(agent.model, torch.zeros(1, 32).bfloat16(), 1.0).dtype == torch.float32
     rough.sum().backward()
     assert all(p.grad.dtype == torch.float32 for p in agent.model.parameters())
     torch.manual_seed(0)
