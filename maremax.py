@@ -217,15 +217,14 @@ def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # 
 
 
 def trunk(model, input_ids, mask, position_ids, cache, attend=sdpa):  # (R, L) -> (R, L, D)
-    """The last hidden states, of a model whose layers attend by `attend`."""
+    """The last hidden states, of a model whose layers attend by `attend`, in the autocast of the caller."""
     inputs = {"attention_mask": mask, "position_ids": position_ids, "past_key_values": cache}
     precision = torch.get_float32_matmul_precision()
     # TF32 is for the head: attention's scores are float32 products, and so are rotary angles before transformers 5.19
     torch.set_float32_matmul_precision("highest")
     AttentionInterface.register("sdpa", attend)  # models take their attention from a table, by name
     try:
-        with autocast(model):
-            return model.base_model(input_ids, **inputs, use_cache=cache is not None).last_hidden_state
+        return model.base_model(input_ids, **inputs, use_cache=cache is not None).last_hidden_state
     finally:
         torch.set_float32_matmul_precision(precision)
         AttentionInterface.register("sdpa", sdpa)  # also for what the backward pass computes again
@@ -244,13 +243,13 @@ def prefill(agent, texts, cache, attend=sdpa):
 def draw(weights):  # (rows, n) -> (rows, 1)
     """Draws a column of each row, as its weight has it, by inversion: of many, first a block of 256, then one in it.
 
-    That takes one to three random numbers for a row, where torch.multinomial takes n.
+    That takes one or two random numbers for a row, where torch.multinomial takes n.
     """
     n = weights.shape[1]
-    if n > 256:
+    if n > 2048:  # sums of so many take longer than two draws
         blocks = pad(weights, (0, -n % 256)).unflatten(1, (-1, 256))  # (rows, n / 256, 256)
         block = draw(blocks.sum(-1))
-        column = 256 * block + draw(blocks.take_along_dim(block[..., None], 1)[:, 0])
+        column = 256 * block + draw(blocks[torch.arange(len(block), device=block.device), block[:, 0]])
     else:
         total = weights.cumsum(-1, dtype=torch.float64)
         column = torch.searchsorted(total, total[:, -1:] * torch.rand_like(total[:, :1]), right=True)

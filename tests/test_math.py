@@ -450,12 +450,10 @@ def test_draw_by_hand(script, monkeypatch):
 
 
 @two_scripts
-def test_sample_draws_from_the_whole_distribution(script, tmp_path):
-    """Frequencies of 20,000 draws against the exact probabilities; a generation_config must not leak in.
-
-    A vocabulary of 300 is two blocks of 256, one of them padded.
-    """
-    agent = agent_of(save_model(tmp_path / "model", vocab_size=300, initializer_range=0.5, stops=[11]))
+@pytest.mark.parametrize("vocab_size", [300, 2060])  # drawn at once; in nine blocks, one of them padded
+def test_sample_draws_from_the_whole_distribution(script, vocab_size, tmp_path):
+    """Frequencies of 20,000 draws against the exact probabilities; a generation_config must not leak in."""
+    agent = agent_of(save_model(tmp_path / "model", vocab_size=vocab_size, initializer_range=0.5, stops=[11]))
     config = agent.model.generation_config
     config.top_k, config.top_p, config.temperature, config.repetition_penalty = 2, 0.3, 0.1, 5.0
     torch.manual_seed(0)
@@ -465,7 +463,7 @@ def test_sample_draws_from_the_whole_distribution(script, tmp_path):
     seconds = torch.tensor([ids[1] for ids, _ in drawn if ids[0] == top])
     for ids, tokens in (([3, 4], firsts), ([3, 4, top], seconds)):
         exact = (agent.model(torch.tensor([ids])).logits[0, -1].double() / 1.5).softmax(-1)
-        share = tokens.bincount(minlength=300) / len(tokens)
+        share = tokens.bincount(minlength=vocab_size) / len(tokens)
         spread = (exact * (1 - exact) / len(tokens)).sqrt()
         assert ((share - exact).abs() < 5 * spread + 3 / len(tokens)).all()  # 3: draws of what is hardly ever drawn
 
