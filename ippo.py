@@ -255,10 +255,10 @@ def prefill(agent, texts, cache, attend=sdpa):
 def draw(weights):  # (rows, n) -> (rows, 1)
     """Draws a column of each row, as its weight has it, by inversion: of many, first a block of 256, then one in it.
 
-    That takes one or two random numbers for a row, where torch.multinomial takes n.
+    That takes one to three random numbers for a row, where torch.multinomial takes n.
     """
     n = weights.shape[1]
-    if n > 2048:  # sums of so many take longer than two draws
+    if n > 256:
         blocks = pad(weights, (0, -n % 256)).unflatten(1, (-1, 256))  # (rows, n / 256, 256)
         block = draw(blocks.sum(-1))
         column = 256 * block + draw(blocks[torch.arange(len(block), device=block.device), block[:, 0]])
