@@ -305,7 +305,10 @@ def _mbpp_task(row):
 
     It is the first, or else, where all others ask for one value, one that leaves two: a constant must not pass.
     """
-    tests = [ast.parse(source).body[0].test for source in row["test_list"]]
+    asserts = [ast.parse(source).body[0] for source in row["test_list"]]
+    if not all(isinstance(statement, ast.Assert) for statement in asserts):
+        raise ValueError("test_list has what is no assert")
+    tests = [statement.test for statement in asserts]
     if len(tests) < 2:
         raise ValueError("one test is shown, and none is left to score")
     # the value, or how the test is made: as in `assert f(1)` and `assert not f(2)`
@@ -323,6 +326,8 @@ def _mbpp_task(row):
     imports = "\n".join(row["test_imports"])
     # One task's tests use a module that only its solution imports.
     setup = [n for n in solution if isinstance(n, (ast.Import, ast.ImportFrom))]
+    if any(isinstance(getattr(statement, "value", None), ast.Name) for statement in ast.parse(imports).body):
+        raise ValueError("test_imports has a name in place of an import")
     _check_imports(ast.parse(imports).body + setup)
     return {
         "task_id": row["task_id"],

@@ -270,6 +270,8 @@ MALFORMED = {
     "imports in one text": ("mbpp", MBPP, {"test_imports": "import math"}),
     "imports that are no text": ("mbpp", MBPP, {"test_imports": [5]}),
     "imports that are no Python": ("mbpp", MBPP, {"test_imports": ["import"]}),
+    "a test that is a loop": ("mbpp", MBPP, {"test_list": [*MBPP["test_list"], "while f(1) < 2: pass"]}),
+    "imports that are names": ("mbpp", MBPP, {"test_imports": ["math"]}),
     "tests that are no text": ("mbpp", MBPP, {"test_list": [*MBPP["test_list"], {}]}),
     **{
         f"{column}: {value!r}": ("classeval", CLASSEVAL, {column: value})
