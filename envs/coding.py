@@ -326,7 +326,7 @@ def _mbpp_task(row):
     imports = "\n".join(row["test_imports"])
     # One task's tests use a module that only its solution imports.
     setup = [n for n in solution if isinstance(n, (ast.Import, ast.ImportFrom))]
-    if any(isinstance(getattr(statement, "value", None), ast.Name) for statement in ast.parse(imports).body):
+    if any(isinstance(n, ast.Expr) and isinstance(n.value, ast.Name) for n in ast.parse(imports).body):
         raise ValueError("test_imports has a name in place of an import")
     _check_imports(ast.parse(imports).body + setup)
     return {
