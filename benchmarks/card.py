@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import tyro
 from stamp import ROOT, stamp
@@ -24,6 +24,7 @@ class Args:
     eval_tasks: int = 48
     eval_generations: int = 4  # joint answers to a task
     most_agents: int = 3  # columns
+    envs: list[str] = field(default_factory=lambda: ["tldr", "arxiv", "humaneval", "classeval"])  # rows
 
 
 # (environment, agents at most, further arguments, [(what, metric of evaluation), ...])
@@ -73,7 +74,7 @@ if __name__ == "__main__":
     print(stamp(args))
     columns = range(1, args.most_agents + 1)
     print(f"\n| | {' | '.join(f'{n} agent' + 's' * (n > 1) for n in columns)} |\n|---|{'---|' * len(columns)}")
-    for env, most, flags, rows in RUNS:
+    for env, most, flags, rows in (run for run in RUNS if run[0] in args.envs):
         metrics = {n: evaluation(args, env, n, flags) for n in columns if n <= most}
         for what, metric in rows:
             cells = [f"{metrics[n].get(f'eval/{metric}', math.nan):.2f}" if n in metrics else "" for n in columns]
