@@ -177,7 +177,7 @@ def test_an_adapter_can_be_evaluated_but_not_trained_on(run, model_dir, capsys):
         run(CRITIC_FREE[0], *TOY, "--model", *folders)
     assert "an adapter, which is not trained further; merge it" in capsys.readouterr().err
     with pytest.raises(SystemExit):  # which would no longer be active
-        run(CRITIC_FREE[0], *TOY, "--model", *folders, "--lora-rank", 2)
+        run(CRITIC_FREE[0], *TOY, "--model", *folders, "--num-iterations", 0, "--lora-rank", 2)
     assert "an adapter, which is not trained further; merge it" in capsys.readouterr().err
 
 

@@ -206,6 +206,9 @@ def test_pass_at_k_is_the_mean_over_all_choices_of_k_trajectories(script, monkey
     # 2 is the stop token: one of seven in the first turn of four tasks, and none of the 27 zeros of the second
     assert metrics["eval/agent_1/stopped"] == pytest.approx(4 / (4 * 7 + 27))
     assert {name for name in metrics if "pass@" in name} == {"eval/pass@1", "eval/pass@2", "eval/pass@4"}
+    for n, ks in [(1, {1}), (4, {1, 2, 4})]:
+        turns = fake_rollout(module, monkeypatch, env, lambda *_: 0.0, [n, 1], "align", gamma=1.0)
+        assert {name for name in module.summarize("eval", turns, 2) if "@" in name} == {f"eval/pass@{k}" for k in ks}
 
 
 @two_scripts

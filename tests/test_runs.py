@@ -99,7 +99,7 @@ def test_a_run_leaves_what_the_readme_says(script, run, model_dir, capsys):
     for agent in names["agents"]:
         assert set(agent.stop_ids.tolist()) == {2, *range(10, 30)}  # the tokenizer's and the generation_config's
         assert agent.optimizer.param_groups[0]["weight_decay"] == 0
-    assert "train/zero_variance_groups" in lines[1] and "eval/zero_variance_groups" not in lines[1]  # a group of one
+    assert "train/zero_variance_groups" in lines[2] and "eval/zero_variance_groups" not in lines[2]  # a group of one
     lines = [json.loads(line) for line in open(run_dir / "rollouts.jsonl")]
     assert (
         max(Counter((x["iteration"], x["turn"]) for x in lines if x["split"] == "train").values()) == 2
@@ -284,10 +284,13 @@ def test_a_model_is_found_from_other_folders_too(script, run, tmp_path):
 def test_tasks_that_json_cannot_hold_are_logged_as_text(run, model_dir, monkeypatch):
     from toy import Letters
 
-    monkeypatch.setattr(Letters, "tasks", lambda self, split: [{"letter": "a", "walls": {(1, 2): True}}] * 2)
+    endless = {"letter": "a"}
+    endless["self"] = endless
+    tasks = [{"letter": "a", "walls": {(1, 2): True}}, endless]
+    monkeypatch.setattr(Letters, "tasks", lambda self, split: tasks)
     run_dir = run(SCRIPTS[0], *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
     with open(os.path.join(run_dir, "rollouts.jsonl")) as file:
-        assert {json.loads(line)["task"] for line in file} == {"{'letter': 'a', 'walls': {(1, 2): True}}"}
+        assert {json.loads(line)["task"] for line in file} == {str(task) for task in tasks}
 
 
 def test_numbers_of_numpy_stay_numbers(run, model_dir, monkeypatch):
@@ -325,7 +328,9 @@ def test_other_numbers_of_agents(script, run, model_dir, num_agents):
 
 @two_scripts
 def test_several_trajectories_per_evaluation_task(script, run, model_dir):
-    names = run(script, *TOY, "--model", model_dir, "--num-iterations", 0, "--eval-generations", 4)
+    # pass@k is of independent ones, however training joins its own
+    cross = ("--joint-mode", "cross") if script.stem != "ippo" else ()
+    names = run(script, *TOY, "--model", model_dir, "--num-iterations", 0, "--eval-generations", 4, *cross)
     lines = [json.loads(line) for line in open(os.path.join(names["run_dir"], "rollouts.jsonl"))]
     assert [len(x["rewards"]) for x in lines if x["turn"] == 1] == [4, 4]
     assert all(len(x["rewards"]) == 1 for x in lines if x["turn"] == 2)
@@ -440,6 +445,7 @@ def test_defaults_of_the_tiny_model(script, env, max_new_tokens, run):
         ("observe", lambda self, task, history: ["a", ""], "observe() gave ['a', '']; let it return 2 prompts"),
         ("observe", lambda self, task, history: ["a", "\ud800"], "observe() gave ['a', '\\ud800']; let it"),
         ("observe", lambda self, task, history: ["?"], "observe() gave ['?']"),
+        ("observe", lambda self, task, history: ["a", "b", "c"], "gave ['a', 'b', 'c']; let it return 2 prompts"),
         ("observe", None, "let it return 2 prompts"),  # in the second turn
         *(
             ("step", lambda self, branches, name=name: [Step(b[2], 1.0, {name: 9.0}, False) for b in branches], said)
@@ -675,11 +681,12 @@ os.replace = replace_and_copy
 
 
 @two_scripts
-def test_learning_rate_anneals(script, run, model_dir, monkeypatch):
-    seen, step = [], torch.optim.AdamW.step
+def test_learning_rate_anneals_and_each_iteration_has_its_own_seed(script, run, model_dir, monkeypatch):
+    seen, seeds, step = [], set(), torch.optim.AdamW.step
 
     def watched(optimizer, closure=None):
         seen.append([group["lr"] for group in optimizer.param_groups])
+        seeds.add(torch.initial_seed())
         return step(optimizer, closure)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", watched)
@@ -688,14 +695,15 @@ def test_learning_rate_anneals(script, run, model_dir, monkeypatch):
     for k, rate in enumerate(highest):
         rates = sorted({rates[k] for rates in seen}, reverse=True)
         assert rates == pytest.approx([rate, 0.75 * rate, 0.5 * rate, 0.25 * rate])
+    assert len(seeds) == 4
     seen.clear()
     run(script, *TOY, "--model", model_dir, "--num-iterations", 2, "--num-agents", 1, "--no-anneal-lr")
     assert all(rates == highest for rates in seen)
 
 
-@pytest.mark.parametrize("save_every, kept", [(2, "iteration 2 in"), (5, "none yet")])
+@pytest.mark.parametrize("save_every, kept, poison", [(2, "iteration 2 in", "nan"), (5, "none yet", "inf")])
 @two_scripts
-def test_a_loss_that_is_not_finite_stops_the_run(script, save_every, kept, run, tmp_path, capsys):
+def test_a_loss_that_is_not_finite_stops_the_run(script, save_every, kept, poison, run, tmp_path, capsys):
     path = save_model(tmp_path / "model")
     calls = []
     original = torch.nn.utils.clip_grad_norm_  # poisoned at the third iteration, in the second agent
@@ -704,14 +712,14 @@ def test_a_loss_that_is_not_finite_stops_the_run(script, save_every, kept, run, 
         parameters = list(parameters)
         calls.append(None)
         if len(calls) == 6:
-            parameters[0].grad[0] = float("nan")
+            parameters[0].grad[0] = float(poison)
         return original(parameters, max_norm)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
         patch.setattr(torch.nn.utils, "clip_grad_norm_", poisoned)
         one_step = ("--update-epochs", 1, "--num-minibatches", 1) if script.stem == "ippo" else ()
         run(script, *TOY, "--model", path, "--num-iterations", 9, "--save-every", save_every, *one_step)
-    said = rf"error: at iteration 3 agent_1/\w+ is nan.*lower --learning-rate.* The last checkpoint: {kept}"
+    said = rf"error: at iteration 3 agent_1/\w+ is {poison}.*lower --learning-rate.* The last checkpoint: {kept}"
     assert stop.value.code == 2 and re.search(said, capsys.readouterr().err)
 
 
@@ -958,15 +966,22 @@ def test_resume_of_another_configuration_is_refused(script, run, model_dir, caps
 
 
 @two_scripts
-def test_a_resume_with_other_tasks_says_so(script, run, model_dir, monkeypatch, capsys):
+def test_a_resume_with_other_tasks_or_processes_says_so(script, run, model_dir, monkeypatch, capsys):
     import toy
 
     run_dir = run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
     run(script, "--resume", run_dir, "--num-iterations", 2)
     assert "with other tasks" not in capsys.readouterr().out
+    said = f"--resume {run_dir}: with other tasks or processes, so not the same numbers"
+    path = os.path.join(run_dir, "checkpoint", "state.pt")
+    state = torch.load(path, weights_only=False)
+    torch.save(state | {"about": state["about"] | {"processes": 2}}, path)
+    run(script, "--resume", run_dir)
+    assert said in capsys.readouterr().out
+    torch.save(state, path)
     monkeypatch.setattr(toy.Letters, "tasks", lambda self, split: [{"letter": letter} for letter in "abcd"])
     run(script, "--resume", run_dir, "--num-iterations", 3)
-    assert f"--resume {run_dir}: with other tasks or processes, so not the same numbers" in capsys.readouterr().out
+    assert said in capsys.readouterr().out
 
 
 @two_scripts
@@ -977,15 +992,16 @@ def test_a_prompt_of_many_tokens_is_found_at_the_start_though_others_have_more_b
 
     prompts = {
         "a": "the " * 2000,
-        "b": "q~#Z" * 1040,
+        "b": "q~#Z" * 999,
         "c": "short",
-    }  # of 8,000 and 4,160 bytes; tiny reads 4,096 tokens
-    monkeypatch.setattr(toy.Letters, "tasks", lambda self, split: [{"letter": letter} for letter in prompts])
-    monkeypatch.setattr(toy.Letters, "observe", lambda self, task, history: [prompts[task["letter"]]])
+    }  # of 8,000 and 3,996 bytes, before the template's; tiny reads 4,096 tokens, of which it may write 96
+    letters = {"train": "abc", "test": "c"}  # a first evaluation would find nothing
+    monkeypatch.setattr(toy.Letters, "tasks", lambda self, split: [{"letter": letter} for letter in letters[split]])
+    monkeypatch.setattr(toy.Letters, "observe", lambda self, task, history: ["short", prompts[task["letter"]]])
     with pytest.raises(SystemExit) as stop:
-        run(script, "--env", "toy:Letters", "--num-agents", 1)
+        run(script, "--env", "toy:Letters")
     assert stop.value.code == 2
-    assert re.search(r"--max-new-tokens 96 after a prompt of 4\d+ tokens .*q~#Z", capsys.readouterr().err)
+    assert re.search(r"--max-new-tokens 96 after a prompt of 40\d\d tokens .*q~#Z", capsys.readouterr().err)
     assert list(tmp_path.glob("runs/*/metrics.jsonl")) == []
 
 
