@@ -59,9 +59,9 @@ AREA = "def area(self, r):\n    return math.pi * r * r\n"
 ONE, TWO = ADD + DOUBLE, SIZE + AREA  # agent 1 has add and double, agent 2 size and area
 
 
-def score(*texts, base=BASE, tests=TESTS, examples=()):
+def score(*texts, base=BASE, tests=TESTS, **options):
     assigned = [METHODS[i :: len(texts)] for i in range(len(texts))]
-    return class_rewards([ClassAnswer(list(texts), assigned, "Box", base, tests, ["Box"], examples=examples)])[0]
+    return class_rewards([ClassAnswer(list(texts), assigned, "Box", base, tests, ["Box"], **options)])[0]
 
 
 # Of five tests one passes without any method.
@@ -119,7 +119,8 @@ def test_levels(name):
     levels = {key: found.parts[key] for key in ("written", "tests", "doubled")}
     assert levels == {"written": written, "tests": pytest.approx(tests), "doubled": doubled}
     assert found.reward == pytest.approx(written + tests + doubled)
-    assert found.parts["all_passed"] == (tests == 4)
+    assert found.parts["all_passed"] == (tests == 4) and found.parts["compiles"] == (tests > 0)
+    assert "-0.0" not in str(found.parts)  # as it would be logged
 
 
 def test_range():
@@ -223,6 +224,12 @@ def test_a_test_case_may_set_up_its_class():
     )
     tests = TESTS.replace(own, shared)
     assert tests != TESTS and score(ONE, TWO, tests=tests).reward == 6
+
+
+def test_tests_have_their_setup_and_a_skipped_one_is_not_passed():
+    assert score(ONE, TWO, tests=TESTS.replace("import unittest", ""), setup="import unittest").reward == 6
+    skipped = TESTS.replace("    def test_init", "    @unittest.skip('not here')\n    def test_init")
+    assert score(ONE, TWO, tests=skipped).parts["tests"] == pytest.approx(4 * 4 / 5)
 
 
 @pytest.mark.parametrize("getter", ["return 2 * self.items[0]", "pass"])
@@ -377,7 +384,9 @@ def test_the_text_of_an_agent_without_methods_is_not_read():
 
 def test_hostile_text_is_a_low_reward_and_no_error():
     texts = ["\0", "\ud800", "(" * 100_000, "x" + ".a" * 200_000, "-" * 300_000 + "1", "#" * 2_000_000, "`" * 5000]
-    assert [score(ONE, text).reward for text in texts[:-1]] == [0] * 6
+    found = [score(ONE, text) for text in texts[:-1]]
+    assert [one.reward for one in found] == [0] * 6
+    assert all(list(map(len, one.findings["written"])) == [2, 2] for one in found)  # which the next prompt is made of
     equal = """
 class Any(int):
     def __eq__(self, other): return True

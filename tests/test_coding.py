@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import sys
 import textwrap
 
 import pytest
@@ -64,6 +65,7 @@ def test_levels():
         assert sum(score.parts[level] for level in levels) == pytest.approx(value)
         assert set(score.parts) - set(levels) <= {"all_passed", "passed_share", "useful_helper"}
         assert score.parts["all_passed"] == (score.parts["tests"] == 1)
+        assert "-0.0" not in str(score.parts)  # as it would be logged
 
 
 USES = {
@@ -553,6 +555,9 @@ def test_several_helpers_share_their_levels():
     both = "def f(numbers):\n    return sum(aux1(x) for x in numbers[:1]) + sum(aux2(x) for x in numbers[1:])\n"
     assert reward(first, second, both) == pytest.approx(4)
     assert reward(first, second, one) == pytest.approx(3.75)
+    beside = one.replace("    return", "    aux2(numbers)\n    return")  # what is dropped is not paid for
+    assert reward(first, second, beside) == pytest.approx(3.75)
+    assert reward(first, second, ALONE.replace("    return", "    aux2(numbers)\n    return")) == pytest.approx(2.25)
     assert reward(first, "", one) == pytest.approx(0.2 + 0.6 + 0.5 + 1)
 
 
@@ -910,6 +915,10 @@ def test_prompts_tell_each_agent_what_it_may_know():
     assert "aux1" in one and "aux2" not in one and "aux1" not in two and "aux2" in two
     assert "aux1(...)" in main and "aux2(...)" in main
     assert all(task["problem"].strip() in prompt for prompt in (one, two, main))
+    alone = f"def {task['entry_point']}(numbers):\n    return 7"
+    one, two, main = env.observe(task, env.step([(task, [], [AUX, AUX, alone])]))
+    assert "does not use aux1" in one and "aux2" not in one and "aux1" not in two and "does not use aux2" in two
+    assert "does not use aux1" in main and "does not use aux2" in main
     alone = make("humaneval", 1).observe(task, [])
     assert len(alone) == 1
     assert "aux" not in alone[0]
@@ -951,6 +960,7 @@ def test_feedback_levels():
         (AUX, f"def {name}(n):\n    return 1\nbreak"): ("aux was found.", "does not compile: 'break' outside loop"),
         (AUX, f"def {name}(n):\n    return 77"): (f"{name} does not use aux.", "fails: returned 77."),
         (AUX, f"def {name}(n):\n    aux(1)\n    return 77"): ("calls but ignores aux", "calls but ignores aux"),
+        (AUX, f"def {name}(n):\n    return 77 + aux(1)"): (f"{name} uses aux.", "0 of 5 tests passed."),
         ("def aux(n):\n    return 0", f"def {name}(n):\n    return aux(n)"): ("only hands on", "only hands on"),
     }
     for texts, expected in cases.items():
@@ -982,6 +992,15 @@ def test_observe_and_step_change_nothing():
     assert json.dumps(task) == before
 
 
+@pytest.mark.parametrize("name, function", [("humaneval", "coding_rewards"), ("classeval", "class_rewards")])
+def test_answers_run_within_the_environments_limits(name, function, monkeypatch):
+    env, limits = make(name, timeout=3.0, allow_unsafe_code=True), []
+    monkeypatch.setattr(
+        sys.modules[type(env).__module__], function, lambda answers, *given: limits.append(given) or []
+    )
+    assert env.step([]) == [] and limits == [(3.0, True)]
+
+
 def test_arguments_that_make_no_sense():
     with pytest.raises(ValueError, match="--feedback"):
         make("humaneval", 2, 2, feedback="loud")
@@ -1004,7 +1023,7 @@ def test_files_keep_the_benchmarks_split(tmp_path, capsys):
     env = make("humaneval", dataset=write_rows(tmp_path / "part.jsonl", rows[100:150:7]))
     assert [t["task_id"] for t in env.tasks("test")] == ["HumanEval/135", "HumanEval/142", "HumanEval/149"]
     # Tasks of other numbering are split as any other file.
-    own = [{**row, "task_id": f"mine {i}"} for i, row in enumerate(rows[:20])]
+    own = [{**row, "task_id": f"HumanEval/{i} of mine"} for i, row in enumerate(rows[:20])]
     said = capsys.readouterr().out
     assert "split by task number" in said and "rows 1 to" not in said
     env = make("humaneval", dataset=write_rows(tmp_path / "own.jsonl", own))
@@ -1018,6 +1037,41 @@ def test_files_keep_the_benchmarks_split(tmp_path, capsys):
     assert [t["task_id"] for t in env.tasks("test")] == [f"HumanEval/{i}" for i in range(1, 20, 2)]
     with pytest.raises(ValueError, match="--dataset"):
         make("humaneval", dataset=write_rows(tmp_path / "bad.jsonl", [{**row, "prompt": "def ("} for row in rows]))
+
+
+MBPP_ROW = {"prompt": "p", "code": "def f(x):\n    return x", "test_imports": []}
+MBPP_ROW["test_list"] = ["assert f(1) == 1", "assert f(2) == 2"]
+
+
+@pytest.mark.parametrize(
+    "name, form, row, splits",
+    [
+        ("mbpp", "{}", MBPP_ROW, {"train": [601, 974], "validation": [511, 600], "test": [11, 510]}),
+        (
+            *("coophumaneval", "CoopHumanEval/{}", samples.coding_tasks("train", 1, 1)[0]),
+            {"train": [0, 49], "validation": [50, 65], "test": [66, 81]},
+        ),
+    ],
+)
+def test_published_splits_have_these_first_and_last_tasks(name, form, row, splits, tmp_path):
+    """MBPP's tasks 1 to 10 are in none: they are for prompts."""
+    numbers = {max(0, number + k) for ends in splits.values() for number in ends for k in (-1, 0, 1)}
+    rows = [{**row, "task_id": form.format(number)} for number in numbers]
+    env = make(name, dataset=write_rows(tmp_path / "rows.jsonl", rows))
+    found = {split: sorted(int(task["task_id"].split("/")[-1]) for task in env.tasks(split)) for split in splits}
+    assert {split: found[split][:: len(found[split]) - 1] for split in splits} == splits
+
+
+def test_a_class_that_mbpps_tests_use_is_known_and_is_not_what_is_asked_for():
+    code, tests = "class P:\n    x = 1\ndef f(p):\n    return p.x", ["assert P() != f(P())"] * 2
+    task = coding._task({**MBPP_ROW, "task_id": 1, "code": code, "test_list": tests}, "here")
+    assert task["names"] == ["P", "f"] and task["entry_point"] == "f"
+
+
+def test_tasks_may_import_modules_of_packages_and_what_they_can_do_without():
+    row = samples.coding_tasks("train", 1, 1)[0]
+    imports = "import os.path\ntry:\n    import absent\nexcept ImportError:\n    pass\n"
+    assert coding._task({**row, "prompt": imports + row["prompt"]}, "here")["entry_point"] == row["entry_point"]
 
 
 def benchmark(name):
