@@ -440,9 +440,10 @@ def test_the_methods_to_write_are_those_without_a_body():
     task = _task({**row, "solution_code": f"import sys as s\nimport math\n{solution}"}, "x")
     for text in task["problem"], task["base"], task["setup"]:
         assert text.startswith("import sys as s\n") and text.count("import math") == 1
-    # A skeleton that does not parse: the solution's, emptied.
-    task = _task({**row, "skeleton": BASE.replace("Keeps x.", '""'), "solution_code": solution}, "x")
-    assert task["methods"] == METHODS and "return" not in task["base"]
+    # A skeleton that does not parse: the solution's, emptied but for the constructor.
+    made = solution.replace("class Box:", "class Box:\n    def __init__(self): self.items = []")
+    task = _task({**row, "skeleton": BASE.replace("class Box:", "class Box"), "solution_code": made}, "x")
+    assert task["methods"] == METHODS and "return" not in task["base"] and "self.items = []" in task["base"]
     for broken in {"test": "class ("}, {"class_name": "Bag"}, {"solution_code": "def ("}, {"skeleton": solution}:
         with pytest.raises(ValueError, match=r"--dataset here: task x .*mend it"):
             _task({**row, "solution_code": solution, **broken}, "here")
