@@ -1,7 +1,7 @@
 """Learning curves and a table from results/*.csv of benchmarks/compare.py. Needs matplotlib.
 
     python benchmarks/plot.py --results results/tldr.csv --output docs/tldr
-    python benchmarks/plot.py --scaling                        results/scaling.csv of benchmarks/scaling.py
+    python benchmarks/plot.py --scaling results/scaling.csv    the curves of benchmarks/scaling.py
 
 A curve is the interquartile mean over seeds (Agarwal et al., 2021: the mean of the middle half), interpolated at equal
 numbers of sampled tokens; the band is its 95% bootstrap interval over seeds. The table compares the runs where the one
@@ -31,7 +31,7 @@ class Args:
     output: str = "docs/tldr"  # .png and .md are added
     metric: str = "return"
     samples: int = 2000  # of the bootstrap
-    scaling: bool = False  # draw results/scaling.csv to docs/scaling.png instead
+    scaling: str | None = None  # draw the curves of this file of scaling.py to docs/scaling.png instead
 
 
 def interquartile_mean(values):  # (..., seeds) -> (...)
@@ -49,9 +49,9 @@ def interval(values, samples, rng):  # (points, seeds) -> (2, points)
     return np.percentile(draws, [2.5, 97.5], axis=-1)
 
 
-def draw_scaling():
+def draw_scaling(path):
     """A panel for each quantity: time over computed tokens, beside a line through the first point that is linear."""
-    with open("results/scaling.csv") as file:
+    with open(path) as file:
         file.readline()
         rows = [row for row in csv.DictReader(file) if row["part"] == "curves"]
     names = list(dict.fromkeys(row["what"] for row in rows))
@@ -80,7 +80,7 @@ def draw_scaling():
 if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
     if args.scaling:
-        draw_scaling()
+        draw_scaling(args.scaling)
         sys.exit()
     runs, from_file = {}, {}  # script -> its runs, and the stamp of their file
     for path in args.results:

@@ -11,7 +11,7 @@ processes: tokens/s of one process and of two under torchrun, a thread each, in 
 start: seconds from the command to the end of an evaluation of one task, with data files of different length.
 lora: two agents with whole weights and with adapters on one shared model, of random weights.
 
-Each process has one thread. Rows go to --output, results/scaling.csv; plot.py --scaling draws the curves there.
+Each process has one thread. Rows go to --output, results/scaling.csv; `plot.py --scaling FILE` draws its curves.
 """
 
 import csv
