@@ -302,7 +302,8 @@ def decode(agent, texts, S, temperature, C):
     logprobs = torch.zeros(len(texts) * S, C, device=device)
     batch = torch.arange(len(tokens), device=device).view(-1, S)  # (R, S), which rows of tokens decode: all at first
     running = torch.ones_like(batch, dtype=torch.bool)  # which of them have not stopped
-    t, read = torch.zeros(1, dtype=torch.long, device=device), 0  # the token to be read; how many will be, known here
+    t = torch.zeros(1, dtype=torch.long, device=device)  # number of the token to be read, which a recorded step counts
+    read = 0  # how many tokens of each will have been read, after the steps that were last asked for
 
     def choose(hidden):  # (R * S, D)
         probs = head(model, hidden, temperature).softmax(-1)  # (R * S, V)
@@ -533,7 +534,7 @@ def summarize(split, turns, num_turns):
                     sums[f"agent_{i}/entropy"] += (-sum(logprobs), len(ids))  # an estimate, in nats a token
                     sums[f"agent_{i}/completion_length"] += (len(ids), 1)
                     sums[f"agent_{i}/stopped"] += (stopped, 1)
-            # of a joint action, times the number of tasks: where a process has more of them, they count as much
+            # of a joint action, times the number of tasks: each task counts as much, however many a process has
             chance = node.weight * len(turns[0]) / len(node.steps)
             for step, child in zip(node.steps, node.children):
                 sums[f"reward_turn{t}"] += (chance * step.reward, chance)
@@ -660,9 +661,10 @@ if __name__ == "__main__":
             env = importlib.import_module("envs").make(args.env, **setup)
         else:  # beside a copy of this file there may be none
             module, colon, name = args.env.partition(":")
-            if not colon or name not in vars(importlib.import_module(module)):
+            found = vars(importlib.import_module(module)) if colon else {}
+            if name not in found:
                 fail(f"--env {args.env}: no such class, and no envs/ beside this file; use module:Class of your own.")
-            env = vars(sys.modules[module])[name](**setup)
+            env = found[name](**setup)
         train_tasks, test_tasks = (list(env.tasks(split) or ()) for split in ("train", "test"))
     except ModuleNotFoundError as error:
         fail(f"--env {args.env}: {error}; correct it, or name another.")

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, field
+from typing import Literal
 
 import tyro
 from stamp import ROOT, stamp
@@ -24,7 +25,9 @@ class Args:
     eval_tasks: int = 48
     eval_generations: int = 4  # joint answers to a task
     most_agents: int = 3  # columns
-    envs: list[str] = field(default_factory=lambda: ["tldr", "arxiv", "humaneval", "classeval"])  # rows
+    envs: list[Literal["tldr", "arxiv", "humaneval", "classeval"]] = field(
+        default_factory=lambda: ["tldr", "arxiv", "humaneval", "classeval"]
+    )  # rows
 
 
 # (environment, agents at most, further arguments, [(what, metric of evaluation), ...])

@@ -258,14 +258,14 @@ def table(rows):
     return "\n".join(lines)
 
 
-def about(args, commit, theirs):
+def about(args, measured, theirs):
     """Commit, versions and machine; the first line of the table of rows."""
     device = machine()
     if args.device == "cuda":
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
         device += ", " + subprocess.run(query, capture_output=True, text=True).stdout.splitlines()[0]
     named = ", ".join(f"{package} {number}" for package, number in theirs.items()) or "unknown"
-    return f"commit {commit}; ours: {versions()}; theirs: {named}; {device}; {date.today()}; {args}"
+    return f"commit {measured}; ours: {versions()}; theirs: {named}; {device}; {date.today()}; {args}"
 
 
 if __name__ == "__main__":
@@ -274,7 +274,7 @@ if __name__ == "__main__":
         if unknown := [name for name in getattr(args, what) if name not in known]:
             sys.exit(f"peers.py: error: --{what} {' '.join(unknown)}: use some of {', '.join(known)}.")
     python = install(args)
-    began_at = commit()  # now: a run takes long
+    measured = commit()  # now: a run takes long
     work = os.path.join(ROOT, "runs", f"peers-{datetime.now():%Y%m%d-%H%M%S}")
     output = args.output or os.path.join(work if args.shrink else os.path.join(ROOT, "results"), "peers.csv")
     workloads = {name: shrunk(WORKLOADS[name]) if args.shrink else WORKLOADS[name] for name in args.workloads}
@@ -302,12 +302,12 @@ if __name__ == "__main__":
                     print(f"round {round}, {name}, {contestant}, {num_agents} agent(s): {what}", flush=True)
         os.makedirs(os.path.dirname(os.path.abspath(output)), exist_ok=True)
         with open(output, "w", newline="") as file:  # after every round, so that an interruption loses only one
-            file.write(f"# {about(args, began_at, theirs)}\n")
+            file.write(f"# {about(args, measured, theirs)}\n")
             writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
     for job in jobs.values():
         shutil.rmtree(job["model"])
-    print(f"\n{about(args, began_at, theirs)}\n\n{table(rows)}\n\nrows in {output}, logs in {work}")
+    print(f"\n{about(args, measured, theirs)}\n\n{table(rows)}\n\nrows in {output}, logs in {work}")
     if not args.shrink and theirs.get("torch", version("torch")) != version("torch"):
         print(f"torch differs: ours {version('torch')}, theirs {theirs['torch']}; --pip-args can choose its build")

@@ -188,6 +188,7 @@ if __name__ == "__main__":
     parts = {"curves": curves, "processes": processes, "start": start, "lora": lora}
     if unknown := set(args.parts) - set(parts):
         sys.exit(f"scaling.py: error: --parts {' '.join(unknown)}: the parts are {', '.join(parts)}.")
+    os.makedirs(os.path.dirname(os.path.abspath(args.output)), exist_ok=True)
     rows = [row for name in args.parts for row in parts[name](args)]
     with open(args.output, "w", newline="") as file:
         file.write(f"# {about}\n")

@@ -15,8 +15,8 @@ def commit():
     return subprocess.run(git, shell=True, cwd=ROOT, capture_output=True, text=True).stdout.strip() or "unknown"
 
 
-def versions(packages=("torch", "transformers")):
-    return ", ".join(f"{package} {version(package)}" for package in packages)
+def versions():
+    return ", ".join(f"{package} {version(package)}" for package in ("torch", "transformers"))
 
 
 def machine():

@@ -165,8 +165,8 @@ DIFFERENCES = """The published library of this family, [CoMLRL](https://pypi.org
 - where a pad token stands in a prompt, it takes the rest of the prompt for the beginning of the completion, and the
   completion's text for empty.
 
-The paper (arXiv 2508.04652) normalises advantages by the group's standard deviation; we do not (Dr. GRPO). We add `gamma^turn` to the weight of a turn,
-which makes the discounted return the objective; with the default gamma of 1 it is nothing."""
+We do not divide by the group's standard deviation (Dr. GRPO), and add `gamma^turn` to the weight of a turn, which
+makes the discounted return the objective; with the default gamma of 1 it is nothing."""
 
 IPPO_DIFFERENCES = """The published library of this family, [CoMLRL](https://pypi.org/project/comlrl/), differs in these points, as
 `trainers/actor_critic/iac.py` of its version 1.4.3 reads: its policy loss is the log-probability of the whole answer

@@ -326,9 +326,10 @@ def _mbpp_task(row):
     imports = "\n".join(row["test_imports"])
     # One task's tests use a module that only its solution imports.
     setup = [n for n in solution if isinstance(n, (ast.Import, ast.ImportFrom))]
-    if any(isinstance(n, ast.Expr) and isinstance(n.value, ast.Name) for n in ast.parse(imports).body):
+    imported = ast.parse(imports).body
+    if any(isinstance(n, ast.Expr) and isinstance(n.value, ast.Name) for n in imported):
         raise ValueError("test_imports has a name in place of an import")
-    _check_imports(ast.parse(imports).body + setup)
+    _check_imports(imported + setup)
     return {
         "task_id": row["task_id"],
         "problem": f"{row['prompt'].strip()}\nExample: {example.strip()}",

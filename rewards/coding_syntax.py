@@ -322,10 +322,10 @@ def _needed(others, code, hints=True):
     """
     loaded = {node: _loaded(node, hints) for node in others + code}
     read, before = {"*", "annotations"}.union(*map(loaded.get, code)), None  # import * may be read, the future always
-    named = {node: (_gives(node), loaded[node]) for node in others}
+    gives = {node: _gives(node) for node in others}
     while read != before:
-        read, before = read.union(*[loaded for gives, loaded in named.values() if gives & read]), read
-    return [node for node in others if named[node][0] & read]
+        read, before = read.union(*[loaded[node] for node in others if gives[node] & read]), read
+    return [node for node in others if gives[node] & read]
 
 
 def _named(statements, code):
@@ -402,7 +402,7 @@ def read_blocks(text):
     lines = re.split(NEWLINE, _unwrapped(plain))
     fences = [i for i, line in enumerate(lines) if re.fullmatch(FENCE, line)][:100]
     ends = [i for i in fences if not lines[i].strip(" \t`~")] + [len(lines)]
-    outside, bodies, end = _between_prose(lines[: fences[0]] if fences else lines), [], -1
+    bodies, end = [], -1
     for start in fences:
         for stop in [i for i in ends if i > start > end][:8]:
             body = _statements_of("\n".join(lines[start + 1 : stop])) or []
@@ -413,7 +413,9 @@ def read_blocks(text):
             if body:
                 bodies.append(body)
                 break
-    return [*outside, *_between_prose(lines[max(end, *fences) + 1 :]), *bodies] if end >= 0 else _between_prose(lines)
+    if end < 0:
+        return _between_prose(lines)
+    return [*_between_prose(lines[: fences[0]]), *_between_prose(lines[max(end, *fences) + 1 :]), *bodies]
 
 
 def _between_prose(lines, most=20):
