@@ -153,17 +153,10 @@ def start(args):
             yield {"part": "start", "what": "tasks", "value": count, "seconds": seconds}
 
 
-def make_model(folder, hidden_size):
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    config = AutoConfig.from_pretrained(os.path.join(ROOT, "models", "tiny"))
-    config.update({"hidden_size": hidden_size, "intermediate_size": 3 * hidden_size})
-    config.update({"num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4})
-    config.layer_types = ["full_attention"] * 8
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(os.path.join(ROOT, "models", "tiny")).save_pretrained(folder)
+def save_model(folder, hidden_size):
+    _, agent, _ = prepare(Point(hidden_size=hidden_size))
+    agent.model.save_pretrained(folder)
+    agent.tokenizer.save_pretrained(folder)
 
 
 def lora(args):
@@ -171,7 +164,7 @@ def lora(args):
     with tempfile.TemporaryDirectory() as folder:
         # in a process of its own: Linux counts what this one ever held among its children's peak memory
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            pool.apply(make_model, (folder, args.lora_hidden))
+            pool.apply(save_model, (folder, args.lora_hidden))
         flags = ("--env", "tldr", "--model", folder, "--num-iterations", 3, "--num-tasks", 2, "--eval-tasks", 1)
         flags += ("--max-new-tokens", 32)
         for what, more in (("all weights", ()), ("a LoRA of rank 8", ("--lora-rank", 8))):

@@ -11,6 +11,7 @@ the ten operators that take most; the calls alone may find their tensors in a ne
 
     python benchmarks/throughput.py              fixed lengths: P = 400, C = 100, G = 8, B = 4
     python benchmarks/throughput.py --natural    sample posts, and completions that end where the model ends them
+    python benchmarks/throughput.py --hidden-size 512    random weights, wider and deeper than the model
 """
 
 import importlib
@@ -29,7 +30,7 @@ import tyro
 from stamp import ROOT, stamp
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 sys.path.insert(0, ROOT)
 
@@ -38,6 +39,7 @@ sys.path.insert(0, ROOT)
 class Args:
     script: str = "magrpo"  # whose functions are measured
     model: str = os.path.join(ROOT, "models", "tiny")  # a folder or a hub id
+    hidden_size: int | None = None  # a multiple of 16: random weights of this width, 8 layers, in place of the model's
     prompt_tokens: int = 400  # P
     completion_tokens: int = 100  # C
     num_generations: int = 8  # G
@@ -48,13 +50,26 @@ class Args:
     natural: bool = False  # sample posts and the model's own stop token, instead of fixed lengths
 
 
+def make_model(path, hidden_size):
+    """Random weights of the model's kind and vocabulary, but of 8 layers of another width."""
+    config = AutoConfig.from_pretrained(path)
+    config.update({"hidden_size": hidden_size, "intermediate_size": 3 * hidden_size})
+    config.update({"num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4})
+    config.layer_types = ["full_attention"] * 8
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+
+
 def prepare(args):
     torch.set_num_threads(args.threads)
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
     script = importlib.import_module(args.script)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, attn_implementation="sdpa").eval()
+    if args.hidden_size:
+        model = make_model(args.model, args.hidden_size).eval()
+    else:
+        options = {"dtype": torch.float32, "attn_implementation": "sdpa"}
+        model = AutoModelForCausalLM.from_pretrained(args.model, **options).eval()
     agent = SimpleNamespace(
         model=model, tokenizer=tokenizer, share=True, record=None, stop_ids=torch.tensor([tokenizer.eos_token_id])
     )
