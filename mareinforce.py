@@ -11,12 +11,12 @@ At a node of the rollout tree agent i draws G completions y_1 .. y_G of its own 
 joint actions that contain y_g, and w the chance that a trajectory drawn from the tree passes through y_g.
 Turns count from 0.
 
-This is an unbiased estimate of the gradient of the expected return, over max_new_tokens, but noisy: where returns
+-grad L_i is an unbiased estimate of the gradient of the expected return, over max_new_tokens, but noisy: where returns
 are positive every completion is pushed up. With one agent it is REINFORCE (Williams, 1992).
 
-Left out on purpose: division by the group's standard deviation, which makes other baselines the same, and by a
-completion's length (both bias the gradient: Dr. GRPO, arXiv 2503.20783), the clipped ratio (it is 1 at one step per
-rollout), and the KL penalty to a reference model.
+Left out on purpose, though GRPO has it: division by the group's standard deviation and by a completion's length (both
+bias the gradient: Dr. GRPO, arXiv 2503.20783), the clipped ratio (it is 1 at one step per rollout), and the KL penalty
+to a reference model.
 """
 
 import atexit
@@ -53,7 +53,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 # N agents, B tasks, G generations, J joint actions, T turns, P prompt tokens, C completion tokens, V vocabulary,
 # R rows of a batch, U distinct ones, S completions of a row, W of their tokens attended to, L tokens of a row,
-# D hidden size, H heads, K key heads, E a head's size. A node is of all agents; what is one agent's is in a list of N.
+# D hidden size, H heads, K key heads, E a head's size. A node belongs to all agents; what is per agent is a list of N.
 
 
 @dataclass
@@ -73,17 +73,17 @@ class Args:
     num_turns: int = 1  # T, joint actions in a row
     dataset: str = "sample"  # sample (offline), hub, a hub id, or a .jsonl or .parquet file
     reward: str | None = None  # variant of the environment's reward, such as grounded for tldr
-    feedback: str | None = None  # what the environment tells of the turn before, such as plain or level for code
+    feedback: str | None = None  # what agents are told of their last turn; for code plain or level
     allow_unsafe_code: bool = False  # run model-written code even where the system has no sandbox for it
     model: list[str] = field(default_factory=lambda: ["tiny"])  # tiny, a folder or a hub id; one for all or one each
     lora_rank: int = 0  # above 0: agents of one model share its weights, frozen, and each trains a LoRA of this rank
     devices: list[str] | None = None  # such as cuda:0 cuda:1: one for all, or one each; by default the GPU, if any
     gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, more time
-    cuda_graphs: bool = False  # record a sampled token's kernels and replay them: a GPU waits for the CPU otherwise
+    cuda_graphs: bool = False  # replay a sampled token's kernels as one graph, so that a GPU need not wait for Python
 
     # sampling
     num_generations: int = 8  # G, completions of each agent in a group
-    joint_mode: Literal["align", "cross"] | None = None  # g-th answers together, or all G^N (default: T=1, G^N <= 100)
+    joint_mode: Literal["align", "cross"] | None = None  # g-th with g-th, or all G^N (default if T=1, G^N <= 100)
     temperature: float = 1.0  # of sampling and of the trained log-probabilities
     max_new_tokens: int | None = None  # C; by default 96 for tiny (arxiv: 256), 256 for other models
     max_batch_tokens: int | None = None  # of a training batch (sampling: 4 times as many); 4096 for tiny, else 8192
@@ -91,12 +91,12 @@ class Args:
     # optimization
     num_tasks: int = 4  # B, tasks per iteration, over all processes
     learning_rate: float | None = None  # of AdamW; by default 4e-4 for tiny, 5e-6 for others; 10 times that for a LoRA
-    anneal_lr: bool = True  # take it linearly towards 0 over the iterations
+    anneal_lr: bool = True  # decay the learning rate linearly to 0
     gamma: float = 1.0  # discount per turn
-    max_grad_norm: float = 1.0  # of each agent's gradient, clipped
+    max_grad_norm: float = 1.0  # each agent's gradient is clipped to this norm
 
     # evaluation
-    eval_every: int = 20  # iterations between evaluations; the first and the last are always made
+    eval_every: int = 20  # iterations between evaluations; also before and after training
     eval_tasks: int = 64  # held-out tasks, always the same ones; 0: all
     eval_generations: int = 1  # trajectories per held-out task; pass@k is estimated for k = 1, 2, 4 ... of them
     eval_temperature: float = 1.0  # 0: greedy
@@ -124,7 +124,7 @@ def average(tensors):
 
 
 def train_mode(model):
-    """Training mode where transformers asks for it before it checkpoints a layer; dropout and noise stay off."""
+    """Training mode only for modules that checkpoint: transformers requires it there; dropout and noise stay off."""
     for module in model.modules():
         module.training = getattr(module, "gradient_checkpointing", False)
 
@@ -133,7 +133,7 @@ def max_context(model):
     """How many tokens it can read."""
     config = model.config.get_text_config()
     rope = config.to_dict().get("rope_parameters") or {}
-    if rope.get("rope_type") == "longrope":  # a longer text rotates all keys otherwise, cached ones too
+    if rope.get("rope_type") == "longrope":  # beyond it the rotary factors of all keys change, cached ones too
         return rope["original_max_position_embeddings"]
     return config.max_position_embeddings
 
@@ -143,7 +143,7 @@ def encode(agent, prompts, max_new_tokens):
     if not all(agent.tokenizer(prompts, add_special_tokens=False).input_ids):
         fail("--model makes no tokens of a prompt: are its tokenizer's files missing, or is a prompt of --env empty?")
     for token in agent.tokenizer.added_tokens_decoder.values():
-        if token.special:  # in a prompt, such as what another agent said, it is text
+        if token.special:  # a space disarms it: a prompt may quote another agent
             text = f"{token.content[0]} {token.content[1:]}"
             prompts = [prompt.replace(token.content, text) for prompt in prompts]
     if agent.tokenizer.chat_template:
@@ -170,11 +170,11 @@ def head(model, hidden, temperature):  # (..., D) -> (..., V)
 
 
 def sdpa(module, query, key, value, attention_mask, **kwargs):  # (R, H, L, E) -> (R, L, H, E)
-    """transformers' own. Under a mask that copies keys for each query head, so here heads become further queries."""
+    """transformers' sdpa, but under a mask query heads become extra queries: keys are not copied for each."""
     (R, H, L, E), K = query.shape, key.shape[1]
     if attention_mask is None or attention_mask.shape[1] > 1:  # or each head has a mask of its own
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    # made once for all layers, as each keeps it for the backward pass; it lives as long as the mask it is made of
+    # cached on the mask, so that all layers share one: each would keep its own copy for the backward pass
     added = vars(attention_mask).setdefault("added", {})
     if H // K not in added:
         kind = query.device.type
@@ -189,10 +189,10 @@ def sdpa(module, query, key, value, attention_mask, **kwargs):  # (R, H, L, E) -
 def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # (rows, H, L, E) -> (rows, L, H, E)
     """sdpa of prompts; then that of completions to their prompt and, apart from it, to themselves.
 
-    With t None the rows are R prompts, and `held` stores each module's keys (K, R, E, P) and values (K, R, P, E). Then
-    they are R * S tokens, number t (1,) of each completion, and `held` has buffers of these too, (K, R * S, E, C) and
-    (K, R * S, C, E), of which W are read; the mask (R, 1, 1, P + W) is added to all scores. Keys of a prompt are read
-    once for its S completions, and no query head has a copy of its own.
+    t is None: rows are R prompts; each module's keys (K, R, E, P) and values (K, R, P, E) are stored in `held`.
+    Otherwise rows are R * S tokens, the t-th (1,) of each completion. `held` also has buffers for their keys
+    (K, R * S, E, C) and values (K, R * S, C, E), of which the first W are read; the mask (R, 1, 1, P + W) is added to
+    the scores. A prompt's keys are read once for its S completions, and never copied for each query head.
     """
     # sdpa in training multiplies what autocast rounded to bfloat16 and adds up in float32: so do the scores here
     rounded = lambda x: x.to(value.dtype).float()
@@ -231,7 +231,7 @@ def trunk(model, input_ids, mask, position_ids, cache, attend=sdpa):  # (R, L) -
 
 
 def prefill(agent, texts, cache, attend=sdpa):
-    """Runs the U distinct ones of R texts: hidden states (U, P, D), mask (U, P), which of them each text is (R,)."""
+    """Runs the U distinct texts of R: hidden states (U, P, D), mask (U, P), index of each text among them (R,)."""
     distinct = {text: b for b, text in enumerate(dict.fromkeys(map(tuple, texts)))}
     device, P = agent.model.device, max(map(len, distinct))  # padded on the left
     input_ids = torch.tensor([[0] * (P - len(ids)) + [*ids] for ids in distinct], device=device)
@@ -241,7 +241,7 @@ def prefill(agent, texts, cache, attend=sdpa):
 
 
 def draw(weights):  # (rows, n) -> (rows, 1)
-    """Draws a column of each row, as its weight has it, by inversion: of many, first a block of 256, then one in it.
+    """Samples a column of each row in proportion to its weight, by inverse CDF: of many, first a block of 256.
 
     That takes one to three random numbers for a row, where torch.multinomial takes n.
     """
@@ -253,17 +253,17 @@ def draw(weights):  # (rows, n) -> (rows, 1)
     else:
         total = weights.cumsum(-1, dtype=torch.float64)
         column = torch.searchsorted(total, total[:, -1:] * torch.rand_like(total[:, :1]), right=True)
-    return column.clamp(max=n - 1)  # NaN points past the end: the iteration stops the run and says why
+    return column.clamp(max=n - 1)  # NaN lands past the end; log() then stops the run
 
 
 def grouped(model):
-    """Whether completions can decode as one row: layers see all earlier tokens; attention can be replaced."""
+    """Whether a prompt's completions can decode as one row: attention is full, and can be replaced."""
     layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
     return layers == {DynamicLayer} and model.is_backend_compatible()
 
 
 def repeat(step, times, record):
-    """Calls step so many times; a stream `record` records the second call as a CUDA graph, which is then replayed."""
+    """Calls step `times` times; with a CUDA stream `record`, captures the second call as a graph and replays it."""
     step()  # this one also loads and plans what cannot be loaded while recording
     if record and times > 1:
         graph = torch.cuda.CUDAGraph()
@@ -279,7 +279,7 @@ def repeat(step, times, record):
     for _ in range(times - 1):
         step()
     if record:
-        torch.cuda.synchronize(record.device)  # before the graph is gone
+        torch.cuda.synchronize(record.device)  # the graph must outlive its replays
 
 
 def decode(agent, texts, S, temperature, C):
@@ -303,7 +303,7 @@ def decode(agent, texts, S, temperature, C):
     batch = torch.arange(len(tokens), device=device).view(-1, S)  # (R, S), which rows of tokens decode: all at first
     running = torch.ones_like(batch, dtype=torch.bool)  # which of them have not stopped
     t = torch.zeros(1, dtype=torch.long, device=device)  # number of the token to be read, which a recorded step counts
-    read = 0  # how many tokens of each will have been read, after the steps that were last asked for
+    read = 0  # tokens of each that the model will have read after the current call of repeat()
 
     def choose(hidden):  # (R * S, D)
         probs = head(model, hidden, temperature).softmax(-1)  # (R * S, V)
@@ -322,11 +322,11 @@ def decode(agent, texts, S, temperature, C):
         choose(hidden)
 
     choose(hidden)
-    at_once = 64 if agent.record else 1  # tokens between two looks at what stopped, for which the CPU has to wait
+    at_once = 64 if agent.record else 1  # tokens between checks of what stopped: each makes the CPU wait
     while read < C - 1 and len(remaining := running.any(1).nonzero()[:, 0]):
-        # prompts of which all completions stopped leave, and as many columns as no prompt needs
+        # drop prompts whose completions have all stopped, and columns that no prompt needs any more
         most = running.sum(1).max()
-        if 8 * len(remaining) * most <= 7 * running.numel():  # only if an eighth leaves: what stays is copied
+        if 8 * len(remaining) * most <= 7 * running.numel():  # only if an eighth goes: what stays is copied
             columns = running[remaining].int().argsort(1, descending=True)[:, :most]
             index, mask = (remaining[:, None] * batch.shape[1] + columns).flatten(), mask[remaining]
             batch, running = (x[remaining].gather(1, columns) for x in (batch, running))
@@ -353,7 +353,7 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
     pieces = math.ceil(G / max(1, most)) if grouped(agent.model) else G  # rows of a prompt
     S = math.ceil(G / pieces)
     waiting = [b for b in longest_first for _ in range(pieces)]
-    # calls cost less in inference mode, but there autocast casts all weights again for each token
+    # inference mode is faster, but in it autocast casts all weights again for each token
     cast = torch.is_autocast_enabled(agent.model.device.type)
     while waiting:
         R = max(1, max_batch_tokens // (len(prompts[waiting[0]]) + S * C))
@@ -385,7 +385,7 @@ def completion_states(agent, rows):
     for _, part in itertools.groupby(zip(completions, of_row), key=lambda row: int(math.log(len(row[0]), 1.5))):
         chunk, owner = zip(*part)
         owner, C = torch.stack(owner), max(map(len, chunk))
-        # the last token predicts nothing, and what pads a shorter row on the right is seen by nobody
+        # the last token is not fed in; padding is on the right, where causal attention never sees it
         input_ids = torch.tensor([[*ids, *[0] * C][: max(1, C - 1)] for ids in chunk], device=owner.device)
         branch = copy.copy(cache)
         branch.layers = [copy.copy(layer) for layer in cache.layers]
@@ -410,14 +410,14 @@ def token_logprobs(agent, rows, temperature):
 
 
 def micro_batches(agent, rows, max_batch_tokens):
-    """Halves rows (prompt, completion, value) until no batch has more than max_batch_tokens, with padding.
+    """Halves rows (prompt, completion, ...) until no batch has more than max_batch_tokens, with padding.
 
     A completion also keeps a copy of its prompt's keys and values, which weighs about an eighth of the activations.
     """
-    # what is computed as one: a prompt for all its completions, or else for each of them again
+    # the unit of computation: a prompt shared by its completions, or prompt + completion
     text = lambda row: (*row[0], *(() if agent.share else row[1]))
     texts = sorted(dict.fromkeys(map(text, rows)), key=len)
-    of_completions = sum(len(prompt) / 8 + len(ids) for prompt, ids, _ in rows) if agent.share else 0
+    of_completions = sum(len(prompt) / 8 + len(ids) for prompt, ids, *_ in rows) if agent.share else 0
     if len(rows) < 2 or len(texts) * len(texts[-1]) + of_completions <= max_batch_tokens:
         return [sorted(rows, key=lambda row: len(row[1]))] if rows else []
     if len(texts) > 1:  # those of like length stay together, and those of one prompt
@@ -432,9 +432,9 @@ def micro_batches(agent, rows, max_batch_tokens):
 def agrees(args, agent, prompt_ids):
     """Whether the log-probabilities of sampling and training are the model's own, for a prompt and its second half.
 
-    A model that scales its logits, attends otherwise or counts what pads a shorter prompt would be trained wrongly.
+    Catches models that scale logits, attend in another way or count left padding: they would be trained wrongly.
     """
-    probe = SimpleNamespace(model=agent.model, stop_ids=torch.tensor([-1]), record=None)  # which nothing stops
+    probe = SimpleNamespace(model=agent.model, stop_ids=torch.tensor([-1]), record=None)  # never stops
     prompts = [prompt_ids, prompt_ids[len(prompt_ids) // 2 :]]
     drawn = sample(probe, prompts, 2, 1.0, min(8, args.max_new_tokens), args.max_batch_tokens)
     rows = [(prompt, *pair) for prompt, pairs in zip(prompts, drawn) for pair in pairs]
@@ -463,7 +463,7 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
 
     Returns (turns, seconds): turns[t] lists the nodes of turn t. A node has task, history (the Steps before it),
     weight (the chance that a trajectory drawn from the tree passes it), value (its mean return), joint (J tuples:
-    which completion of each agent), steps and children (J each), ends (J: the last Step, first children followed),
+    which completion of each agent), steps and children (J each), ends (J: the last Step down the first children),
     groups: for each agent its prompt, prompt_ids, G completions (text), completion_ids, logprobs (of the sampling
     loop), stopped (by themselves) and returns (G,).
     """
@@ -507,7 +507,7 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
             break
 
     for node in itertools.chain.from_iterable(reversed(turns)):  # children before parents
-        # float64: from equal returns no advantage is left that Adam could blow up
+        # float64: what rounding leaves of equal returns is below 1e-9, and is not trained on
         rewards = torch.tensor([step.reward for step in node.steps], dtype=torch.float64)  # (J,)
         future = torch.tensor([child.value if child else 0.0 for child in node.children], dtype=torch.float64)
         joint_returns = rewards + args.gamma * future
@@ -534,7 +534,7 @@ def summarize(split, turns, num_turns):
                     sums[f"agent_{i}/entropy"] += (-sum(logprobs), len(ids))  # an estimate, in nats a token
                     sums[f"agent_{i}/completion_length"] += (len(ids), 1)
                     sums[f"agent_{i}/stopped"] += (stopped, 1)
-            # of a joint action, times the number of tasks: each task counts as much, however many a process has
+            # of the joint action given its task: every task counts the same, also across processes
             chance = node.weight * len(turns[0]) / len(node.steps)
             for step, child in zip(node.steps, node.children):
                 sums[f"reward_turn{t}"] += (chance * step.reward, chance)
@@ -572,7 +572,7 @@ def records(iteration, split, turns, most=None):
             line["agents"] = [{key: vars(group)[key] for key in keys if key in vars(group)} for group in node.groups]
             try:
                 yield dump(line)
-            except (TypeError, ValueError):  # a task with keys that JSON has not, or one that holds itself
+            except (TypeError, ValueError):  # keys that JSON lacks, or a task that contains itself
                 yield dump(line | {"task": str(node.task)})
 
 
@@ -604,7 +604,7 @@ if __name__ == "__main__":
             fail(f"--resume {args.resume}: no checkpoint, or a damaged one ({error!r:.200}); name a run that has one.")
         if (before["script"], before["args"].keys()) != (script, vars(args).keys()):
             fail(f"--resume {args.resume}: use {before['script']} (commit {before['commit']}), as before.")
-        args = tyro.cli(Args, description=__doc__, default=Args(**before["args"]))  # what is given anew holds
+        args = tyro.cli(Args, description=__doc__, default=Args(**before["args"]))  # new arguments win
     N, T, B, G = args.num_agents, args.num_turns, args.num_tasks, args.num_generations
     # a run may be resumed, and its agents loaded, from another folder
     args.model = [os.path.abspath(name) if name != "tiny" and os.path.isdir(name) else name for name in args.model]
@@ -627,7 +627,7 @@ if __name__ == "__main__":
         fail(f"--gamma {args.gamma}: a discount is at most 1.")
     if G < 2:
         fail(f"--num-generations {G}: a group needs 2 completions; give 2 or more.")
-    if args.joint_mode is None:  # scores G^N joint actions, of which each at a turn also starts a branch
+    if args.joint_mode is None:  # cross scores G^N joint actions, and each may start a branch
         args.joint_mode = "cross" if T == 1 and G**N <= 100 else "align"
     J = G**N if args.joint_mode == "cross" else G
     if B * J**T > 10**6:
@@ -670,7 +670,7 @@ if __name__ == "__main__":
         fail(f"--env {args.env}: {error}; correct it, or name another.")
     except ValueError as error:
         if not str(error).startswith("--"):
-            raise  # a class of the user's own has it, who needs the line
+            raise  # from the user's own class: show the traceback
         fail(error)
     order = np.random.default_rng(0).permutation(len(test_tasks))
     held_out = [test_tasks[k] for k in order[: args.eval_tasks or None]]
@@ -686,11 +686,11 @@ if __name__ == "__main__":
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")  # TF32, for the head
-        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each length, and every decoded token has one
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it re-plans for each length, so at every decoded token
     elif tiny and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # so small a model gains nothing from more, and loses much where a core is busy
     if world_size > 1:
-        # nccl would give up after ten minutes, and others wait while one writes a checkpoint or runs tests
+        # the default of ten minutes is too short: others wait while one writes a checkpoint or runs tests
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=1))
         if len(set(gather(tasks_crc))) > 1:
             fail(f"--env {args.env}: each process has other tasks; let them follow from --dataset and --seed alone.")
@@ -712,7 +712,7 @@ if __name__ == "__main__":
     # agents
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(args.seed)  # of new adapters: the same in all processes
-    agents, shared = [], {}  # shared: (name, device) -> the model whose frozen weights adapters stand on
+    agents, shared = [], {}  # shared: (name, device) -> the model whose frozen weights the adapters share
     for i, name, place in zip(range(N), args.model * N, (args.devices or [device]) * N):
         path = os.path.join(here, "models", "tiny") if name == "tiny" else name
         if os.path.isabs(path) and not os.path.isdir(path):
@@ -740,16 +740,16 @@ if __name__ == "__main__":
             agent.share = layers <= {DynamicLayer, DynamicSlidingWindowLayer} and not args.gradient_checkpointing
             if args.cuda_graphs and not (agent.stop_ids.device.type == "cuda" and grouped(model)):
                 fail(f"--cuda-graphs needs a GPU, and layers that see all earlier tokens: not for {name} on {place}.")
-            # one stream for all graphs: torch may keep a workspace for each
+            # one stream for all of its graphs: torch may keep a workspace per stream
             agent.record = torch.cuda.Stream(place) if args.cuda_graphs else None
             if args.gradient_checkpointing:
                 model.gradient_checkpointing_enable()
-            # any prompt that is too long is found now, not when its turn comes: a token is a byte or more
+            # find prompts that are too long now; a token is at least a byte, so only long texts are tokenized
             *others, largest = sorted((prompts[i] for prompts in first_prompts), key=lambda text: len(text.encode()))
             bytes_left = max_context(model) // 2 - args.max_new_tokens
             large = [text for text in others if len(text.encode()) > bytes_left]
             prompt_ids = encode(agent, [*large, largest], args.max_new_tokens)[-1][-64:]
-            # only on a CPU, where all is float32; one that is on its GPU is an earlier agent's, compared before
+            # models load on the CPU, in float32; one already on a GPU is shared, and was compared before
             if model.device.type == "cpu" and not agrees(args, agent, prompt_ids):
                 why = "not finite? scaled or capped? attention? dropout with --gradient-checkpointing?"
                 fail(f"--model {name} has other log-probabilities ({why}); use another.")
@@ -784,8 +784,8 @@ if __name__ == "__main__":
     if rank == 0:
         with open(os.path.join(run_dir, "args.json"), "w") as file:
             json.dump(about, file, indent=2)
-    # Each iteration of each process has a seed of its own, evaluation that of iteration 0: generators have no state to
-    # save, and training does not depend on how often it is evaluated.
+    # Generators are reseeded for each iteration and process, and for evaluation as for iteration 0: no state to save,
+    # and training does not depend on how often it is evaluated.
     seed_of = lambda iteration: int(np.random.SeedSequence([args.seed, rank, iteration]).generate_state(1)[0])
     order_of = lambda epoch: np.random.default_rng([args.seed, epoch]).permutation(len(train_tasks))
     track = lambda metrics, step: None
@@ -825,7 +825,7 @@ if __name__ == "__main__":
     lines = []  # for rollouts.jsonl
     if args.resume:
         for name, size in state["sizes"].items() if rank == 0 else ():
-            os.truncate(os.path.join(run_dir, name), size)  # what came after the checkpoint comes again
+            os.truncate(os.path.join(run_dir, name), size)  # lines after the checkpoint will be written again
     else:
         metrics = evaluate(args, env, agents, eval_tasks, 0, seed_of(0), lines)
         log(0, metrics, lines)
@@ -854,11 +854,11 @@ if __name__ == "__main__":
         for i, agent in enumerate(agents):
             weights = Counter()  # by prompt and completion: equal ones are computed once
             for node in nodes:
-                # the denominator is fixed here, before batches are cut
+                # normalised here, so that the cut into batches changes nothing
                 weight = node.weight / G * args.gamma ** len(node.history) / args.max_new_tokens
                 group = node.groups[i]
                 for ids, advantage in zip(group.completion_ids, group.advantages.tolist()):
-                    if abs(advantage) > 1e-9:  # of equal returns only rounding is left
+                    if not abs(advantage) <= 1e-9:  # equal returns leave only rounding; NaN stops the run below
                         weights[tuple(group.prompt_ids), tuple(ids)] += weight * advantage
             rows = [(*texts, weight) for texts, weight in weights.items()]
             loss = torch.zeros((), device=agent.model.device)
@@ -870,7 +870,7 @@ if __name__ == "__main__":
                 loss += batch_loss.detach()
             agent.model.eval()
             for p in agent.trained.values():
-                if p.grad is None:  # an expert that no token came to, or nothing to learn from
+                if p.grad is None:  # an expert that got no token, or no advantages at all: AdamW still steps
                     p.grad = torch.zeros_like(p)
             if world_size > 1:  # each of which has the mean over its tasks
                 average([*(p.grad for p in agent.trained.values()), loss])

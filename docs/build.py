@@ -25,26 +25,27 @@ ABOUT = {
     "magrpo": "Multi-agent group relative policy optimization ([arXiv 2508.04652](https://arxiv.org/abs/2508.04652)). "
     "With one agent it is GRPO ([2402.03300](https://arxiv.org/abs/2402.03300)) in the form of Dr. GRPO "
     "([2503.20783](https://arxiv.org/abs/2503.20783)).\n\n"
-    "The group's mean holds R_g itself, so the update is (G-1)/G times an unbiased estimate of the policy gradient. "
+    "The group's mean holds R_g itself, so the gradient, before clipping, is (G-1)/G times an unbiased estimate of the policy's. "
     "The factor is the same for every completion: Adam hardly sees it.",
     "marloo": "Multi-agent REINFORCE leave-one-out. With one agent it is RLOO "
-    "([arXiv 2402.14740](https://arxiv.org/abs/2402.14740)).\n\n"
-    "The baseline of a completion does not depend on it, so the update is an unbiased estimate of the policy gradient. "
+    "([Kool et al., 2019](https://openreview.net/forum?id=r1lgTGL5DE); "
+    "[arXiv 2402.14740](https://arxiv.org/abs/2402.14740)).\n\n"
+    "The baseline of a completion does not depend on it, so the gradient, before clipping, is an unbiased estimate of the policy's. "
     "It is G/(G-1) times MAGRPO's. Adam divides by the gradient's size, so the two give nearly equal curves, and equal "
     "ones but for clipping and Adam's epsilon: that is arithmetic, not a bug.",
-    "maremax": "The baseline is the best return of the group, as in the library that named it. ReMax "
+    "maremax": "The baseline is the best return of the group, as in CoMLRL, which named it. ReMax "
     "([arXiv 2310.10505](https://arxiv.org/abs/2310.10505)) subtracts the reward of a greedy answer instead, which does "
     "not depend on the sampled completion and so keeps the gradient unbiased.\n\n"
     "The group's maximum does depend on it. The update is biased on purpose: no advantage is positive, the best "
     "completion is left alone, and all others are pushed down, to wherever probability goes when it leaves them. The "
     "sum of a group's advantages is negative, which lowers the likelihood of whatever is sampled and raises entropy.",
     "mareinforce": "REINFORCE (Williams, 1992) with the shared return and no baseline.\n\n"
-    "The update is an unbiased estimate of the policy gradient, and a noisy one. Where all returns are positive, as in "
+    "The gradient, before clipping, is an unbiased estimate of the policy's, and a noisy one. Where all returns are positive, as in "
     "`tldr`, every sampled completion is pushed up and the better ones more, so that what is learned is the difference "
     "of large, nearly equal pushes.",
     "ippo": "Independent PPO ([arXiv 2011.09533](https://arxiv.org/abs/2011.09533)): each agent runs PPO "
-    "([1707.06347](https://arxiv.org/abs/1707.06347)) with a value function of its own, on the shared reward. With one "
-    "agent it is PPO.",
+    "([1707.06347](https://arxiv.org/abs/1707.06347)) with a value function of its own, on the shared reward. Agents "
+    "share no parameters. With one agent it is PPO.",
 }
 
 TREE_EQUATION = """    {advantage}
@@ -105,7 +106,7 @@ TREE_DETAILS = [
      "for batch in micro_batches(agent, rows, args.max_batch_tokens):"),
     ("Equal completions of a prompt are computed once, with the sum of their weights, and those without an advantage, "
      "such as of a group whose returns are all equal, not at all. Where no completion has one, the gradient is zero and "
-     "AdamW steps on.", "if abs(advantage) > 1e-9"),
+     "AdamW steps on.", "if not abs(advantage) <= 1e-9"),
     ("One optimizer step per rollout, so the policy is always the one that sampled and no ratio is needed.",
      "agent.optimizer.step()"),
 ]  # fmt: skip
@@ -133,7 +134,7 @@ METRICS = """| metric | meaning |
 | `train/return`, `eval/return` | mean return of the trajectories; evaluation is on held-out tasks |
 | `*/reward_turn1` ... | mean reward of each turn, over the branches that reached it |
 | `*/gain_turn2` ... | reward of a turn less that of the turn before, over the trajectories that went on |
-| `eval/pass@1`, `eval/pass@2` ... | chance that one of k trajectories passes all tests, of `--eval-generations` k or more |
+| `eval/pass@1`, `eval/pass@2` ... | chance that at least one of k trajectories passes all tests, of `--eval-generations` k or more |
 | `*/<part>` | the environment's numbers where a branch ends; `<part>_turn1` ... at each turn of several |
 | `*/zero_variance_groups` | share of the groups of two or more in which all returns are equal |
 | `agent_0/loss` | L_i; its size says little, since the baseline changes with the policy |
@@ -165,7 +166,7 @@ DIFFERENCES = """The published library of this family, [CoMLRL](https://pypi.org
 - where a pad token stands in a prompt, it takes the rest of the prompt for the beginning of the completion, and the
   completion's text for empty.
 
-We do not divide by the group's standard deviation (Dr. GRPO), and add `gamma^turn` to the weight of a turn, which
+We do not divide by the group's standard deviation (Dr. GRPO), and multiply a turn's weight by `gamma^turn`, which
 makes the discounted return the objective; with the default gamma of 1 it is nothing."""
 
 IPPO_DIFFERENCES = """The published library of this family, [CoMLRL](https://pypi.org/project/comlrl/), differs in these points, as
@@ -180,7 +181,7 @@ several optimizer steps per rollout (`--update-epochs` x `--num-minibatches`), w
 
 Defaults and details that differ from CleanRL's `ppo.py`: `--gae-lambda` is 1, advantages are not normalised, and with
 `--norm-adv` over an iteration, not over each minibatch; values start at the mean return; `--gamma` is 1 and per
-turn, `--ent-coef` 0, `--max-grad-norm` 1, passes and minibatches are two each; `--target-kl` is looked at after
+turn, and weighs a turn's policy loss by `gamma^turn`; the old log-probabilities are the sampling loop's; `--ent-coef` 0, `--max-grad-norm` 1, passes and minibatches are two each; `--target-kl` is looked at after
 each minibatch, not after each epoch; Adam's eps is 1e-8, not 1e-5; the sums of the loss are divided by constants, not by
 the number of tokens."""
 

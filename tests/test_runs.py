@@ -747,6 +747,19 @@ def test_weights_that_are_not_finite_stop_a_run_and_are_not_saved(
     assert not list(tmp_path.glob("runs/*/checkpoint/*")) and not list(tmp_path.glob("runs/*/agent_0"))
 
 
+@pytest.mark.parametrize("script", CRITIC_FREE[:1], ids=lambda path: path.stem)
+def test_an_advantage_that_is_no_number_stops_the_run(script, run, model_dir, tmp_path, capsys):
+    """Such as 0 / 0, of equal returns in a copy that divides by their standard deviation."""
+    source, line = script.read_text(), "advantages = returns - returns.mean()"
+    assert source.count(line) == 1
+    copy = tmp_path / "normalised.py"
+    copy.write_text(source.replace(line, "advantages = 0 * returns / 0"))
+    with pytest.raises(SystemExit) as stop:
+        run(copy, *TOY, "--model", model_dir, "--num-iterations", 2)
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and re.search("error: at iteration 1 agent_0/loss is nan", said)
+
+
 @two_scripts
 def test_a_first_evaluation_that_is_not_finite_is_no_result(script, run, model_dir, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
