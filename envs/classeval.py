@@ -218,6 +218,7 @@ def _parse(row):
     todo = [n for n in owner.body if isinstance(n, FUNCTIONS) and is_stub(n) and n.name not in idle]
     if not todo:
         raise ValueError("no method is left to be written")
+    names = list(dict.fromkeys(node.name for node in todo))  # once: a property and its setter are one agent's
     given, needed = (
         {ast.unparse(n): n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))}
         for tree in (base, solution)
@@ -228,7 +229,7 @@ def _parse(row):
         "task_id": row["task_id"],
         "problem": "\n".join([*sorted(missing), row["skeleton"]]),
         "class_name": row["class_name"],
-        "methods": [node.name for node in todo],
+        "methods": names,
         "base": ast.unparse(base),
         "names": [node.name for node in base.body if isinstance(node, (*FUNCTIONS, ast.ClassDef))],
         "tests": row["test"],

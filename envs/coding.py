@@ -45,7 +45,7 @@ BENCHMARKS = {
         "hub_config": "sanitized",
         "hub_splits": {"all": "train+test+validation+prompt"},
         "columns": MBPP_COLUMNS,
-        "number": r"(\d{1,9})",
+        "number": r"(?:Mbpp/)?(\d{1,9})",
         "splits": {"train": range(601, 975), "validation": range(511, 601), "test": range(11, 511)},
     },
 }
@@ -231,10 +231,12 @@ def benchmark_rows(dataset, hub, hub_config, hub_splits, columns, number, splits
     found = read_rows(dataset, columns, hub, hub_splits, hub_config, said.append)
     numbered = {split: [] for split in splits}
     for row in (row for rows in found.values() for row in rows):
-        match = re.fullmatch(number, str(row["task_id"]))
+        match = re.fullmatch(number, str(row["task_id"]).strip().removesuffix(".0"))  # pandas makes 601 a 601.0
         if not match or "split" in row:
             if dataset == "hub":
                 raise ValueError(f"--dataset hub: {hub} has changed (task_id {row['task_id']}); use a local file.")
+            if "split" not in row:
+                said.append(f"--dataset {dataset}: task {row['task_id']} is not numbered as the benchmark's are")
             for line in said:
                 print(line)
             return found
@@ -277,6 +279,8 @@ def parsed(parse, row, dataset, benchmark):
 
 def _humaneval_task(row):
     entry_point = row["entry_point"]
+    if re.fullmatch(r"check|aux\d*", entry_point):
+        raise ValueError(f"{entry_point} is what its tests or a helper are called")
     # What the prompt defines besides the asked function: imports, and in a few tasks functions that the tests call.
     body = ast.parse(row["prompt"]).body
     asked = next(n for n in body if isinstance(n, ast.FunctionDef) and n.name == entry_point)
@@ -303,7 +307,7 @@ def _humaneval_task(row):
 def _mbpp_task(row):
     """MBPP's text does not name the function: an assert is shown with it, and is not scored.
 
-    It is the first, or else, where all others ask for one value, one that leaves two: a constant must not pass.
+    It is the first whose others no constant passes, and no argument handed back; or none such, where there is none.
     """
     asserts = [ast.parse(source).body[0] for source in row["test_list"]]
     if not all(isinstance(statement, ast.Assert) for statement in asserts):
@@ -313,7 +317,11 @@ def _mbpp_task(row):
         raise ValueError("one test is shown, and none is left to score")
     # the value, or how the test is made: as in `assert f(1)` and `assert not f(2)`
     asked = [ast.dump(test.comparators[-1]) if isinstance(test, ast.Compare) else type(test) for test in tests]
-    shown = next((i for i in range(len(asked)) if len({*asked[:i], *asked[i + 1 :]}) > 1), 0)
+    given = [list(map(ast.dump, getattr(getattr(test, "left", None), "args", []))) for test in tests]
+    others = [[k for k in range(len(tests)) if k != i] for i in range(len(tests))]
+    constant = [len({asked[k] for k in rest}) == 1 for rest in others]
+    argument = [tuple(asked[k] for k in rest) in zip(*(given[k] for k in rest)) for rest in others]
+    shown = min(range(len(tests)), key=lambda i: (constant[i], argument[i]))
     example, scored = row["test_list"][shown], row["test_list"][:shown] + row["test_list"][shown + 1 :]
     solution = ast.parse(row["code"]).body
     defined = {n.name for n in solution if isinstance(n, (ast.FunctionDef, ast.ClassDef))}

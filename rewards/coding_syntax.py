@@ -26,10 +26,14 @@ TAGS = r"(?:</?(?:answer|s)>|<[|\uff5c][^|\uff5c\r\n]{1,30}[|\uff5c]>)+"
 CODE = r"(?:async )?def \w|class \w|import \w|from [\w.]+ import |@\w"
 KEYWORDS = "|".join(filter(str.islower, keyword.kwlist))
 NAME = rf"\b(?!({KEYWORDS})\b)[^\W\d]\w*"
-PROSE = rf"\S[^'\"#]*?{NAME} +{NAME}"  # "for each number": code has no two names side by side, however broken
+# "for each number", "f(3) returns", "'f' is": right behind a name, a bracket or a string code has no name
+PROSE = rf"(?=\S)(?:'[^'\n]*'|\"[^\"\n]*\"|[^'\"#])*?(?:{NAME}|['\")\]]) +{NAME}"
 # How a line begins that is code and does not parse: indented, else, f(, a[, a.b += , a, b = , ), "a, (a
 BEGINS = rf"\s|$|({KEYWORDS})\b|[\w.]+(\(|\[| ?[^\w\s]{{0,3}}=)|[a-z]\w*[,:].*=|[\])}}@'\"]|[\[({{](?![A-Z/])"
 BROKEN = rf"(?!{PROSE})({BEGINS})"
+# What the parser and compiler raise: a NUL or a lone surrogate, much nesting, thousands of words in a row.
+UNREAD = (SyntaxError, ValueError, MemoryError, RecursionError)
+TOO_LARGE = "too deep or too long for Python"
 NEWLINE = r"\r\n|\r|\n"  # str.splitlines would know more of them, which a string may hold
 # What would let a class find its methods elsewhere.
 HOOKS = {"__getattribute__", "__getattr__", "__new__", "__init_subclass__", "__set_name__"}
@@ -82,6 +86,14 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
         for node in [part for n in body for part in ast.walk(n) if isinstance(part, ast.Attribute)]:
             if node.attr in others and getattr(node.value, "id", None) in modules:
                 node.__class__, node.id = ast.Name, node.attr
+        # In `from helpers import aux as h` too, which is h = aux.
+        for node in [part for n in body for part in ast.walk(n) if isinstance(part, ast.ImportFrom)]:
+            first, *more = node.names
+            renamed = first.asname not in (None, first.name) and not more
+            if renamed and first.name in others and node.module not in sys.stdlib_module_names:
+                node.__class__, node.value = ast.Assign, ast.Name(first.name, ast.Load())
+                node.targets = [ast.Name(first.asname, ast.Store())]
+                ast.fix_missing_locations(node)
         body = [node for node in body if not _is_idle(node, owned)]
         # Nor is what is there already imported inside a function, where that may be the only statement of its block;
         # but a gcd may be made of the one in math.
@@ -222,8 +234,8 @@ def _compile_error(program):
     program.body.sort(key=lambda node: not (isinstance(node, ast.ImportFrom) and node.module == "__future__"))
     try:
         compile(program, "<answer>", "exec")
-    except (SyntaxError, ValueError) as error:
-        return str(error)[:200]
+    except UNREAD as error:
+        return str(error)[:200] or TOO_LARGE
     return ""
 
 
@@ -392,7 +404,7 @@ def read_blocks(text):
 
     A block ends at the first fence that leaves Python behind, since a docstring may hold fences. Beside such blocks,
     of others the constants. Outside of the fences, and where no block is such, the code may stand in prose; it comes
-    first, as of two definitions the last one counts.
+    first, as of two definitions the last one counts, and so does a block without an end: a second version may be cut.
     """
     plain = _plain(text)
     for form in (text, plain):
@@ -411,7 +423,7 @@ def read_blocks(text):
             else:
                 body = list(filter(_is_constant, body))
             if body:
-                bodies.append(body)
+                bodies.insert(0 if stop == len(lines) else len(bodies), body)
                 break
     if end < 0:
         return _between_prose(lines)
@@ -471,7 +483,7 @@ def _statements_of(code):
     for form in (code, textwrap.dedent(code), textwrap.dedent("    " + code), "".join(map(textwrap.dedent, pieces))):
         try:
             return _tree(form).body
-        except (SyntaxError, ValueError):  # a NUL, a lone surrogate
+        except UNREAD:
             pass
 
 
@@ -501,8 +513,8 @@ def _parse(code):
         except SyntaxError as caught:
             error = error or f"{caught.msg} (line {caught.lineno})"
             lines = lines[: max(0, min(len(lines), caught.lineno or 1) - 1)]
-        except ValueError as caught:  # a NUL, a lone surrogate
-            return [], str(caught)
+        except UNREAD as caught:
+            return [], str(caught) or TOO_LARGE
     return [], error
 
 

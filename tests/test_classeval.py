@@ -440,6 +440,10 @@ def test_the_methods_to_write_are_those_without_a_body():
     task = _task({**row, "solution_code": f"import sys as s\nimport math\n{solution}"}, "x")
     for text in task["problem"], task["base"], task["setup"]:
         assert text.startswith("import sys as s\n") and text.count("import math") == 1
+    # A property and its setter are one method, and one agent's.
+    setter = "    @property\n    def {0}(self):{1}\n    @{0}.setter\n    def {0}(self, x):{1}\n".format
+    pair = {"skeleton": BASE + setter("width", " pass"), "solution_code": solution + setter("width", " return 1")}
+    assert _task({**row, **pair}, "x")["methods"] == [*METHODS, "width"]
     # A skeleton that does not parse: the solution's, emptied but for the constructor.
     made = solution.replace("class Box:", "class Box:\n    def __init__(self): self.items = []")
     task = _task({**row, "skeleton": BASE.replace("class Box:", "class Box"), "solution_code": made}, "x")

@@ -387,6 +387,22 @@ def test_a_thought_that_is_cut_off_is_no_answer():
     assert [score.reward for score in coding_rewards(answers)] == pytest.approx([0.4, 4.0])
 
 
+def test_a_second_version_that_is_cut_off_does_not_replace_the_first():
+    second = (
+        "def f(numbers):\n    if not numbers:\n        return 0\n    total = 0\n    for x in numbers:\n        total"
+    )
+    for end in range(len(second)):
+        assert reward(AUX, f"```python\n{MAIN}```\nAlternatively:\n```python\n{second[:end]}") == pytest.approx(4)
+    assert reward(AUX, f"```python\n{second}\n```\nBetter:\n```python\n{MAIN}```") == pytest.approx(4)
+
+
+def test_many_words_in_a_row_cost_nothing_but_themselves():
+    """So many that Python's parser is out of memory."""
+    words = "the " * 2000
+    assert reward(words, ALONE) == reward("the the", ALONE) == pytest.approx(0.6)
+    assert reward(AUX, f"{words}\n```\n{MAIN}```") == pytest.approx(4)
+
+
 def test_a_loop_that_only_its_helper_ends_is_not_waited_for(monkeypatch):
     waited = []
 
@@ -474,6 +490,12 @@ def test_what_an_agent_imports_of_another_is_there_already():
         assert reward(AUX, MAIN.replace("return", f"{line}\n    return")) == 4
     for line, module in ("import helpers", "helpers"), ("import team.helpers as h", "h"), ("import aux", "aux"):
         assert reward(AUX, f"{line}\n{MAIN.replace('aux(', f'{module}.aux(')}") == 4
+    for line in "from helpers import aux as h", "from .helpers import aux as h":
+        assert reward(AUX, f"{line}\n{MAIN.replace('aux(', 'h(')}") == 4
+        assert reward(AUX, MAIN.replace("aux(", "h(").replace("return", f"{line}\n    return")) == 4
+    assert (
+        scores([AUX, f"from math import gcd as h\n{MAIN.replace('aux(x)', 'h(x, x)')}"])[0].parts["uses_helper"] == 0
+    )
     other = "import helpers\n" + MAIN.replace("aux(x)", "helpers.aux(x) + helpers.other")
     assert scores([AUX, other])[0].parts["tests"] == 0
     # What else is tried there counts.
@@ -706,6 +728,10 @@ FORMATS = {
             "in short: it sums",
             "def f(numbers): the function's name",
             "from numbers, aux makes their doubles",
+            '"f" returns the sum.',
+            "'aux' is called for each number.",
+            "f([1, 2]) returns 6, aux('x') fails",
+            "numbers[0] may be 'none'",
         ),
     ],
 )
@@ -1027,8 +1053,10 @@ def test_files_keep_the_benchmarks_split(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "split by task number" in said and "rows 1 to" not in said
     env = make("humaneval", dataset=write_rows(tmp_path / "own.jsonl", own))
-    assert "rows 1 to 18 are train, rows 19 to 20 are test" in capsys.readouterr().out
+    said_of_own = capsys.readouterr().out
+    assert "rows 1 to 18 are train, rows 19 to 20 are test" in said_of_own
     assert (len(env.tasks("train")), len(env.tasks("test"))) == (18, 2)
+    assert "task HumanEval/0 of mine is not numbered as the benchmark's are" in said_of_own
     few = tmp_path / "few.jsonl"
     with pytest.raises(ValueError, match=r"--dataset .*: no task has a number of the benchmark's split train"):
         make("humaneval", dataset=write_rows(few, rows[:20]))
@@ -1046,7 +1074,10 @@ MBPP_ROW["test_list"] = ["assert f(1) == 1", "assert f(2) == 2"]
 @pytest.mark.parametrize(
     "name, form, row, splits",
     [
-        ("mbpp", "{}", MBPP_ROW, {"train": [601, 974], "validation": [511, 600], "test": [11, 510]}),
+        *(
+            ("mbpp", form, MBPP_ROW, {"train": [601, 974], "validation": [511, 600], "test": [11, 510]})
+            for form in ("{}", "{}.0", "Mbpp/{}", " {}")
+        ),
         (
             *("coophumaneval", "CoopHumanEval/{}", samples.coding_tasks("train", 1, 1)[0]),
             {"train": [0, 49], "validation": [50, 65], "test": [66, 81]},
@@ -1058,7 +1089,9 @@ def test_published_splits_have_these_first_and_last_tasks(name, form, row, split
     numbers = {max(0, number + k) for ends in splits.values() for number in ends for k in (-1, 0, 1)}
     rows = [{**row, "task_id": form.format(number)} for number in numbers]
     env = make(name, dataset=write_rows(tmp_path / "rows.jsonl", rows))
-    found = {split: sorted(int(task["task_id"].split("/")[-1]) for task in env.tasks(split)) for split in splits}
+    found = {
+        split: sorted(int(float(task["task_id"].split("/")[-1])) for task in env.tasks(split)) for split in splits
+    }
     assert {split: found[split][:: len(found[split]) - 1] for split in splits} == splits
 
 

@@ -283,6 +283,16 @@ MALFORMED = {
         for column in ("skeleton", "test", "solution_code")
         for name, deep in DEEP.items()
     },
+    "a function of the tests' name": (
+        "humaneval",
+        HUMANEVAL,
+        {"entry_point": "check", "prompt": HUMANEVAL["prompt"].replace(" f(", " check(")},
+    ),
+    "a function of a helper's name": (
+        "humaneval",
+        HUMANEVAL,
+        {"entry_point": "aux", "prompt": HUMANEVAL["prompt"].replace(" f(", " aux(")},
+    ),
     "a class that is not there": ("classeval", CLASSEVAL, {"class_name": "Nowhere"}),
 }
 
@@ -333,9 +343,13 @@ def test_a_package_may_be_tried(tmp_path):
         (("f(1) == 5", "f(2) == 6", "f(3) == 5"), 0),
         (("f(1)", "not f(2)", "not f(3)"), 1),
         (("f(1) == 5", "f(2) == 5"), 0),
+        (("f(1) == 0", "f(2) == 2", "f(3) == 3"), 1),
+        (("f(5, 9) == 9", "f(1, 2) == 1", "f(4, 3) == 4"), 1),
+        (("f(1, 2) == 2", "f(3, 4) == 4", "f(5, 6) == 6"), 0),
+        (("f(1) == 5", "f(2) == 2", "f(3) == 2"), 1),
     ],
 )
-def test_a_constant_passes_no_tests_of_mbpp_where_that_can_be_had(tests, shown, tmp_path):
+def test_no_constant_and_no_argument_passes_the_tests_of_mbpp_where_that_can_be_had(tests, shown, tmp_path):
     asserts = [f"assert {test}" for test in tests]
     path = write_jsonl(tmp_path / "rows.jsonl", [{**MBPP, "task_id": f"t{i}", "test_list": asserts} for i in range(2)])
     (task,) = envs.make("mbpp", dataset=path).tasks("train")
