@@ -339,7 +339,6 @@ def decode(agent, texts, S, temperature, C):
     return tokens, logprobs
 
 
-@torch.no_grad()
 def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_batch_tokens):
     """Draws completions from the model's whole distribution at `temperature`; 0 takes the likeliest token.
 
@@ -748,7 +747,12 @@ if __name__ == "__main__":
             *others, largest = sorted((prompts[i] for prompts in first_prompts), key=lambda text: len(text.encode()))
             bytes_left = max_context(model) // 2 - args.max_new_tokens
             large = [text for text in others if len(text.encode()) > bytes_left]
-            prompt_ids = encode(agent, [*large, largest], args.max_new_tokens)[-1][-64:]
+            prompt_ids = encode(agent, [*large, largest], args.max_new_tokens)[-1]
+            # few tokens show most of what can be wrong, but a window shows only beyond its end
+            config, reach = model.config.get_text_config().to_dict(), T * (len(prompt_ids) + args.max_new_tokens)
+            windows = [config.get(key) or reach for key in ("sliding_window", "attention_chunk_size")]
+            length = max([min(64, len(prompt_ids)), *(window + 8 for window in windows if window < reach)])
+            prompt_ids = (prompt_ids * (length // len(prompt_ids) + 1))[-length:]
             # models load on the CPU, in float32; one already on a GPU is shared, and was compared before
             if model.device.type == "cpu" and not agrees(args, agent, prompt_ids):
                 why = "not finite? scaled or capped? attention? dropout with --gradient-checkpointing?"
@@ -763,6 +767,8 @@ if __name__ == "__main__":
         agents.append(agent)
         size = f"{sum(p.numel() for p in agent.trained.values()) / 1e6:.2f}M parameters to train on {place}"
         say(f"agent {i}: {name}, {size}{'' if agent.share else ', a prompt is computed again for each completion'}")
+        if not len(agent.stop_ids):
+            say(f"agent {i}: neither {name} nor its tokenizer has an end-of-sequence token: no answer ends by itself")
     for agent in (agent for agent in agents if args.lora_rank and agent.model.device.type == "cuda"):
         for module in agent.model.modules():
             if isinstance(module, peft.tuners.lora.LoraLayer):
@@ -775,7 +781,7 @@ if __name__ == "__main__":
     if args.resume:
         shapes = lambda models: [{key: p.shape for key, p in trained.items()} for trained in models]
         if shapes(state["models"]) != shapes(agent.trained for agent in agents):
-            fail(f"--resume {args.resume}: its weights have other names or shapes; use its models and versions.")
+            fail(f"--resume {args.resume}: other weights; use its --model, --num-agents, --lora-rank and versions.")
         for agent, weights, moments in zip(agents, state["models"], state["optimizers"]):
             agent.model.load_state_dict(weights, strict=False)
             agent.optimizer.load_state_dict(moments)
@@ -797,11 +803,13 @@ if __name__ == "__main__":
         track = tracker.log
 
     last_saved = lambda: f"The last checkpoint: {f'iteration {saved} in {run_dir}' if saved else 'none yet'}."
-    cannot_write = lambda error: fail(f"--output-dir: cannot write to {run_dir} ({error}); make room. {last_saved()}")
+    cannot_write = lambda error: fail(
+        f"--output-dir: cannot write to {run_dir} ({error}); make room there, for this run alone. {last_saved()}"
+    )
 
     def log(iteration, metrics, lines):
         if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
-            remedy = "Begin anew, or --resume a checkpoint, with a lower --learning-rate or another --temperature."
+            remedy = "Begin anew, or --resume a checkpoint, with a lower --learning-rate or other temperatures."
             fail(f"at iteration {iteration} {bad[0]} is {metrics[bad[0]]}. {remedy} {last_saved()}")
         if rank == 0:
             try:
@@ -817,7 +825,7 @@ if __name__ == "__main__":
 
     def on_signal(number, _):
         signals.append(number)
-        signal.signal(number, signal.SIG_DFL)  # the second one ends the program at once
+        signal.signal(number, signal.SIG_DFL)  # a second one of its kind ends the program at once
         say("\nfinishing the iteration, then saving")
 
     signal.signal(signal.SIGINT, on_signal)
@@ -915,15 +923,19 @@ if __name__ == "__main__":
 
     # what is left behind
     if rank == 0:
-        for i, agent in enumerate(agents if saved else ()):
-            agent.model.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
-            agent.tokenizer.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
+        try:
+            for i, agent in enumerate(agents if saved else ()):
+                agent.model.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
+                agent.tokenizer.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
+        except Exception as error:  # safetensors has one of its own for a full disk; it is reported
+            cannot_write(error)
         for i, example in enumerate(json.loads(lines[-1])["agents"] if lines else ()):
             print(f"\nagent {i} wrote: {example['completions'][0]}")
         with open(os.path.join(run_dir, "metrics.jsonl")) as file:
             logged = [json.loads(line) for line in file]
-        evaluations = [line["eval/return"] for line in logged if "eval/return" in line]
-        print(f"\nevaluation: return {evaluations[0]:.3f} at first, {evaluations[-1]:.3f} at last; see {run_dir}")
+        evaluations = {line["iteration"]: line["eval/return"] for line in logged if "eval/return" in line}
+        first, last = (f"{evaluations[k]:.3f} at iteration {k}" for k in (0, max(evaluations)))
+        print(f"\nevaluation: return {first}, {last}; see {run_dir}")
     if rank == 0 and saved:
         speed = np.mean([line["tokens_per_second"] for line in logged[1:]])
         more = f" --num-iterations {2 * saved}" if saved == args.num_iterations else ""  # the run is complete

@@ -349,6 +349,22 @@ def test_values_start_at_the_first_mean_return(run, model_dir):
     assert first != second and len(values) == 1 and values.pop() == pytest.approx(first)
 
 
+@pytest.mark.parametrize("flags", [(), ("--norm-adv",)])
+def test_equal_returns_train_nothing(flags, run, model_dir, monkeypatch):
+    """0.7 is no float32: the values, which begin at the mean return, differ from it by rounding."""
+    from toy import Letters, Step
+
+    equal = lambda self, branches: [Step(actions, 0.7, {}, done=False) for _, _, actions in branches]
+    monkeypatch.setattr(Letters, "step", equal)
+    names = run(SCRIPT, *TOY, "--model", model_dir, *flags)
+    first = json.loads(open(os.path.join(names["run_dir"], "metrics.jsonl")).readlines()[1])
+    for i in range(2):
+        assert first[f"agent_{i}/grad_norm"] == first[f"agent_{i}/value_loss"] == 0
+    before, after = (AutoModelForCausalLM.from_pretrained(x) for x in (model_dir, f"{names['run_dir']}/agent_0"))
+    for old, new in zip(before.parameters(), after.parameters()):
+        assert torch.equal(old, new)
+
+
 def test_old_values_are_as_exact_as_the_new_ones(run, model_dir, monkeypatch):
     """On CUDA the model runs in bfloat16. The value head must not: values would be clipped around rounded ones."""
     from toy import Letters

@@ -20,9 +20,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import CRITIC_FREE, ROOT, SCRIPTS, save_model, two_scripts
+from conftest import CRITIC_FREE, ROOT, SCRIPTS, STOP, make_tokenizer, save_model, two_scripts
 from toy import Step
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 TOY = (
     "--env",
@@ -766,7 +766,7 @@ def test_a_first_evaluation_that_is_not_finite_is_no_result(script, run, model_d
         run(script, *TOY, "--model", model_dir, "--num-iterations", 0, "--eval-temperature", 1e-40)
     said = capsys.readouterr().err
     assert stop.value.code == 2 and "error: at iteration 0 eval/agent_0/entropy is nan" in said
-    assert "another --temperature" in said and not list(tmp_path.glob("runs/*/metrics.jsonl"))
+    assert "or other temperatures" in said and not list(tmp_path.glob("runs/*/metrics.jsonl"))
 
 
 @pytest.mark.parametrize("script", CRITIC_FREE[:1], ids=lambda path: path.stem)
@@ -802,9 +802,44 @@ def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(
         run(script, *TOY, "--model", model_dir, "--num-iterations", 3, "--save-every", 1)
     said = capsys.readouterr().err
     assert stop.value.code == 2 and "error: --output-dir: cannot write to" in said and str(error) in said
-    assert "make room. The last checkpoint: iteration 1 in" in said
+    assert "make room there, for this run alone. The last checkpoint: iteration 1 in" in said
     (state,) = tmp_path.glob("runs/*/checkpoint/state.pt")
     assert torch.load(state, weights_only=False)["iteration"] == 1
+
+
+@two_scripts
+def test_a_disk_that_is_full_behind_the_last_checkpoint_is_told(script, run, model_dir, monkeypatch, capsys):
+    def full(model, folder):
+        raise RuntimeError("I/O error: No space left on device")  # safetensors' own is no OSError either
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", full)
+    with pytest.raises(SystemExit) as stop:
+        run(script, *TOY, "--model", model_dir, "--num-iterations", 1)
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and "No space left on device); make room" in said
+    assert "The last checkpoint: iteration 1 in" in said
+
+
+@two_scripts
+def test_the_last_words_say_of_which_iterations_they_are(script, run, model_dir, monkeypatch, capsys):
+    run(script, *TOY, "--model", model_dir, "--num-iterations", 0)
+    said = re.search(r"evaluation: return (.*) at iteration 0, (.*) at iteration 0;", capsys.readouterr().out)
+    assert said[1] == said[2]
+    run_dir = run(script, *TOY, "--model", model_dir, "--num-iterations", 2)["run_dir"]
+    said = re.search(r"evaluation: return (.*) at iteration 0, (.*) at iteration 2;", capsys.readouterr().out)
+    logged = metrics_of(run_dir)
+    assert said.groups() == (f"{logged[0]['eval/return']:.3f}", f"{logged[2]['eval/return']:.3f}")
+
+
+@two_scripts
+def test_a_model_without_a_stop_token_is_told(script, run, tmp_path, capsys):
+    tokenizer = make_tokenizer()
+    tokenizer.eos_token = None
+    path = save_model(tmp_path / "m", stops=(), tokenizer=tokenizer)
+    names = run(script, *TOY, "--model", path, "--num-iterations", 0)
+    said = f"agent 1: neither {path} nor its tokenizer has an end-of-sequence token"
+    assert said in capsys.readouterr().out
+    assert metrics_of(names["run_dir"])[0]["eval/agent_1/stopped"] == 0
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "rollouts.jsonl"])
@@ -965,7 +1000,7 @@ def test_resume_of_another_configuration_is_refused(script, run, model_dir, caps
     before = {path: path.read_bytes() for path in pathlib.Path(run_dir).rglob("*") if path.is_file()}
     with pytest.raises(SystemExit) as stop:
         run(script, "--resume", run_dir, "--num-iterations", 2, "--num-agents", 3)
-    assert stop.value.code == 2 and "its weights have other names or shapes" in capsys.readouterr().err
+    assert stop.value.code == 2 and "other weights; use its --model" in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in pathlib.Path(run_dir).rglob("*") if path.is_file()}
     path = os.path.join(run_dir, "checkpoint", "state.pt")
     state = torch.load(path, weights_only=False)
@@ -1066,6 +1101,22 @@ def test_logits_that_are_not_the_heads_are_refused(script, run, tmp_path, capsys
     path = save_model(tmp_path / "m", model_class=CohereForCausalLM, logit_scale=0.5)
     with pytest.raises(SystemExit) as stop:
         run(script, *TOY, "--model", path)
+    assert stop.value.code == 2 and "has other log-probabilities" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("window, refused", [(20, True), (60, True), (100, True), (1000, False)])
+@two_scripts
+def test_layers_that_see_farther_than_their_cache_keeps_are_refused(script, window, refused, run, tmp_path, capsys):
+    """transformers takes the cache from sliding_window, which Llama's attention does not read."""
+    from transformers import LlamaForCausalLM
+
+    path = save_model(tmp_path / "m", model_class=LlamaForCausalLM, sliding_window=window, stops=[STOP])
+    flags = (*TOY, "--model", path, "--num-iterations", 1, "--max-new-tokens", 40)
+    if not refused:
+        run(script, *flags)
+        return
+    with pytest.raises(SystemExit) as stop:
+        run(script, *flags)
     assert stop.value.code == 2 and "has other log-probabilities" in capsys.readouterr().err
 
 
