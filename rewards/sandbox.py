@@ -209,6 +209,7 @@ def _run_one(job, timeout, allow_unsafe_code, turns):
 def _start(code, **options):
     """A fresh interpreter without site-packages, our environment, folder or descriptors."""
     environment = {"PYTHONHASHSEED": "0"}  # a fixed seed: sets keep their order, and the same code its reward
+    environment["MALLOC_ARENA_MAX"] = "1"  # else each thread reserves 64 MB of the address space that a job has
     if "LD_LIBRARY_PATH" in os.environ:  # some interpreters do not start without
         environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
     # -I would also ignore PYTHONHASHSEED.

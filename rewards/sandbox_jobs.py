@@ -293,6 +293,7 @@ def _candidate(channel):
     program, facts = scope["prepare"](texts, **(options or {}))
     send(channel, [program is not None, facts])
     del scope, texts, prepare, options
+    builtins.exit = builtins.quit = sys.exit  # as where Python was not started with -S
     module = types.ModuleType("candidate")
     module.__file__ = os.path.abspath("candidate.py")  # which is not there, but its folder is
     sys.modules["candidate"] = module
@@ -329,19 +330,21 @@ def _candidate(channel):
     def argument(x):  # of an exception, cut where it is long
         if type(x) in (str, bytes):
             x = x[:1000]
+        elif type(x) is tuple:  # a key of two parts, the place of a SyntaxError
+            return ["tuple", *map(argument, x[:10])]
         elif type(x) not in (int, float, bool, type(None)):
-            x = str(x)[:200]
+            x = _text(x)[:200]
         return _pack(x, token)
 
     def answer(function):
         try:
             send(channel, [*function(), *([folder.changes()] if share else [])])
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: whatever it is, the call failed
-            kinds, args = type(error).__mro__, [str(error)[:200]]
+            kinds, args = type(error).__mro__, [_text(error)[:200]]
             if vars(builtins).get(kinds[0].__name__) is kinds[0]:  # errno of an OSError, the key of a KeyError
                 args = [argument(x) for x in error.args]
             names = [kind.__name__ for kind in kinds]
-            send(channel, ["error", names, str(error)[:200], args, *([folder.changes()] if share else [])])
+            send(channel, ["error", names, _text(error)[:200], args, *([folder.changes()] if share else [])])
 
     def load():
         exec(compile(program, "<candidate>", "exec"), vars(module))
@@ -355,9 +358,10 @@ def _candidate(channel):
         args, keywords = (_unpack(p, given) for p in (packed_args, packed_keywords))
         value = OPERATIONS[name](find(key), *args, **keywords)
         packed = _pack(value, handle)
-        after = _pack(args, token)  # which takes nothing out of an iterator
-        # Arguments that the call changed in place go back.
-        changed = [[i, new] for i, (new, old) in enumerate(zip(after[1:], packed_args[1:])) if new != old]
+        # Arguments that the call changed in place go back. A token takes nothing out of an iterator.
+        _, *after = _pack([*args, *keywords.values()], token)
+        before = [*packed_args[1:], *packed_keywords[2::2]]
+        changed = [[i, new] for i, (new, old) in enumerate(zip(after, before)) if new != old]
         return ["value", packed, changed, *([number(value)] if share and issubclass(type(value), MUTABLE) else [])]
 
     answer(load)
@@ -484,7 +488,7 @@ class _Remote:
                 lent[2] = now
         files = self.folder.changes() if self.folder else {}
         packed = [_pack(list(args), self.own), _pack(keywords or {}, self.own)]
-        return self.result(self.receive([operation, key, *packed, files, edits]), args)
+        return self.result(self.receive([operation, key, *packed, files, edits]), [*args, *(keywords or {}).values()])
 
     def result(self, reply, args=()):
         """The value of a reply, or its exception; hostile replies raise just anything."""
@@ -612,7 +616,15 @@ def _grader(channel, trainer):
 
 
 def _describe(error):
-    return _plain(str(error) if isinstance(error, CandidateError) else f"{type(error).__name__}: {error}")
+    return _plain(_text(error) if isinstance(error, CandidateError) else f"{type(error).__name__}: {_text(error)}")
+
+
+def _text(error):
+    """str of an exception or of its argument, which may have none: of 10**5000, of what its class makes it."""
+    try:
+        return str(error)
+    except BaseException as why:
+        return f"<{type(why).__name__}>"
 
 
 def _plain(text):

@@ -21,7 +21,7 @@ JOB_FOLDER = "/job"  # under the private root
 # The dynamic libraries that Python's own modules load, and Python's own files. Not the folder that holds this package,
 # which is in the module path while it is imported: runs/ in it holds tests, and a job needs nothing of it.
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-READABLE = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", os.path.join(sys.base_prefix, "lib")]
+READABLE = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", os.path.join(sys.base_prefix, "lib")]
 READABLE += [path for path in sys.path if os.path.abspath(path) != ROOT]
 
 # Names and numbers on x86_64 and aarch64 of what no job needs. Refused with "operation not permitted".
@@ -45,11 +45,16 @@ msgget 68 186  msgsnd 69 189  msgrcv 70 188  msgctl 71 187  mq_open 240 180  mq_
 reboot 169 142  sethostname 170 161  setdomainname 171 162  iopl 172 -  ioperm 173 -  syslog 103 116
 init_module 175 105  finit_module 313 273  delete_module 176 106  kexec_load 246 104  kexec_file_load 320 294
 settimeofday 164 170  clock_settime 227 112  adjtimex 159 171  clock_adjtime 305 266  io_setup 206 0
+vmsplice 278 75  fadvise64 221 223  readahead 187 213  mincore 27 232  preadv2 327 286
 sync 162 81  syncfs 306 267  inotify_init 253 -  inotify_init1 294 26  timer_create 222 107
 """
 # Calls whose second argument is a command, and the commands that a job needs. With others a descriptor sends signals
 # to any process of the user, or is marked, or its file is, for whoever else has it.
 FCNTL = [0, 1, 2, 3, 4, 5, 6, 7, 1030]  # duplicate, flags, locks
+# No lock is taken, and each call for one succeeds: a job is alone with its files, and the kernel would keep as many
+# locks as it asks for, on Python's files where other jobs see them.
+LOCKS = [6, 7]  # commands of fcntl
+FLOCK = (73, 32)
 IOCTL = [0x5401, 0x541B, 0x5421, 0x5450, 0x5451]  # is it a terminal, bytes that wait, blocking, close on exec
 COMMANDS = {"fcntl": (72, 25, FCNTL), "ioctl": (16, 29, IOCTL)}
 MACHINES = ["x86_64", "aarch64"]
@@ -58,9 +63,11 @@ COLUMN = MACHINES.index(MACHINE) if MACHINE in MACHINES else 0
 AUDIT_ARCH = [0xC000003E, 0xC00000B7][COLUMN]  # how seccomp names the machine
 CLONE, PIVOT_ROOT, CAPSET, PRLIMIT64 = [(56, 220), (155, 41), (126, 91), (302, 261)]
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446  # from 424 on one number for both
-CLOSE_RANGE, FACCESSAT2, EPOLL_PWAIT2, CLONE3 = 436, 439, 441, 435
+FACCESSAT2, EPOLL_PWAIT2 = 439, 441
 
-CLONE_THREAD, CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x10000, 0x20000, 0x4000000, 0x8000000
+# What a thread is started with by glibc and by musl, in full: one that shares not all would have limits of its own.
+THREADS = [0x3D0F00, 0x7D0F00]
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 1 << 14, 1 << 18
@@ -231,13 +238,13 @@ def restrict_files(writable):
 def restrict_calls():
     """seccomp: from now on the system calls of REFUSED fail, and those that are newer than this list."""
     load = lambda offset: (0x20, 0, 0, offset)  # into the accumulator: 0 number, 4 machine, 16 and 24 the arguments
-    equal, at_least, any_bit = 0x15, 0x35, 0x45
+    equal, at_least = 0x15, 0x35
     unless = lambda test, value, skip: (test, 0, skip, value)  # skip so many instructions unless the test holds
-    allow, kill, refuse, unknown = [
-        (6, 0, 0, v) for v in (0x7FFF0000, 0x80000000, 0x50000 + errno.EPERM, 0x50000 + errno.ENOSYS)
+    allow, kill, done, refuse, unknown = [
+        (6, 0, 0, v) for v in (0x7FFF0000, 0x80000000, 0x50000, 0x50000 + errno.EPERM, 0x50000 + errno.ENOSYS)
     ]
     program = [load(4), (equal, 1, 0, AUDIT_ARCH), kill, load(0), unless(at_least, 0x40000000, 1), kill]
-    for number in CLOSE_RANGE, FACCESSAT2, EPOLL_PWAIT2:
+    for number in FACCESSAT2, EPOLL_PWAIT2:
         program += [unless(equal, number, 1), allow]
     # The first new call is 424 on both machines. "Unknown" for clone3, whose flags lie where a filter cannot look,
     # makes the C library start threads by clone.
@@ -247,9 +254,10 @@ def restrict_calls():
     for *numbers, commands in COMMANDS.values():
         program += [unless(equal, numbers[COLUMN], 2 * len(commands) + 2), load(24)]
         for command in commands:
-            program += [unless(equal, command, 1), allow]
+            program += [unless(equal, command, 1), done if command in LOCKS else allow]
         program.append(refuse)
-    program += [unless(equal, CLONE[COLUMN], 4), load(16), unless(any_bit, CLONE_THREAD, 1), allow, refuse]
+    program += [unless(equal, FLOCK[COLUMN], 1), done, unless(equal, CLONE[COLUMN], 6), load(16)]
+    program += [step for flags in THREADS for step in (unless(equal, flags, 1), allow)] + [refuse]
     program += [unless(equal, PRLIMIT64[COLUMN], 4), load(16), unless(equal, 0, 1), allow, refuse]  # of others
     program.append(allow)
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))

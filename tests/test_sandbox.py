@@ -1,7 +1,9 @@
 """The sandbox under attack. Beside every attack run the two controls: a correct solution and a plainly wrong one."""
 
+import concurrent.futures
 import contextlib
 import ctypes
+import fcntl
 import os
 import platform
 import signal
@@ -586,6 +588,23 @@ ESCAPES = {
         """,
         "{'refused'}",
     ),
+    "what lies in memory of a file": (
+        """
+        def f():
+            with open(os.__file__) as file:
+                calls = [lambda: os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)]
+                calls += [lambda: os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT)]
+                calls += [lambda: libc.readahead(file.fileno(), 0, 4096), lambda: libc.mincore(0, 4096, bytes(1))]
+                return [attempt(call) for call in calls]
+        """,
+        "4 * ['refused']",
+    ),
+    "pages kept in a pipe": ("def f(): return attempt(libc.vmsplice, os.pipe()[1], bytes(16), 1, 0)", REFUSED),
+    "a thread with descriptors of its own": (
+        "CALLS = (436, 900, 900, 2), ({CLONE}, 0x10900, 0, 0, 0, 0)\n"
+        "def f(): return [attempt(libc.syscall, *call) for call in CALLS]",
+        "2 * ['refused']",
+    ),
     "all disks written to": ("def f(): return [attempt(libc.syscall, n, 1) for n in {SYNCS}]", "2 * ['refused']"),
     "io_uring": ("def f(): return attempt(libc.syscall, {IO_URING_SETUP}, 4, bytes(120))", REFUSED),
     "memory file": ("def f(): return attempt(libc.syscall, {MEMFD_CREATE}, b'x', 0)", REFUSED),
@@ -636,6 +655,29 @@ ESCAPES = {
         "import threading\ndef f():\n    r = []\n    t = threading.Thread(target=r.append, args=(5,))\n    t.start()\n"
         "    t.join()\n    return r",
         "[5]",
+    ),
+    "allowed: time zones, and an exit": (
+        """
+        import zoneinfo
+        def f():
+            zoneinfo.TZPATH, zoneinfo.ZoneInfo  # read where there are any
+            try: exit()
+            except SystemExit: return attempt(os.listdir, '/usr/share/zoneinfo')
+        """,
+        repr("done" if os.path.isdir("/usr/share/zoneinfo") else "refused"),
+    ),
+    "allowed: many threads": (
+        """
+        import threading
+        def f():
+            go, threads = threading.Event(), []
+            for _ in range(50):
+                threads.append(threading.Thread(target=go.wait))
+                threads[-1].start()
+            go.set()
+            return len([t.join() for t in threads])
+        """,
+        "50",
     ),
     "allowed: much output": ("def f():\n    for _ in range(300): print('x' * 1_000_000)\n    return 1", "1"),
 }
@@ -930,6 +972,27 @@ def test_a_note_for_a_later_job():
     assert [r.reason for r in results] == [""] * 5
 
 
+def test_a_lock_is_seen_by_nobody():
+    """A job beside could read it, and the kernel would keep as many as are asked for."""
+    code = """
+        import fcntl, os, time
+        def f(seconds):
+            with open(os.__file__) as file:
+                fcntl.lockf(file, fcntl.LOCK_SH, 1, 1000), fcntl.flock(file, fcntl.LOCK_EX)
+                time.sleep(seconds)
+            return True
+    """
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        job_of = pool.submit(run_tests, [job(code, "assert f(1.5)")])
+        time.sleep(0.7)
+        with open(os.__file__) as file:
+            asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 1000, 1, 0)
+            found, *_ = struct.unpack("hhqqi4x", fcntl.fcntl(file, fcntl.F_GETLK, asked))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert not job_of.done() and found == fcntl.F_UNLCK
+        assert job_of.result()[0].reason == ""
+
+
 def test_random_numbers_are_not_shared_with_the_tests():
     # Both processes are seeded, so that a reward repeats; from the same seed the candidate would know what is asked.
     tests = "import random\nassert [random.random() for _ in range(3)] != f()"
@@ -986,6 +1049,36 @@ assert str(caught(3, ArithmeticError)) == "division by zero"
 assert caught(4, KeyError).args == ("own words",)
 """
     assert run_tests([job(code, tests)])[0].outcomes == [True] * 5
+
+
+def test_an_exception_may_have_no_text():
+    """Of 10**5000 str is an error, in the candidate and in the grader."""
+    code = """
+        class Wordless(ValueError):
+            def __str__(self): return 5
+        class Ending(ValueError):
+            def __str__(self): raise SystemExit
+        def f(x):
+            if x < 4: return x
+            raise [Wordless("a"), Ending("b"), ValueError(10 ** 5000), KeyError((1, (2, [3])))][x - 4]
+        def g(text): return eval(text)
+    """
+    tests = """
+for x in range(10):
+    assert f(x) == x
+try:
+    f(7)
+except KeyError as error:
+    assert error.args == ((1, (2, "[3]")),)
+try:
+    g("1 +")
+except SyntaxError as error:
+    assert error.lineno == 1
+assert f(1) == 1
+"""
+    for cause in "", "import sys\nsys.set_int_max_str_digits(0)\n":
+        result = run_tests([Job([cause + textwrap.dedent(code)], tests, ["f", "g"])])[0]
+        assert result.outcomes == [True] * 4 + [False] * 6 + [True] * 3, result
 
 
 def test_code_may_ask_for_its_folder():
@@ -1108,6 +1201,9 @@ assert b == {1, 4}
 assert c == {'x': 4}
 assert d == deque([4, 1])
 assert e == [[4]]
+a, b = [], [2]
+assert f(b={1}, e=[b], d=deque(), c={}, a=a) is None
+assert a == [4]
 """
     assert run_tests([job(code, tests)])[0].reason == ""
 
