@@ -19,6 +19,7 @@ import math
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -104,11 +105,10 @@ def encode(tokenizer, prompts):
         if token.special:  # within a prompt it is text
             text = f"{token.content[0]} {token.content[1:]}"
             prompts = [prompt.replace(token.content, text) for prompt in prompts]
+    if not all(tokenizer(prompts, add_special_tokens=False).input_ids):
+        fail("--model makes no tokens of a prompt: are its tokenizer's files missing, or is a prompt of --data empty?")
     if tokenizer.chat_template is None:
-        prompt_ids = tokenizer(prompts).input_ids
-        if not all(prompt_ids):
-            fail("--data or --env: a prompt has no tokens; let it begin with some text.")
-        return prompt_ids
+        return tokenizer(prompts).input_ids
     # enable_thinking is read by the templates of reasoning models, which would spend every token on thoughts
     chat = {"add_generation_prompt": True, "tokenize": False, "enable_thinking": False}
     texts = [tokenizer.apply_chat_template([{"role": "user", "content": prompt}], **chat) for prompt in prompts]
@@ -269,12 +269,16 @@ def evaluate(model, rows, pad_id, max_batch_tokens):
 
 def save(model, tokenizer, folder, dtype):
     """Writes a copy in `dtype`, for the weights in training stay float32."""
-    copy.deepcopy(model).to(dtype).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    try:
+        copy.deepcopy(model).to(dtype).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    except Exception as error:  # safetensors has one of its own for a full disk; it is reported
+        fail(f"--output-dir: cannot write to {folder} ({error}); make room there.")
 
 
 if __name__ == "__main__":
     script = os.path.basename(__file__).removesuffix(".py")
+    signal.signal(signal.SIGINT, lambda *_: sys.exit("interrupted; --save-every says how often the agent is saved"))
     args = tyro.cli(Args, description=__doc__)
     if args.learning_rate is None:
         args.learning_rate = {"scratch": 3e-3, "tiny": 1e-3}.get(args.model, 1e-5)
@@ -335,6 +339,10 @@ if __name__ == "__main__":
         except Exception as error:  # whatever transformers, its backends, the hub and a template raise; it is reported
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             fail(f"--model {args.model}: it cannot be used ({reason}); use a folder or hub id that can.")
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", args.max_length)  # some have no end
+    if args.max_length > most:
+        print(f"--max-length {args.max_length}: the model reads {most} tokens, so it is {most}")
+        args.max_length = most
     model.to(device).eval()  # no dropout
     if not any(p.requires_grad for p in model.parameters()):
         fail(f"--model {args.model}: an adapter, whose weights are frozen; merge it into its model first.")

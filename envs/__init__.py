@@ -65,8 +65,8 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, **options):
         if value < 1:
             raise ValueError(f"{argument} {value}: it must be at least 1.")
     target = ENVIRONMENTS.get(name, name)
-    module_name, colon, class_name = target.partition(":")
-    if not (module_name and colon and class_name):
+    module_name, _, class_name = target.partition(":")
+    if module_name[:1] in ("", ".") or not class_name:
         raise ValueError(f"--env {name}: unknown; use {', '.join(ENVIRONMENTS)}, or module:Class of your own.")
     if os.getcwd() not in sys.path:  # the user's module may lie where the command is given, not beside the script
         sys.path.append(os.getcwd())
@@ -187,7 +187,7 @@ def _datasets_rows(dataset, *args, **kwargs):
     try:
         return load_dataset(*args, **kwargs).to_list()
     except Exception as error:  # whatever the network, the hub and the file formats raise; all of it is reported
-        remedy = "check the name and the network, or use sample"
+        remedy = "check the name, its splits and the network, or use sample"
         if os.path.isfile(dataset):  # of which it may say that an error occurred, and which one below that
             remedy, error = "mend the file", error.__cause__ or error
         reason = f"{type(error).__name__}: {error}".splitlines()[0]

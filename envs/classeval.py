@@ -166,7 +166,8 @@ class ClassEval:
                 else:
                     solvable[split].append({**task, "examples": examples})
         if left_out:
-            print(f"--dataset {self.dataset}: left out, as their reference solution fails here: {', '.join(left_out)}")
+            why = "their reference solution fails in the sandbox, which has the standard library only"
+            print(f"--dataset {self.dataset}: left out, as {why}: {', '.join(left_out)}")
         for split, part in solvable.items():
             if not part and splits[split]:
                 raise ValueError(

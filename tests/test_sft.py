@@ -5,6 +5,7 @@ import json
 import os
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import make_tokenizer, save_model
+from tokenizers import Regex, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -19,6 +21,7 @@ from transformers import (
     CohereForCausalLM,
     GPT2LMHeadModel,
     Qwen2Config,
+    Qwen2ForCausalLM,
 )
 
 import envs
@@ -279,7 +282,45 @@ def test_a_prompt_without_tokens_is_told(capsys):
     """Its first token would be predicted by another row's last position."""
     with pytest.raises(SystemExit):
         sft.encode(make_tokenizer(chat_template=None), ["Say it.", ""])
-    assert "a prompt has no tokens" in capsys.readouterr().err
+    assert "--model makes no tokens of a prompt" in capsys.readouterr().err
+    unread = make_tokenizer()
+    unread.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(".+"), "removed")  # as where files are missing
+    with pytest.raises(SystemExit):
+        sft.encode(unread, ["Say it."])
+    assert "are its tokenizer's files missing" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_told(tmp_path, monkeypatch, capsys):
+    def full(model, folder):
+        raise RuntimeError("I/O error: No space left on device")  # safetensors' own is no OSError either
+
+    model = Qwen2ForCausalLM.from_pretrained(save_model(tmp_path / "m"))
+    monkeypatch.setattr(Qwen2ForCausalLM, "save_pretrained", full)
+    with pytest.raises(SystemExit):
+        sft.save(model, make_tokenizer(), "here", torch.float32)
+    assert "--output-dir: cannot write to here (I/O error: No space left" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_no_traceback(tmp_path):
+    data = tmp_path / "pairs.jsonl"
+    data.write_text((json.dumps({"prompt": "Say it.", "completion": "one two three"}) + "\n") * 20)
+    command = [
+        sys.executable,
+        os.path.join(ROOT, "sft.py"),
+        "--data",
+        str(data),
+        "--model",
+        save_model(tmp_path / "m"),
+    ]
+    command += ["--num-steps", "100000"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=tmp_path, **pipes)
+    for line in process.stdout:
+        if "parameters on" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1 and "interrupted; --save-every" in said and "Traceback" not in said
 
 
 def test_a_context_as_short_as_max_length_suffices(tmp_path):
@@ -289,6 +330,9 @@ def test_a_context_as_short_as_max_length_suffices(tmp_path):
     data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     done = run(tmp_path, "--data", str(data), "--model", "short", "--max-length", "64", *SHORT)
     assert done.returncode == 0, done.stderr
+    assert "19 pairs, 1 left out for --max-length 64" in done.stdout and "so it is" not in done.stdout
+    done = run(tmp_path, "--data", str(data), "--model", "short", "--max-length", "65", *SHORT)
+    assert "--max-length 65: the model reads 64 tokens, so it is 64\n19 pairs, 1 left out" in done.stdout
 
 
 def test_models_that_it_would_train_wrongly_are_refused(tmp_path, monkeypatch, capsys):
