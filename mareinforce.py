@@ -803,9 +803,7 @@ if __name__ == "__main__":
         track = tracker.log
 
     last_saved = lambda: f"The last checkpoint: {f'iteration {saved} in {run_dir}' if saved else 'none yet'}."
-    cannot_write = lambda error: fail(
-        f"--output-dir: cannot write to {run_dir} ({error}); make room there, for this run alone. {last_saved()}"
-    )
+    cannot_write = lambda error: fail(f"--output-dir: cannot write to {run_dir} ({error}); make room. {last_saved()}")
 
     def log(iteration, metrics, lines):
         if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:

@@ -273,7 +273,7 @@ def save(model, tokenizer, folder, dtype):
         copy.deepcopy(model).to(dtype).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     except Exception as error:  # safetensors has one of its own for a full disk; it is reported
-        fail(f"--output-dir: cannot write to {folder} ({error}); make room there.")
+        fail(f"--output-dir: cannot write to {folder} ({error}); make room.")
 
 
 if __name__ == "__main__":

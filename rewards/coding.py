@@ -16,7 +16,8 @@ functions out of the texts, and a comment that says "aux(" counts as a call; her
 The last three are ours: in the published formula a call whose result is thrown away still gains 1.0. Calls are found
 in the syntax tree, so that one by eval() or globals() is none; what they are worth is found by running the tests again
 with stubs for the helpers, whose values are nothing, and then with the helper alone. A call that makes no difference
-and is not dropped, as in `0 if True else aux(x)`, gains and costs nothing.
+and is not dropped, as in `0 if True else aux(x)`, gains and costs nothing. A function is a def: a lambda, or another
+name for a function, defines none.
 """
 
 import functools

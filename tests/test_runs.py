@@ -802,7 +802,7 @@ def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(
         run(script, *TOY, "--model", model_dir, "--num-iterations", 3, "--save-every", 1)
     said = capsys.readouterr().err
     assert stop.value.code == 2 and "error: --output-dir: cannot write to" in said and str(error) in said
-    assert "make room there, for this run alone. The last checkpoint: iteration 1 in" in said
+    assert "make room. The last checkpoint: iteration 1 in" in said
     (state,) = tmp_path.glob("runs/*/checkpoint/state.pt")
     assert torch.load(state, weights_only=False)["iteration"] == 1
 
