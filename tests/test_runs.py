@@ -238,7 +238,7 @@ def test_resume_gives_the_same_numbers_bit_for_bit(script, run, model_dir, tmp_p
         (killed / name).write_text("".join(line for line in text if json.loads(line)["iteration"] < 4) + text[-1][:20])
     capsys.readouterr()
     run(script, "--resume", killed)
-    assert f"return {metrics_of(killed)[0]['eval/return']:.3f} at first" in capsys.readouterr().out
+    assert f"return {metrics_of(killed)[0]['eval/return']:.3f} at iteration 0" in capsys.readouterr().out
     assert metrics_of(killed) == metrics_of(whole)
     assert (killed / "rollouts.jsonl").read_text() == pathlib.Path(whole, "rollouts.jsonl").read_text()
     for agent in range(2):
