@@ -749,7 +749,8 @@ if __name__ == "__main__":
             large = [text for text in others if len(text.encode()) > bytes_left]
             prompt_ids = encode(agent, [*large, largest], args.max_new_tokens)[-1]
             # few tokens show most of what can be wrong, but a window shows only beyond its end
-            config, reach = model.config.get_text_config().to_dict(), T * (len(prompt_ids) + args.max_new_tokens)
+            config = model.config.get_text_config().to_dict()
+            reach = min(T * (len(prompt_ids) + args.max_new_tokens), max_context(model) - 16)
             windows = [config.get(key) or reach for key in ("sliding_window", "attention_chunk_size")]
             length = max([min(64, len(prompt_ids)), *(window + 8 for window in windows if window < reach)])
             prompt_ids = (prompt_ids * (length // len(prompt_ids) + 1))[-length:]
