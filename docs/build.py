@@ -180,10 +180,11 @@ actor's, which is ten times as high already); and the actor's is a quarter of th
 several optimizer steps per rollout (`--update-epochs` x `--num-minibatches`), where the others take one.
 
 Defaults and details that differ from CleanRL's `ppo.py`: `--gae-lambda` is 1, advantages are not normalised, and with
-`--norm-adv` over an iteration, not over each minibatch; values start at the mean return; `--gamma` is 1 and per
-turn, and weighs a turn's policy loss by `gamma^turn`; the old log-probabilities are the sampling loop's; `--ent-coef` 0, `--max-grad-norm` 1, passes and minibatches are two each; `--target-kl` is looked at after
-each minibatch, not after each epoch; Adam's eps is 1e-8, not 1e-5; the sums of the loss are divided by constants, not by
-the number of tokens."""
+`--norm-adv` over an iteration, not over each minibatch; values start at the mean return; `--gamma` is 1 and per turn,
+and weighs a turn's policy loss by `gamma^turn`; the old log-probabilities are the sampling loop's; `--ent-coef` is 0,
+`--max-grad-norm` 1, passes and minibatches are two each; `--clip-coef` also clips values, in units of the return;
+`--target-kl` is looked at after each minibatch, not after each epoch; Adam's eps is 1e-8, not 1e-5; the sums of the
+loss are divided by constants, not by the number of tokens."""
 
 
 def details(script, items):
