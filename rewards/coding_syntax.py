@@ -403,8 +403,8 @@ def read_blocks(text):
     """The statements of a completion: all of it, or else those of each fenced block that defines or imports something.
 
     A block ends at the first fence that leaves Python behind, since a docstring may hold fences. Beside such blocks,
-    of others the constants. Outside of the fences, and where no block is such, the code may stand in prose; it comes
-    first, as of two definitions the last one counts, and so does a block without an end: a second version may be cut.
+    of others the constants. Outside of the fences, and where no block is such, the code may stand in prose. Of two
+    definitions the last one counts: such code comes first, and so does a block without an end, which may be cut.
     """
     plain = _plain(text)
     for form in (text, plain):
