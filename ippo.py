@@ -265,7 +265,7 @@ def draw(weights):  # (rows, n) -> (rows, 1)
     else:
         total = weights.cumsum(-1, dtype=torch.float64)
         column = torch.searchsorted(total, total[:, -1:] * torch.rand_like(total[:, :1]), right=True)
-    return column.clamp(max=n - 1)  # NaN lands past the end; log() then stops the run
+    return column.clamp(max=n - 1)  # NaN lands past the end; its metrics stop the run
 
 
 def grouped(model):
@@ -928,7 +928,7 @@ if __name__ == "__main__":
                 values = [node.groups[i].values[k] for node, k in trajectory]
                 for (node, k), row in zip(trajectory, gae(rewards, values, args.gamma, args.gae_lambda)):
                     # values are float32: of equal returns only rounding is left, which Adam would blow up
-                    node.groups[i].advantages[k] += [a if not abs(a) <= 1e-6 else 0.0 for a in row]
+                    node.groups[i].advantages[k] += [0.0 if abs(a) <= 1e-6 else a for a in row]
             flat = [(a, v) for group in groups for pair in zip(group.advantages, group.values) for a, v in zip(*pair)]
             advantages, values = np.concatenate(gather(flat)).T  # of all processes
             # share of the targets' variance that the values explain before this update

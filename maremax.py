@@ -253,7 +253,7 @@ def draw(weights):  # (rows, n) -> (rows, 1)
     else:
         total = weights.cumsum(-1, dtype=torch.float64)
         column = torch.searchsorted(total, total[:, -1:] * torch.rand_like(total[:, :1]), right=True)
-    return column.clamp(max=n - 1)  # NaN lands past the end; log() then stops the run
+    return column.clamp(max=n - 1)  # NaN lands past the end; its metrics stop the run
 
 
 def grouped(model):
