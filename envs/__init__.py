@@ -83,6 +83,9 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, **options):
     arguments = {"num_agents": num_agents, "num_turns": num_turns, "dataset": dataset, "seed": seed, **options}
     if name in ENVIRONMENTS:
         arguments["name"] = name
+    for parameter in known.values():
+        if parameter.name not in arguments and parameter.default is parameter.empty and parameter.kind.value < 2:
+            raise ValueError(f"--env {name}: its __init__ needs {parameter.name}, which is not given; use a default.")
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
         for argument in arguments:
             if argument not in known:
@@ -128,11 +131,16 @@ def read_rows(dataset, columns, hub, hub_splits, hub_config=None, say=print):
                     f"--dataset {dataset}: row {number} of the split {split} has nothing, or what is no UTF-8 text, "
                     f"in {', '.join(odd)}; mend it, or leave the row out."
                 )
+    warn_of_shared_rows(dataset, splits, columns, say)
+    return splits
+
+
+def warn_of_shared_rows(dataset, splits, columns, say):
+    """Says how many rows of test agents are trained on."""
     for asked in ASKED.intersection(columns):
         known = {row[asked] for row in splits.get("train", [])}
         if both := [row for row in splits.get("test", []) if row[asked] in known]:
             say(f"--dataset {dataset}: {len(both)} rows of test have the {asked} of a row of train; leave them out")
-    return splits
 
 
 def _is_text(value, needed):

@@ -186,7 +186,10 @@ def _answer(task, texts, assigned):
 
 
 def _remarks(agent, names, findings):
-    """What agent number `agent` is told. Nothing here comes from a test that is scored, but for how many passed."""
+    """What agent number `agent` is told. Of scored tests it has only how many passed.
+
+    Where a benchmark's tests repeat an example of the skeleton, that example is shown as the skeleton's.
+    """
     missing = [name for name, written in zip(names, findings["written"][agent]) if not written]
     remarks = [f"Not found: {', '.join(missing)}." if missing else "All your methods were found."]
     if findings["doubled"]:

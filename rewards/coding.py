@@ -9,15 +9,15 @@ functions out of the texts, and a comment that says "aux(" counts as a call; her
     the joint program compiles                                               0.5, or else nothing more
     tests passed, by assert                                                  0 to 1
     if at least one assert passed, and all helpers are defined:
-      the asked function calls a helper, and fewer tests pass without it     0.5, shared among the helpers
+      the asked function calls a helper, and fewer tests pass with stubs     0.5, shared among the helpers
       ... and fewer pass with a helper in place of the asked function        1.0
       it calls a helper and drops all that comes of it                      -0.5, shared among the helpers
 
 The last three are ours: in the published formula a call whose result is thrown away still gains 1.0. Calls are found
 in the syntax tree, so that one by eval() or globals() is none; what they are worth is found by running the tests again
-with stubs for the helpers, whose values are nothing, and then with the helper alone. A call that makes no difference
-and is not dropped, as in `0 if True else aux(x)`, gains and costs nothing. A function is a def: a lambda, or another
-name for a function, defines none.
+with stubs for the helpers, whose values are nothing, with others that hand back their argument, and then with the
+helper alone. A call that makes no difference and is not dropped, as in `0 if True else aux(x)`, gains and costs
+nothing. A function is a def: a lambda, or another name for a function, defines none.
 """
 
 import functools
@@ -69,17 +69,17 @@ def coding_rewards(answers, timeout=10.0, allow_unsafe_code=False):
     allow_unsafe_code: see rewards/sandbox.py, which also tells what is raised
 
     Diagnostics in `parts`, which the reward does not hold: `all_passed` (0 or 1), `passed_share`, and `useful_helper`,
-    the share of the tests that pass with the helpers and fail when stubs replace them: negative where the helper does
-    harm.
+    the share of the tests that pass with the helpers and fail when stubs replace them, those with which more pass:
+    negative where the helper does harm.
     """
     results = run_tests([_job(answer) for answer in answers], timeout, allow_unsafe_code)
     # Without a use, or without a test passed, a stub can change nothing for the worse.
     asked = [i for i, r in enumerate(results) if r.passed and any(r.facts["uses"] + r.facts["ignored"])]
     # A loop that the helper ends never ends with a stub; what takes longer than this without a helper needs it.
     patience = lambda i: min(timeout, 1 + 5 * results[i].seconds)
-    times = [patience(i) for i in asked]
-    stubbed = run_tests([_job(answers[i], stub=True) for i in asked], times, allow_unsafe_code)
-    without = dict(zip(asked, stubbed))
+    jobs = [_job(answers[i], stub=stub) for i in asked for stub in coding_syntax.STUBS]
+    stubbed = iter(run_tests(jobs, [patience(i) for i in asked for _ in coding_syntax.STUBS], allow_unsafe_code))
+    without = {i: max([next(stubbed) for _ in coding_syntax.STUBS], key=_share) for i in asked}
     for i in asked:
         facts, real = results[i].facts, _share(without[i]) < _share(results[i])
         uses, dropped = facts["uses"], facts["ignored"]

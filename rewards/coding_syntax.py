@@ -20,7 +20,8 @@ FUTURE = "from __future__ import annotations\n"  # an annotation may read what i
 UNSEEN = {0xA0: " ", 0x200B: None, 0xFEFF: None}
 IMPORTS = (ast.Import, ast.ImportFrom)
 NAMING = (*DEFINITIONS, *IMPORTS)
-LITERAL = (ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.USub, ast.expr_context)
+LITERAL = (ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.BinOp, ast.unaryop, ast.operator)
+LITERAL += (ast.Call, ast.keyword, ast.expr_context)
 FENCE = r"[ \t]*(?:`{3,}|~{3,})[^`\r\n]*"
 TAGS = r"(?:</?(?:answer|s)>|<[|\uff5c][^|\uff5c\r\n]{1,30}[|\uff5c]>)+"
 CODE = r"(?:async )?def \w|class \w|import \w|from [\w.]+ import |@\w"
@@ -30,7 +31,8 @@ NAME = rf"\b(?!({KEYWORDS})\b)[^\W\d]\w*"
 PROSE = rf"(?=\S)(?:'[^'\n]*'|\"[^\"\n]*\"|[^'\"#])*?(?:{NAME}|['\")\]]) +{NAME}"
 # How a line begins that is code and does not parse: indented, else, f(, a[, a.b += , a, b = , ), "a, (a
 BEGINS = rf"\s|$|({KEYWORDS})\b|[\w.]+(\(|\[| ?[^\w\s]{{0,3}}=)|[a-z]\w*[,:].*=|[\])}}@'\"]|[\[({{](?![A-Z/])"
-BROKEN = rf"(?!{PROSE})({BEGINS})"
+ARROW = r"(?!def\b|lambda\b)[^'\"#]*[)\]] *(?:->|=+>|\u2192)"  # f([1, 2]) -> 3, as prose has it
+BROKEN = rf"(?!{PROSE}|{ARROW})({BEGINS})"
 # What the parser and compiler raise: a NUL or a lone surrogate, much nesting, thousands of words in a row.
 UNREAD = (SyntaxError, ValueError, MemoryError, RecursionError)
 TOO_LARGE = "too deep or too long for Python"
@@ -43,9 +45,10 @@ REACH = UNSAID | {"builtins", "__builtins__", "__globals__", "f_globals", "f_loc
 REACH |= {"_getframe", "currentframe"}
 SAYING = "id", "attr", "value", "name", "module", "__class__"  # fields of a node that hold names
 
-# A helper whose values are nothing: empty, 0 as a number, less and more than none; to add one changes nothing. As a
-# result one equals () only.
-STUB = """
+# What takes a helper's place, to see what is done without it. One whose values are nothing: empty, 0 as a number, less
+# and more than none; to add one changes nothing; as a result one equals () only. And one that hands back its argument:
+# with it `return aux(result)` is as good, if another agent has done all the work.
+NOTHING = """
 class {name}(tuple):
     __new__ = lambda cls, *args, **keywords: tuple.__new__(cls)
     __add__ = __radd__ = __sub__ = __rsub__ = __or__ = __ror__ = __xor__ = __rxor__ = lambda self, other: other
@@ -56,14 +59,19 @@ class {name}(tuple):
     __int__ = __index__ = lambda self: 0
     __float__ = lambda self: 0.0
 """
+ECHO = """
+def {name}(*args, **keywords):
+    return [*args, *keywords.values(), None][0]
+"""
+STUBS = [NOTHING, ECHO]
 
 
-def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
+def prepare(texts, helpers, entry_point, prelude="", stub="", alone=None):
     """The program that the answers make together, and what is to be known of them.
 
     texts: one per agent: the helpers' in order, then the asked function's
     prelude: trusted source that goes before them, such as the imports of the task's prompt
-    stub: bool, whether behind each helper's text a STUB takes its name; what else the text holds is no use of it
+    stub: one of STUBS, which takes each helper's name behind its text, or ""; what else the text holds is no use of it
     alone: name of the helper that takes the asked function's place, or None
 
     Returns (syntax tree, None where there is no program that compiles; facts). Facts:
@@ -115,7 +123,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub=False, alone=None):
     facts |= {"errors": errors, "error": next(filter(None, errors), "")}
     if defined[-1] and not any(errors):
         if stub:
-            bodies[:-1] = [body + ast.parse(STUB.format(name=name)).body for name, body in zip(helpers, bodies)]
+            bodies[:-1] = [body + ast.parse(stub.format(name=name)).body for name, body in zip(helpers, bodies)]
         body = ast.parse(FUTURE + prelude).body + [node for part in bodies for node in part]
         body += ast.parse(f"{entry_point} = {alone}").body if alone else []
         program = ast.Module(body=_robust(body, apart), type_ignores=[])
@@ -246,7 +254,9 @@ def _binds_unsaid(part):
     """
     body = part.body if isinstance(part, DEFINITIONS) else []
     heads = [node for child in ast.iter_child_nodes(part) if child not in body for node in ast.walk(child)]
-    at_once = ast.walk(part) if isinstance(part, ast.ClassDef) else heads
+    at_once = list(ast.walk(part)) if isinstance(part, ast.ClassDef) else heads
+    if not any(isinstance(node, (ast.Call, ast.Subscript)) for node in at_once):  # a text reaches nothing by itself
+        at_once = [node for node in at_once if not isinstance(node, ast.Constant)]
     walrus = body and any(isinstance(node, ast.NamedExpr) for node in heads)
     return walrus or not REACH.isdisjoint(getattr(node, field, None) for node in at_once for field in SAYING)
 
@@ -387,9 +397,10 @@ def _tried(statement):
 
 
 def _is_constant(statement):
-    """Whether a statement assigns a literal."""
+    """Whether a statement assigns what is made of literals, by arithmetic and built-in functions: set("aeiou")."""
     value = isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value
-    return bool(value) and all(isinstance(node, LITERAL) for node in ast.walk(value))
+    nodes = list(ast.walk(value)) if value else []
+    return bool(nodes) and all(isinstance(n, LITERAL) or getattr(n, "id", None) in dir(builtins) for n in nodes)
 
 
 def _gives(statement):
@@ -447,6 +458,8 @@ def _between_prose(lines, most=20):
     body, error = _parse("\n".join(even[first:]))
     behind = even[first + body[-1].end_lineno :] if body else []
     rest = list(itertools.dropwhile(lambda line: not line.strip() or line[0] == "#", behind))
+    if not body and begins[0] == first and not "".join(lines[first + 1 : first + 2]).strip():
+        return _between_prose(lines[first + 1 :], most - 1)  # a heading, such as the signature alone
     if not body or (error and re.match(BROKEN, rest[0] if rest else "")):
         return []
     return [body, *_between_prose(lines[len(lines) - len(rest) + 1 :], most - 1)]
@@ -465,7 +478,8 @@ def _unwrapped(text):
 
 def _plain(text):
     """The text without tags and unseen characters at the edges of its lines, and with each fence apart from code."""
-    text = re.sub(r"^[ \t\xa0\u200b\ufeff]+", lambda found: found[0].translate(UNSEEN), text, flags=re.MULTILINE)
+    edges = r"^[ \t\xa0\u200b\ufeff]+|[ \t\xa0\u200b\ufeff]+(?=\r?$)"
+    text = re.sub(edges, lambda found: found[0].translate(UNSEEN), text, flags=re.MULTILINE)
     text = re.sub(rf"^([ \t]*){TAGS}|{TAGS}(?=[ \t\r]*$)", r"\1", text, flags=re.MULTILINE)
     return re.sub(rf"^([ \t]*(?:`{{3,}}|~{{3,}}))(?:py\w*)? *(?={CODE})", r"\1\n", text, flags=re.MULTILINE)
 

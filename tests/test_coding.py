@@ -76,8 +76,8 @@ USES = {
     "a loop": "total = 0\n    for x in numbers:\n        total += aux(x)\n    return total",
     "append": "r = []\n    for x in numbers:\n        r.append(aux(x))\n    return sum(r)",
     "index": "r = [0] * len(numbers)\n    for i, x in enumerate(numbers):\n        r[i] = aux(x)\n    return sum(r)",
-    "condition": "t = 0\n    for x in numbers:\n        if aux(x):\n            t += 2 * x\n    return t",
-    "continue": "t = 0\n    for x in numbers:\n        if not aux(x): continue\n        t += 2 * x\n    return t",
+    "condition": "t = 0\n    for x in numbers:\n        if aux(x) == x + x:\n            t += 2 * x\n    return t",
+    "continue": "t = 0\n    for x in numbers:\n        if aux(x) != x + x: continue\n        t += 2 * x\n    return t",
     "nested function": "def g(x):\n        return aux(x)\n    return sum(g(x) for x in numbers)",
     "further function": "return sum(g(x) for x in numbers)\ndef g(x):\n    return aux(x)",
     "method": "return sum(G().double(x) for x in numbers)\nclass G:\n    def double(self, x): return aux(x)",
@@ -417,7 +417,7 @@ def test_a_loop_that_only_its_helper_ends_is_not_waited_for(monkeypatch):
     assert [score.reward for score in coding_rewards(answers, timeout=60)] == pytest.approx([4.0, 4.0])
     assert waited[0] == 60 and len(waited) == 3
     for times in waited[1:]:
-        assert times[0] < times[1] < 60 and times[1] > 15
+        assert times[0] < times[-1] < 60 and times[-1] > 15
 
 
 @pytest.mark.parametrize(
@@ -450,6 +450,23 @@ def test_a_long_chain_of_assignments_is_read_in_time():
     chain = "".join(f"    y{i + 1} = y{i}\n" for i in range(700))
     main = f"def f(numbers):\n    y0 = [aux(x) for x in numbers]\n{chain}    return sum(y700)"
     assert reward(AUX, main) == pytest.approx(4.0)
+
+
+HANDED = {  # through a helper that gives back what it is given
+    "the result": "return aux(2 * sum(numbers))",
+    "each item": "return sum(aux(2 * x) for x in numbers)",
+    "the argument": "return 2 * sum(aux(numbers))",
+    "a condition": "return 2 * sum(numbers) if aux(True) else None",
+    "by its name": "return aux(x=2 * sum(numbers))",
+}
+
+
+@pytest.mark.parametrize("name", HANDED)
+@pytest.mark.parametrize("idle", ["return x", "y = x\n    return y or x", "return [x][0]"])
+def test_what_a_helper_only_hands_back_gains_nothing(name, idle):
+    score = scores([f"def aux(x):\n    {idle}\n", f"def f(numbers):\n    {HANDED[name]}\n"])[0]
+    assert score.reward == pytest.approx(2.5), score
+    assert score.parts["useful_helper"] == 0
 
 
 def test_useful_helper_is_what_a_stub_would_cost():
@@ -694,6 +711,10 @@ FORMATS = {
     "a stand-in that is a comment, between prose": f"So:\n\nasync def g(x):\n    # Later\n{MAIN}\nIt sums.",
     "an import for types": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from helpers import aux\n" + MAIN,
     "the helper's type": "from collections.abc import Callable\naux: Callable[[int], int]\n" + MAIN,
+    "the signature as a heading": f"def f(numbers: list) -> int\n\nIt's here:\n\n{MAIN}",
+    "prose that begins like code": f"import statements aren't needed.\n\n{MAIN}",
+    "constants that are made": "```\nSIX = 2 * 3\n```\nand\n```\nVOWELS = set('aeiou')\nFAR = float('inf')\n```\nso\n"
+    "```\ndef f(n):\n    return sum(map(aux, n)) if len(VOWELS) < SIX < FAR else 7\n```",
     "a number behind it": MAIN + "\nFor example\n```\nn = 3\n```\n",
     "what another block needs": "```\nimport operator\ndef g(x):\n    return operator.add(h(x), 0)\n```\nand\n"
     "```\ndef h(x):\n    return aux(x)\n```\nso\n```\ndef f(n):\n    return sum(map(g, n))\n```",
@@ -732,6 +753,9 @@ FORMATS = {
             "'aux' is called for each number.",
             "f([1, 2]) returns 6, aux('x') fails",
             "numbers[0] may be 'none'",
+            "f([1, 2]) -> 6",
+            "f([1, 2]) => 6",
+            "[1, 2] \u2192 6",
         ),
     ],
 )
@@ -998,15 +1022,17 @@ def test_feedback_levels():
 def test_an_example_is_worth_what_its_docstring_says():
     row = samples.coding_tasks("train", 1, 1)[0]
     lines = [">>> g([1]) # a comment", "2", ">>> g([2]) == 4", "True", ">>> g([3]) if 1 else 0", "6", ">>> x = 1", "1"]
+    lines += [">>> x = [3, 4]", ">>> g(x)", "14 # as above"]
     row["prompt"] = 'def g(n):\n    """Twice.\n' + "".join(f"    {line}\n" for line in lines) + '    """\n'
     task = coding._task({**row, "entry_point": "g"}, "here")
     assert task["examples"] == [
         "assert g([1]) == 2",
         "assert (g([2]) == 4) == True",
         "assert (g([3]) if 1 else 0) == 6",
+        "x = [3, 4]\nassert g(x) == 14",
     ]
     answer = Answer(["def g(n):\n    return 7"], [], "g", "assert g([1]) == 2", ["g"], examples=task["examples"])
-    assert len(coding_rewards([answer])[0].findings["examples"]) == 3  # that all of them fail is shown
+    assert len(coding_rewards([answer])[0].findings["examples"]) == 4  # that all of them fail is shown
 
 
 def test_observe_and_step_change_nothing():
@@ -1057,6 +1083,10 @@ def test_files_keep_the_benchmarks_split(tmp_path, capsys):
     assert "rows 1 to 18 are train, rows 19 to 20 are test" in said_of_own
     assert (len(env.tasks("train")), len(env.tasks("test"))) == (18, 2)
     assert "task HumanEval/0 of mine is not numbered as the benchmark's are" in said_of_own
+    same = [{**row, "task_id": f"HumanEval/{i}"} for row in rows[:2] for i in (40, 140, 240)]
+    make("humaneval", dataset=write_rows(tmp_path / "same.jsonl", same))
+    said = capsys.readouterr().out
+    assert "2 rows of test have the prompt of a row of train" in said and "2 with other numbers are left out" in said
     few = tmp_path / "few.jsonl"
     with pytest.raises(ValueError, match=r"--dataset .*: no task has a number of the benchmark's split train"):
         make("humaneval", dataset=write_rows(few, rows[:20]))
@@ -1253,6 +1283,7 @@ GLUED = {  # to the code, or not seen in it
     "spaces that do not break, between prose": f"So:\n```\n{MAIN}```\n".replace("    ", "\u00a0 " * 2),
     "no width": "\u200b" + MAIN,
     "no width, between prose": f"It's short:\n\n\u200b{MAIN}\nThat's all.",
+    "no width at the ends": f"It's short:\n\n{MAIN}\nThat's all.".replace("\n", "\u200b\r\n"),
     "answer": f"<answer>{MAIN.rstrip()}</answer>",
     "answer in lines": f"<answer>\n{MAIN}</answer>",
     "answer and fence": f"<answer>```python\n{MAIN.rstrip()}```</answer>",

@@ -38,6 +38,10 @@ class Forgetful:
     def __init__(self, num_agents, num_turns, dataset):
         pass
 
+class Demanding(Echo):
+    def __init__(self, corpus, **options):
+        pass
+
 NOT_A_CLASS = 1
 """
 
@@ -82,6 +86,7 @@ def test_users_class_gets_the_arguments_and_the_options(user_folder):
         ({"name": "tutti_user_env:Ehco"}, ["--env", "no class Ehco"]),
         ({"name": "tutti_user_env:NOT_A_CLASS"}, ["--env", "no class NOT_A_CLASS"]),
         ({"name": "tutti_user_env:Forgetful"}, ["--seed", "parameter seed"]),
+        ({"name": "tutti_user_env:Demanding"}, ["--env tutti_user_env:Demanding", "needs corpus"]),
         ({"name": "tutti_user_env:Echo", "feedback": "plain"}, ["--feedback", "leave --feedback out"]),
         ({"name": "tldr", "feedback": "plain"}, ["--feedback", "tldr", "leave --feedback out"]),
         ({"name": "tldr", "reward": "best"}, ["--reward best", "plain", "grounded"]),
@@ -273,6 +278,7 @@ MALFORMED = {
     "imports that are no Python": ("mbpp", MBPP, {"test_imports": ["import"]}),
     "a test that is a loop": ("mbpp", MBPP, {"test_list": [*MBPP["test_list"], "while f(1) < 2: pass"]}),
     "imports that are names": ("mbpp", MBPP, {"test_imports": ["math"]}),
+    "tests in one text": ("mbpp", MBPP, {"test_list": "\n".join(MBPP["test_list"])}),
     "tests that are no text": ("mbpp", MBPP, {"test_list": [*MBPP["test_list"], {}]}),
     **{
         f"{column}: {value!r}": ("classeval", CLASSEVAL, {column: value})
@@ -492,6 +498,8 @@ def test_one_agent_is_scored_on_its_two_paragraphs():
     thrice = f"{joined}\n{writing.MARKER}\n{two}"  # a second marker is a part of the second paragraph
     steps = single.step([(task, [], [thrice])]) + pair.step([(task, [], thrice.split(f"\n{writing.MARKER}\n", 1))])
     assert steps[0].parts == steps[1].parts
+    for before in f"{writing.MARKER}\n", f"\n\n {writing.MARKER} \n{writing.MARKER}\n\n":
+        assert single.step([(task, [], [before + joined])])[0].parts == single.step([(task, [], [joined])])[0].parts
     ends = single.step([(task, [], [joined]), (task, [], [joined.replace("\n", "\r\n")])])
     assert ends[0].reward == ends[1].reward
 
