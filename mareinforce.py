@@ -11,12 +11,12 @@ At a node of the rollout tree agent i draws G completions y_1 .. y_G of its own 
 joint actions that contain y_g, and w the chance that a trajectory drawn from the tree passes through y_g.
 Turns count from 0.
 
--grad L_i is an unbiased estimate of the gradient of the expected return, over max_new_tokens, but noisy: where returns
-are positive every completion is pushed up. With one agent it is REINFORCE (Williams, 1992).
+E[-grad L_i] = grad E[return] / max_new_tokens: without bias, but noisy: where returns are positive every completion is
+pushed up. With one agent it is REINFORCE (Williams, 1992).
 
 Left out on purpose, though GRPO has it: division by the group's standard deviation and by a completion's length (both
-bias the gradient: Dr. GRPO, arXiv 2503.20783), the clipped ratio (it is 1 at one step per rollout), and the KL penalty
-to a reference model.
+bias the gradient: Dr. GRPO, arXiv 2503.20783), the clipped ratio (1 at one step per rollout), and the KL penalty to a
+reference model.
 """
 
 import atexit
@@ -121,6 +121,13 @@ def average(tensors):
     flat = torch.nn.utils.parameters_to_vector(tensors)
     dist.all_reduce(flat)
     torch.nn.utils.vector_to_parameters(flat.div_(dist.get_world_size()), tensors)
+
+
+def set_seed(seed):
+    """Seeds all libraries; each GPU in its own way, or agents on two GPUs would draw with the same random numbers."""
+    transformers.set_seed(seed)
+    for k, generator in enumerate(torch.cuda.default_generators):
+        generator.manual_seed(seed + k)
 
 
 def train_mode(model):
@@ -322,7 +329,7 @@ def decode(agent, texts, S, temperature, C):
         choose(hidden)
 
     choose(hidden)
-    at_once = 64 if agent.record else 1  # tokens between checks of what stopped: each makes the CPU wait
+    at_once = 64 if agent.graph_stream else 1  # tokens between checks of what stopped: each makes the CPU wait
     while read < C - 1 and len(remaining := running.any(1).nonzero()[:, 0]):
         # drop prompts whose completions have all stopped, and columns that no prompt needs any more
         most = running.sum(1).max()
@@ -335,7 +342,7 @@ def decode(agent, texts, S, temperature, C):
             if cache is not None:
                 cache.reorder_cache(index)
         before, read = read, min(read + at_once, C - 1)
-        repeat(step, read - before, agent.record)
+        repeat(step, read - before, agent.graph_stream)
     return tokens, logprobs
 
 
@@ -347,17 +354,16 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
     attention reads its keys once; where layers see a window or are of another kind, each is a row of its own.
     """
     G, C, drawn = num_generations, max_new_tokens, [[] for _ in prompts]
-    longest_first = sorted(range(len(prompts)), key=lambda b: -len(prompts[b]))  # neighbours need little padding
-    most = (max_batch_tokens - len(prompts[longest_first[0]])) // C  # completions beside a prompt
+    most = (max_batch_tokens - max(map(len, prompts))) // C  # completions beside a prompt
     pieces = math.ceil(G / max(1, most)) if grouped(agent.model) else G  # rows of a prompt
     S = math.ceil(G / pieces)
-    waiting = [b for b in longest_first for _ in range(pieces)]
-    # inference mode is faster, but in it autocast casts all weights again for each token
-    cast = torch.is_autocast_enabled(agent.model.device.type)
+    # longest first, so that neighbours need little padding
+    waiting = sorted([*range(len(prompts))] * pieces, key=lambda b: (-len(prompts[b]), b))
     while waiting:
         R = max(1, max_batch_tokens // (len(prompts[waiting[0]]) + S * C))
         rows, waiting = waiting[:R], waiting[R:]
-        with torch.no_grad() if cast else torch.inference_mode():
+        # inference mode is faster, but in it autocast casts all weights again for each token
+        with torch.no_grad() if torch.is_autocast_enabled(agent.model.device.type) else torch.inference_mode():
             tokens, logprobs = decode(agent, [prompts[b] for b in rows], S, temperature, C)
         stops = torch.isin(tokens, agent.stop_ids)
         lengths = torch.where(stops.any(1), stops.int().argmax(1) + 1, C)
@@ -409,9 +415,10 @@ def token_logprobs(agent, rows, temperature):
 
 
 def micro_batches(agent, rows, max_batch_tokens):
-    """Halves rows (prompt, completion, ...) until no batch has more than max_batch_tokens, with padding.
+    """Halves rows (prompt, completion, ...) until no batch has more than max_batch_tokens.
 
-    A completion also keeps a copy of its prompt's keys and values, which weighs about an eighth of the activations.
+    Texts count with their padding; completions that share a prompt without theirs, which adds at most half. Such a one
+    also keeps a copy of its prompt's keys and values, which weighs about an eighth of the activations.
     """
     # the unit of computation: a prompt shared by its completions, or prompt + completion
     text = lambda row: (*row[0], *(() if agent.share else row[1]))
@@ -428,12 +435,12 @@ def micro_batches(agent, rows, max_batch_tokens):
 
 
 @torch.no_grad()
-def agrees(args, agent, prompt_ids):
-    """Whether the log-probabilities of sampling and training are the model's own, for a prompt and its second half.
+def disagreement(args, agent, prompt_ids):
+    """How far log-probabilities of sampling and training are from the model's own, for a prompt and its second half.
 
-    Catches models that scale logits, attend in another way or count left padding: they would be trained wrongly.
+    Finds models that scale logits, attend in another way or count left padding: they would be trained wrongly.
     """
-    probe = SimpleNamespace(model=agent.model, stop_ids=torch.tensor([-1]), record=None)  # never stops
+    probe = SimpleNamespace(model=agent.model, stop_ids=torch.tensor([-1]), graph_stream=None)  # never stops
     prompts = [prompt_ids, prompt_ids[len(prompt_ids) // 2 :]]
     drawn = sample(probe, prompts, 2, 1.0, min(8, args.max_new_tokens), args.max_batch_tokens)
     rows = [(prompt, *pair) for prompt, pairs in zip(prompts, drawn) for pair in pairs]
@@ -444,7 +451,7 @@ def agrees(args, agent, prompt_ids):
     train_mode(agent.model)
     trained, sampled = token_logprobs(agent, rows, 1.0), torch.tensor([x for *_, logprobs in rows for x in logprobs])
     agent.model.eval()
-    return all(torch.allclose(ours, torch.stack(theirs), atol=1e-3) for ours in (trained, sampled))
+    return (torch.stack([trained, sampled]) - torch.stack(theirs)).abs().max().item()
 
 
 def observe(args, env, task, history):
@@ -507,7 +514,7 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
 
     for node in itertools.chain.from_iterable(reversed(turns)):  # children before parents
         # float64: what rounding leaves of equal returns is below 1e-9, and is not trained on
-        rewards = torch.tensor([step.reward for step in node.steps], dtype=torch.float64)  # (J,)
+        rewards = torch.tensor([float(step.reward) for step in node.steps], dtype=torch.float64)  # (J,)
         future = torch.tensor([child.value if child else 0.0 for child in node.children], dtype=torch.float64)
         joint_returns = rewards + args.gamma * future
         node.value = joint_returns.mean().item()
@@ -528,7 +535,7 @@ def summarize(split, turns, num_turns):
         for node in nodes:
             for i, group in enumerate(node.groups):
                 if len(group.returns) > 1:
-                    sums["zero_variance_groups"] += (group.returns.max().item() == group.returns.min().item(), 1)
+                    sums["zero_variance_groups"] += ((group.returns.max() - group.returns.min()).item() <= 1e-9, 1)
                 for ids, logprobs, stopped in zip(group.completion_ids, group.logprobs, group.stopped):
                     sums[f"agent_{i}/entropy"] += (-sum(logprobs), len(ids))  # an estimate, in nats a token
                     sums[f"agent_{i}/completion_length"] += (len(ids), 1)
@@ -536,18 +543,18 @@ def summarize(split, turns, num_turns):
             # of the joint action given its task: every task counts the same, also across processes
             chance = node.weight * len(turns[0]) / len(node.steps)
             for step, child in zip(node.steps, node.children):
-                sums[f"reward_turn{t}"] += (chance * step.reward, chance)
+                sums[f"reward_turn{t}"] += (chance * float(step.reward), chance)
                 if t > 1:
-                    sums[f"gain_turn{t}"] += (chance * (step.reward - node.history[-1].reward), chance)
+                    sums[f"gain_turn{t}"] += (chance * float(step.reward - node.history[-1].reward), chance)
                 for name, value in step.parts.items():
                     if child is None:  # the branch ends here
-                        parts[name] += (chance * value, chance)
+                        parts[name] += (chance * float(value), chance)
                     if num_turns > 1:
-                        parts[f"{name}_turn{t}"] += (chance * value, chance)
+                        parts[f"{name}_turn{t}"] += (chance * float(value), chance)
     for root in turns[0]:
         sums["return"] += (root.value, 1)
         if split == "eval" and all("all_passed" in step.parts for step in root.ends):
-            n, failed = len(root.ends), sum(step.parts["all_passed"] < 1 for step in root.ends)
+            n, failed = len(root.ends), sum(float(step.parts["all_passed"]) < 1 for step in root.ends)
             for k in (2**j for j in range(n.bit_length())):
                 sums[f"pass@{k}"] += (1 - math.comb(failed, k) / math.comb(n, k), 1)
     if bad := [name for name in parts if not isinstance(name, str) or name in sums or "/" in name]:
@@ -555,29 +562,30 @@ def summarize(split, turns, num_turns):
     for process in gather({**sums, **parts}):
         for name, total in process.items():
             totals[name] += total
-    prefix = lambda name: "" if split == "train" and name.startswith("agent_") else f"{split}/"
+    prefix = lambda name: "" if split == "train" and "/" in name else f"{split}/"  # agent_0/entropy
     return {prefix(name) + name: float(total / weight) for name, (total, weight) in totals.items()}
 
 
 def records(iteration, split, turns, most=None):
     """Lines for rollouts.jsonl, one a node: what each agent read and wrote, and what it was worth."""
     plain = lambda x: x.tolist() if isinstance(x, (torch.Tensor, np.ndarray, np.generic)) else str(x)
-    dump = lambda line: json.dumps(line, default=plain) + "\n"
+    dump = lambda line, **strict: json.dumps(line, default=plain, **strict) + "\n"
     keys = ("prompt", "completions", "stopped", "returns", "advantages")
     for t, nodes in enumerate(turns, start=1):
         for node in nodes[:most]:
             line = {"iteration": iteration, "split": split, "turn": t, "task": node.task, "joint": node.joint}
-            line |= {"rewards": [step.reward for step in node.steps], "parts": [step.parts for step in node.steps]}
+            line["rewards"] = [float(step.reward) for step in node.steps]
+            line["parts"] = [{name: float(value) for name, value in step.parts.items()} for step in node.steps]
             line["agents"] = [{key: vars(group)[key] for key in keys if key in vars(group)} for group in node.groups]
             try:
-                yield dump(line)
-            except (TypeError, ValueError):  # keys that JSON lacks, or a task that contains itself
+                yield dump(line, allow_nan=False)
+            except (TypeError, ValueError):  # keys or numbers that JSON lacks, or a task that contains itself
                 yield dump(line | {"task": str(node.task)})
 
 
 def evaluate(args, env, agents, tasks, iteration, seed, lines):
     """Metrics of independent trajectories, drawn from a seed of their own; `lines` gets those of rollouts.jsonl."""
-    transformers.set_seed(seed)
+    set_seed(seed)
     generations = [args.eval_generations] + [1] * (args.num_turns - 1)
     turns, _ = rollout(args, env, agents, tasks, generations, "align", args.eval_temperature)
     lines += itertools.chain.from_iterable(gather(list(records(iteration, "eval", turns))))
@@ -588,6 +596,7 @@ if __name__ == "__main__":
     # arguments
     here, script = os.path.split(os.path.abspath(__file__))
     signal.signal(signal.SIGINT, lambda *_: sys.exit("interrupted before the first iteration"))
+    sys.stdout.reconfigure(errors="backslashreplace")  # models write what not every terminal can show
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     args = tyro.cli(Args, description=__doc__)
     saved = 0  # the last checkpoint's iteration
@@ -607,6 +616,7 @@ if __name__ == "__main__":
     N, T, B, G = args.num_agents, args.num_turns, args.num_tasks, args.num_generations
     # a run may be resumed, and its agents loaded, from another folder
     args.model = [os.path.abspath(name) if name != "tiny" and os.path.isdir(name) else name for name in args.model]
+    args.dataset = os.path.abspath(args.dataset) if os.path.isfile(args.dataset) else args.dataset
     tiny = set(args.model) == {"tiny"}
     if args.learning_rate is None:
         args.learning_rate = (4e-4 if tiny else 5e-6) * (10 if args.lora_rank else 1)
@@ -660,7 +670,7 @@ if __name__ == "__main__":
             env = importlib.import_module("envs").make(args.env, **setup)
         else:  # beside a copy of this file there may be none
             module, colon, name = args.env.partition(":")
-            found = vars(importlib.import_module(module)) if colon else {}
+            found = vars(importlib.import_module(module)) if colon and module[:1] not in ("", ".") else {}
             if name not in found:
                 fail(f"--env {args.env}: no such class, and no envs/ beside this file; use module:Class of your own.")
             env = found[name](**setup)
@@ -740,7 +750,7 @@ if __name__ == "__main__":
             if args.cuda_graphs and not (agent.stop_ids.device.type == "cuda" and grouped(model)):
                 fail(f"--cuda-graphs needs a GPU, and layers that see all earlier tokens: not for {name} on {place}.")
             # one stream for all of its graphs: torch may keep a workspace per stream
-            agent.record = torch.cuda.Stream(place) if args.cuda_graphs else None
+            agent.graph_stream = torch.cuda.Stream(place) if args.cuda_graphs else None
             if args.gradient_checkpointing:
                 model.gradient_checkpointing_enable()
             # find prompts that are too long now; a token is at least a byte, so only long texts are tokenized
@@ -755,16 +765,15 @@ if __name__ == "__main__":
             length = max([min(64, len(prompt_ids)), *(window + 8 for window in windows if window < reach)])
             prompt_ids = (prompt_ids * (length // len(prompt_ids) + 1))[-length:]
             # models load on the CPU, in float32; one already on a GPU is shared, and was compared before
-            if model.device.type == "cpu" and not agrees(args, agent, prompt_ids):
-                why = "not finite? scaled or capped? attention? dropout with --gradient-checkpointing?"
-                fail(f"--model {name} has other log-probabilities ({why}); use another.")
+            if model.device.type == "cpu" and not (off := disagreement(args, agent, prompt_ids)) <= 1e-3:
+                why = "scaled or capped? another attention? dropout with --gradient-checkpointing?"
+                fail(f"--model {name}: log-probabilities would be off by {off:.2g} ({why}); use another.")
         except Exception as error:  # whatever transformers, its backends, the hub and a template raise; it is reported
             reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
             fail(f"--model {name}: agent {i} cannot use it on {place} ({reason}); name what works.")
         agent.trained = {key: p for key, p in model.to(place).named_parameters() if p.requires_grad}
-        options = {"lr": args.learning_rate, "weight_decay": 0.0, "fused": True}
-        # a group may be empty: an adapter that is only evaluated trains nothing
-        agent.optimizer = torch.optim.AdamW([{"params": agent.trained.values()}], **options)
+        param_group = {"params": agent.trained.values()}  # may be empty: an adapter that is only evaluated
+        agent.optimizer = torch.optim.AdamW([param_group], args.learning_rate, weight_decay=0.0, fused=True)
         agents.append(agent)
         size = f"{sum(p.numel() for p in agent.trained.values()) / 1e6:.2f}M parameters to train on {place}"
         say(f"agent {i}: {name}, {size}{'' if agent.share else ', a prompt is computed again for each completion'}")
@@ -786,11 +795,17 @@ if __name__ == "__main__":
         for agent, weights, moments in zip(agents, state["models"], state["optimizers"]):
             agent.model.load_state_dict(weights, strict=False)
             agent.optimizer.load_state_dict(moments)
-        if (before["tasks_crc"], before["processes"]) != (tasks_crc, world_size):
-            say(f"--resume {args.resume}: with other tasks or processes, so not the same numbers as without a stop")
+        if (before["tasks_crc"], before["processes"], before["args"]["model"]) != (tasks_crc, world_size, args.model):
+            said = "with other tasks, processes or --model (only a LoRA's base is read from it)"
+            say(f"--resume {args.resume}: {said}, so not the same numbers as without a stop")
+    last_saved = lambda: f"The last checkpoint: {f'iteration {saved} in {run_dir}' if saved else 'none yet'}."
+    cannot_write = lambda error: fail(f"--output-dir: cannot write to {run_dir} ({error}); make room. {last_saved()}")
     if rank == 0:
-        with open(os.path.join(run_dir, "args.json"), "w") as file:
-            json.dump(about, file, indent=2)
+        try:
+            with open(os.path.join(run_dir, "args.json"), "w") as file:
+                json.dump(about, file, indent=2)
+        except OSError as error:
+            cannot_write(error)
     # Generators are reseeded for each iteration and process, and for evaluation as for iteration 0: no state to save,
     # and training does not depend on how often it is evaluated.
     seed_of = lambda iteration: int(np.random.SeedSequence([args.seed, rank, iteration]).generate_state(1)[0])
@@ -803,12 +818,11 @@ if __name__ == "__main__":
         tracker.init(project="tutti", name=os.path.basename(os.path.normpath(run_dir)), config=asdict(args))
         track = tracker.log
 
-    last_saved = lambda: f"The last checkpoint: {f'iteration {saved} in {run_dir}' if saved else 'none yet'}."
-    cannot_write = lambda error: fail(f"--output-dir: cannot write to {run_dir} ({error}); make room. {last_saved()}")
-
     def log(iteration, metrics, lines):
         if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
-            remedy = "Begin anew, or --resume a checkpoint, with a lower --learning-rate or other temperatures."
+            remedy = (
+                "Begin anew, or --resume a checkpoint, with a lower --learning-rate, other temperatures or rewards."
+            )
             fail(f"at iteration {iteration} {bad[0]} is {metrics[bad[0]]}. {remedy} {last_saved()}")
         if rank == 0:
             try:
@@ -841,19 +855,20 @@ if __name__ == "__main__":
     for iteration in bar:
         # 1 ROLLOUT: a tree for each of this process's tasks
         began = time.perf_counter()
-        transformers.set_seed(seed_of(iteration))
-        drawn = range((iteration - 1) * B + rank, iteration * B, world_size)  # of all tasks in all epochs
-        tasks = [train_tasks[order_of(k // len(train_tasks))[k % len(train_tasks)]] for k in drawn]
+        set_seed(seed_of(iteration))
+        places = range((iteration - 1) * B + rank, iteration * B, world_size)  # of all tasks in all epochs
+        tasks = [train_tasks[order_of(k // len(train_tasks))[k % len(train_tasks)]] for k in places]
         turns, seconds = rollout(args, env, agents, tasks, [G] * T, args.joint_mode, args.temperature)
 
         # 2 ADVANTAGES: of each agent's completions at each node
         nodes = [node for turn in turns for node in turn]
-        for group in (group for node in nodes for group in node.groups):
-            returns = group.returns  # (G,)
-            # >>> ALGORITHM
-            advantages = returns
-            # <<< ALGORITHM
-            group.advantages = advantages
+        for node in nodes:
+            for group in node.groups:
+                returns = group.returns  # (G,)
+                # >>> ALGORITHM
+                advantages = returns
+                # <<< ALGORITHM
+                group.advantages = advantages
 
         # 3 UPDATE: one optimizer step for each agent
         metrics = summarize("train", turns, T)
@@ -932,9 +947,8 @@ if __name__ == "__main__":
             print(f"\nagent {i} wrote: {example['completions'][0]}")
         with open(os.path.join(run_dir, "metrics.jsonl")) as file:
             logged = [json.loads(line) for line in file]
-        evaluations = {line["iteration"]: line["eval/return"] for line in logged if "eval/return" in line}
-        first, last = (f"{evaluations[k]:.3f} at iteration {k}" for k in (0, max(evaluations)))
-        print(f"\nevaluation: return {first}, {last}; see {run_dir}")
+        shown = [f"{x['eval/return']:.3f} at iteration {x['iteration']}" for x in logged if "eval/return" in x]
+        print(f"\nevaluation: return {shown[0]}, {shown[-1]}; see {run_dir}")
     if rank == 0 and saved:
         speed = np.mean([line["tokens_per_second"] for line in logged[1:]])
         more = f" --num-iterations {2 * saved}" if saved == args.num_iterations else ""  # the run is complete

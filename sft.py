@@ -365,16 +365,16 @@ if __name__ == "__main__":
     # run folder
     name = os.path.basename(args.data).removesuffix(".jsonl") if args.data else "+".join(args.env).replace(":", "-")
     run = os.path.join(args.output_dir, f"{name}__{script}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}")
-    try:
-        os.makedirs(run)
-    except OSError as error:
-        fail(f"--output-dir {args.output_dir}: cannot make {run} ({error.strerror}); name another folder.")
     git = ["git", "-C", os.path.dirname(os.path.abspath(__file__)), "rev-parse", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
     versions = {module.__name__: module.__version__ for module in (torch, transformers, tokenizers, np)}
-    with open(os.path.join(run, "args.json"), "w") as file:
-        about = {"script": script, "args": asdict(args), "versions": versions | {"python": sys.version.split()[0]}}
-        json.dump(about | {"git_commit": commit}, file, indent=2)
+    about = {"script": script, "args": asdict(args), "versions": versions | {"python": sys.version.split()[0]}}
+    try:
+        os.makedirs(run)
+        with open(os.path.join(run, "args.json"), "w") as file:
+            json.dump(about | {"git_commit": commit}, file, indent=2)
+    except OSError as error:
+        fail(f"--output-dir {args.output_dir}: cannot make {run} ({error.strerror}); name another folder.")
     metrics_file = open(os.path.join(run, "metrics.jsonl"), "w")  # noqa: SIM115
     print(f"{run}: {sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters on {device}")
 

@@ -232,7 +232,7 @@ def make_agent(config, device):
     with torch.device(device):
         config = AutoConfig.for_model(**config)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
-        return SimpleNamespace(model=model, share=True, record=None, stop_ids=torch.tensor([-1]))
+        return SimpleNamespace(model=model, share=True, graph_stream=None, stop_ids=torch.tensor([-1]))
 
 
 def sampling(script, agent, prompts, workload, max_batch_tokens):
@@ -317,7 +317,7 @@ def measure_model(args, script, machine, name, tables):
         weights, cache = decode_bytes(model, workload, 4 * most, itemsize)
         floor, drawn = (weights + cache) / machine.bandwidth, None
         for graphs in (False, True) if args.device == "cuda" else (False,):
-            agent.record = stream if graphs else None
+            agent.graph_stream = stream if graphs else None
             # four times as many as are trained at once, as rollout() has it
             sampled = measure(args, partial(sampling, script, agent, prompts, workload, 4 * most))
             row = [name, most, "yes" if graphs else "no", number(weights / 1e9), number(cache / 1e9), number(floor)]

@@ -71,7 +71,11 @@ def prepare(args):
         options = {"dtype": torch.float32, "attn_implementation": "sdpa"}
         model = AutoModelForCausalLM.from_pretrained(args.model, **options).eval()
     agent = SimpleNamespace(
-        model=model, tokenizer=tokenizer, share=True, record=None, stop_ids=torch.tensor([tokenizer.eos_token_id])
+        model=model,
+        tokenizer=tokenizer,
+        share=True,
+        graph_stream=None,
+        stop_ids=torch.tensor([tokenizer.eos_token_id]),
     )
     if args.natural:
         env = importlib.import_module("envs").make("tldr", num_agents=2)

@@ -140,7 +140,7 @@ def warn_of_shared_rows(dataset, splits, columns, say):
     for asked in ASKED.intersection(columns):
         known = {row[asked] for row in splits.get("train", [])}
         if both := [row for row in splits.get("test", []) if row[asked] in known]:
-            say(f"--dataset {dataset}: {len(both)} rows of test have the {asked} of a row of train; leave them out")
+            say(f"--dataset {dataset}: {len(both)} rows of test have the {asked} of a row of train; they stay in")
 
 
 def _is_text(value, needed):

@@ -69,7 +69,7 @@ def test_a_planted_drift_is_found():
     in_args = text.replace("gamma: float = 1.0", "gamma: float = 0.99")
     in_loop = text.replace("agent.optimizer.zero_grad()", "agent.optimizer.zero_grad(set_to_none=True)")
     longer = text + "\n# one more line\n"
-    in_block = text.replace("# >>> ALGORITHM\n", "# >>> ALGORITHM\n            returns = returns * 1\n")
+    in_block = text.replace("# >>> ALGORITHM\n", "# >>> ALGORITHM\n                returns = returns * 1\n")
     assert len({text, in_args, in_loop, longer, in_block}) == 5
     for planted in (in_args, in_loop, longer):
         assert drift(WHOLE["magrpo"], planted) is not None

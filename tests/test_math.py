@@ -58,7 +58,7 @@ def agent_of(path, **changes):
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     stop_ids = torch.tensor(model.generation_config.eos_token_id)
     agent = SimpleNamespace(model=model, tokenizer=AutoTokenizer.from_pretrained(path), stop_ids=stop_ids, share=True)
-    agent.record = None
+    agent.graph_stream = None
     vars(agent).update(changes)
     return agent
 
@@ -176,6 +176,15 @@ def test_summary_weighs_by_chance(script, monkeypatch):
     assert metrics["eval/depth"] == 0.75  # three of four trajectories end in turn 2; the other in turn 1
     assert metrics["eval/depth_turn1"] == 0 and metrics["eval/depth_turn2"] == 1
     assert metrics["eval/zero_variance_groups"] == 0
+    # a part is the environment's, whatever it is called; and the means of equal rewards may differ by their rounding
+    for node in turns[0]:
+        node.groups[0].returns = torch.tensor([0.2, 0.2 + 4e-17, 0.20000000000000004], dtype=torch.float64)
+        for step in node.steps:
+            step.parts["agent_agreement"] = 1.0
+    found = {key for split in ("train", "eval") for key in module.summarize(split, turns, 2)}
+    assert {"train/agent_agreement", "eval/agent_agreement", "agent_0/entropy", "eval/agent_0/entropy"} <= found
+    assert "agent_agreement" not in found
+    assert module.summarize("eval", turns[:1], 2)["eval/zero_variance_groups"] == 1
     turns[0][0].groups[0].completion_ids, turns[0][0].groups[0].logprobs = ([0], [1] * 3), ([-1.0], [-2.0] * 3)
     metrics = module.summarize("eval", turns[:1], 2)
     assert metrics["eval/agent_0/entropy"] == pytest.approx((1 + 3 * 2 + 2 * math.log(2)) / (1 + 3 + 2))  # per token
@@ -395,7 +404,7 @@ def test_recorded_decoding_draws_the_same(script, temperature, max_batch_tokens,
         torch.manual_seed(0)
         with pretended_graphs() as graphs:
             stream = torch.cuda.Stream("cuda") if record else None
-            agent = agent_of(model_dir, stop_ids=torch.tensor([-1]), record=stream)
+            agent = agent_of(model_dir, stop_ids=torch.tensor([-1]), graph_stream=stream)
             drawn.append(load(script).sample(agent, PROMPTS, 3, temperature, 100, max_batch_tokens))
             assert (graphs.made > 0) == record
     for plain, recorded in zip(*map(itertools.chain.from_iterable, drawn)):
@@ -412,7 +421,7 @@ def test_recorded_completions_end_where_they_stop(script, model_dir, monkeypatch
     monkeypatch.setattr(module, "trunk", watched)
     torch.manual_seed(0)
     with pretended_graphs() as graphs:
-        agent.record = torch.cuda.Stream("cuda")
+        agent.graph_stream = torch.cuda.Stream("cuda")
         drawn = module.sample(agent, PROMPTS, 4, 1.0, 150, 10**6)
         assert graphs.made == graphs.waited == 3
     assert len(rows) == 1 + 3 * 2  # prompts, then three times a call and a recording

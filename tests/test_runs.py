@@ -1,6 +1,7 @@
 """Whole runs: what they leave behind, resuming, interruption, several processes, bad arguments."""
 
 import builtins
+import decimal
 import itertools
 import json
 import math
@@ -180,6 +181,18 @@ def test_same_seed_same_numbers(script, run, model_dir, noisy):
 
 
 @two_scripts
+def test_each_gpu_draws_with_its_own_random_numbers(script, run, model_dir, monkeypatch):
+    """Agents on two GPUs that were seeded alike would draw joint actions from no product of policies."""
+    seeds = [], []
+    gpus = [SimpleNamespace(manual_seed=of_one.append) for of_one in seeds]
+    monkeypatch.setattr(torch.cuda, "default_generators", gpus)
+    run(script, *TOY, "--model", model_dir, "--num-iterations", 1)
+    for first, train, last in seeds:  # evaluation, iteration 1, evaluation
+        assert first == last != train
+    assert not {*seeds[0]} & {*seeds[1]}
+
+
+@two_scripts
 def test_the_environment_gets_its_arguments(script, run, monkeypatch):
     from toy import Letters
 
@@ -247,6 +260,18 @@ def test_resume_gives_the_same_numbers_bit_for_bit(script, run, model_dir, tmp_p
 
 
 @two_scripts
+def test_a_run_on_a_file_can_be_resumed_in_another_folder(script, run, model_dir, tmp_path):
+    rows = [json.dumps({"prompt": f"Say {i}.", "completion": str(i)}) for i in range(20)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    flags = ("--model", model_dir, "--num-tasks", 1, "--num-generations", 2, "--max-new-tokens", 4, "--eval-tasks", 1)
+    run_dir = run(script, "--env", "tldr", "--dataset", "rows.jsonl", *flags, "--num-iterations", 1)["run_dir"]
+    (tmp_path / "elsewhere").mkdir()
+    more = ("--resume", run_dir, "--num-iterations", 2)
+    printed, _ = subprocess_run(script, *more, cwd=tmp_path / "elsewhere").communicate(timeout=120)
+    assert len(metrics_of(run_dir)) == 3, printed
+
+
+@two_scripts
 def test_a_resume_remembers_what_the_one_before_changed(script, run, model_dir, capsys):
     run_dir = run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
     again = re.search(r"--resume (\S+) --num-iterations 2\n", capsys.readouterr().out)
@@ -286,23 +311,37 @@ def test_tasks_that_json_cannot_hold_are_logged_as_text(run, model_dir, monkeypa
 
     endless = {"letter": "a"}
     endless["self"] = endless
-    tasks = [{"letter": "a", "walls": {(1, 2): True}}, endless]
+    tasks = [{"letter": "a", "walls": {(1, 2): True}}, endless, {"letter": "a", "size": math.nan}]
     monkeypatch.setattr(Letters, "tasks", lambda self, split: tasks)
     run_dir = run(SCRIPTS[0], *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
     with open(os.path.join(run_dir, "rollouts.jsonl")) as file:
         assert {json.loads(line)["task"] for line in file} == {str(task) for task in tasks}
 
 
-def test_numbers_of_numpy_stay_numbers(run, model_dir, monkeypatch):
+NUMBERS = {
+    "numpy": np.float32,
+    "an array": np.array,
+    "a tensor": torch.tensor,
+    "a reward model's": lambda reward: torch.tensor([reward], requires_grad=True),
+    "exact": decimal.Decimal,
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_rewards_and_parts_may_be_other_numbers(name, run, model_dir, monkeypatch):
     from toy import Letters
 
+    def other(self, branches):
+        of = NUMBERS[name]
+        return [s._replace(reward=of(s.reward), parts={"x": of(1.0)}) for s in step(self, branches)]
+
     step = Letters.step
-    monkeypatch.setattr(
-        Letters, "step", lambda self, branches: [s._replace(reward=np.float32(s.reward)) for s in step(self, branches)]
-    )
+    monkeypatch.setattr(Letters, "step", other)
     run_dir = run(SCRIPTS[0], *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
     with open(os.path.join(run_dir, "rollouts.jsonl")) as file:
-        assert {type(reward) for line in file for reward in json.loads(line)["rewards"]} == {float}
+        lines = [json.loads(line) for line in file]
+    assert {type(x) for line in lines for x in [*line["rewards"], *(part["x"] for part in line["parts"])]} == {float}
+    assert metrics_of(run_dir)[1]["train/x"] == 1.0
 
 
 @two_scripts
@@ -471,6 +510,20 @@ def test_an_error_of_an_environment_of_the_users_own_keeps_its_traceback(run, mo
     monkeypatch.setattr(Letters, "tasks", lambda self, split: [int("x")])
     with pytest.raises(ValueError, match="invalid literal"):
         run(SCRIPTS[0], *TOY, "--model", model_dir)
+
+
+def test_what_a_terminal_cannot_show_is_written_in_ascii(model_dir, tmp_path):
+    process = subprocess_run(
+        SCRIPTS[0],
+        *(*TOY, "--model", model_dir, "--num-iterations", 1),
+        cwd=tmp_path,
+        code="sys.stdout.reconfigure(encoding='ascii')\n"
+        "from toy import Letters\nLetters.observe = lambda self, task, history: ['\u00e9' * 3] * self.num_agents\n"
+        "import transformers\n"
+        "transformers.PreTrainedTokenizerBase.batch_decode = lambda self, ids, **options: ['\u00e9'] * len(ids)",
+    )
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 0 and "agent 0 wrote: \\xe9" in printed and "evaluation: return" in printed, printed
 
 
 def test_an_interrupt_before_the_first_iteration_needs_no_traceback(model_dir, tmp_path):
@@ -766,7 +819,7 @@ def test_a_first_evaluation_that_is_not_finite_is_no_result(script, run, model_d
         run(script, *TOY, "--model", model_dir, "--num-iterations", 0, "--eval-temperature", 1e-40)
     said = capsys.readouterr().err
     assert stop.value.code == 2 and "error: at iteration 0 eval/agent_0/entropy is nan" in said
-    assert "or other temperatures" in said and not list(tmp_path.glob("runs/*/metrics.jsonl"))
+    assert "other temperatures or rewards" in said and not list(tmp_path.glob("runs/*/metrics.jsonl"))
 
 
 @pytest.mark.parametrize("script", CRITIC_FREE[:1], ids=lambda path: path.stem)
@@ -1014,19 +1067,21 @@ def test_resume_of_another_configuration_is_refused(script, run, model_dir, caps
 
 
 @two_scripts
-def test_a_resume_with_other_tasks_or_processes_says_so(script, run, model_dir, monkeypatch, capsys):
+def test_a_resume_with_other_tasks_or_processes_says_so(script, run, model_dir, tmp_path, monkeypatch, capsys):
     import toy
 
     run_dir = run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
     run(script, "--resume", run_dir, "--num-iterations", 2)
     assert "with other tasks" not in capsys.readouterr().out
-    said = f"--resume {run_dir}: with other tasks or processes, so not the same numbers"
+    said = f"--resume {run_dir}: with other tasks, processes or --model (only a LoRA's base is read from it)"
     path = os.path.join(run_dir, "checkpoint", "state.pt")
     state = torch.load(path, weights_only=False)
     torch.save(state | {"about": state["about"] | {"processes": 2}}, path)
     run(script, "--resume", run_dir)
     assert said in capsys.readouterr().out
     torch.save(state, path)
+    run(script, "--resume", run_dir, "--model", shutil.copytree(model_dir, tmp_path / "moved"))
+    assert said in capsys.readouterr().out
     monkeypatch.setattr(toy.Letters, "tasks", lambda self, split: [{"letter": letter} for letter in "abcd"])
     run(script, "--resume", run_dir, "--num-iterations", 3)
     assert said in capsys.readouterr().out
@@ -1101,7 +1156,7 @@ def test_logits_that_are_not_the_heads_are_refused(script, run, tmp_path, capsys
     path = save_model(tmp_path / "m", model_class=CohereForCausalLM, logit_scale=0.5)
     with pytest.raises(SystemExit) as stop:
         run(script, *TOY, "--model", path)
-    assert stop.value.code == 2 and "has other log-probabilities" in capsys.readouterr().err
+    assert stop.value.code == 2 and "log-probabilities would be off by" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("window, refused", [(20, True), (60, True), (100, True), (1000, False)])
@@ -1117,7 +1172,7 @@ def test_layers_that_see_farther_than_their_cache_keeps_are_refused(script, wind
         return
     with pytest.raises(SystemExit) as stop:
         run(script, *flags)
-    assert stop.value.code == 2 and "has other log-probabilities" in capsys.readouterr().err
+    assert stop.value.code == 2 and "log-probabilities would be off by" in capsys.readouterr().err
 
 
 @two_scripts
@@ -1129,7 +1184,7 @@ def test_models_that_count_what_pads_a_shorter_prompt_are_refused(script, run, t
     path = save_model(tmp_path / "m", model_class=BartForCausalLM, **sizes)
     with pytest.raises(SystemExit) as stop:
         run(script, *TOY, "--model", path)
-    assert stop.value.code == 2 and "has other log-probabilities" in capsys.readouterr().err
+    assert stop.value.code == 2 and "log-probabilities would be off by" in capsys.readouterr().err
 
 
 @two_scripts
@@ -1178,7 +1233,7 @@ def test_attention_that_sampling_does_not_know_is_refused(script, run, tmp_path,
     path = save_model(tmp_path / "m", stops=range(259))  # whose completions all stop at once
     with pytest.raises(SystemExit) as stop:
         run(script, *TOY, "--model", path)
-    assert stop.value.code == 2 and "has other log-probabilities" in capsys.readouterr().err
+    assert stop.value.code == 2 and "log-probabilities would be off by" in capsys.readouterr().err
 
 
 @two_scripts
