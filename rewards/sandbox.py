@@ -42,6 +42,7 @@ from rewards import sandbox_kernel as kernel
 from rewards.sandbox_jobs import receive, send
 
 PATIENCE = 10  # seconds for a template to end by itself
+KILLING = 60  # seconds for a template to end its job
 MAX_SOURCE = 1_000_000  # characters of model text in one job
 SLOW = 0.1  # seconds, after which the next job starts beside this one
 SHARE = 3  # jobs at most for each core, so that a slow one has a third of a core at least
@@ -279,6 +280,7 @@ class _Worker:
             socket.send_fds(g, [b"G" + seconds], [grader_end.fileno(), grader_ours.fileno()])
             candidate_end.close(), grader_end.close(), grader_ours.close()  # so that their end means ours reads EOF
             try:
+                ours.settimeout(max(deadline + 1 - time.monotonic(), 1e-3))  # a stopped template never reads
                 send(ours, [deadline, *job._replace(prepare=_compiled(job.prepare))])
                 reply = select.poll()
                 reply.register(ours, select.POLLIN)
@@ -291,7 +293,7 @@ class _Worker:
             for control in (c, g):
                 control.sendall(b"K")
             for control in (c, g):
-                control.settimeout(60)
+                control.settimeout(KILLING)
                 if control.recv(1) != b"D":
                     raise EOFError("a template ended")
         return verdict

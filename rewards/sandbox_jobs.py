@@ -85,6 +85,7 @@ BY_PARTS = {
     range: ["start", "stop", "step"],
     fractions.Fraction: ["numerator", "denominator"],
     datetime.timedelta: ["days", "seconds", "microseconds"],
+    slice: ["start", "stop", "step"],
 }
 BY_TEXT = {t: (t.hex, t.fromhex) for t in (bytes, bytearray)} | {decimal.Decimal: (str, decimal.Decimal)}
 BY_TEXT |= {t: (t.isoformat, t.fromisoformat) for t in (datetime.datetime, datetime.date, datetime.time)}
@@ -278,6 +279,9 @@ def _job(message, descriptors, layers, folder):
         os.dup2(descriptor, place)
     os.closerange(3 + len(descriptors), 256)
     kernel.confine(layers, folder, seconds)
+    random.seed(0)  # again: os.fork, where there are no namespaces, seeds it anew
+    tempfile.tempdir = None  # where the template made this folder the job cannot write
+    sys.argv[1:] = []
     if role == b"C":
         _candidate(socket.socket(fileno=3))
     else:
@@ -294,6 +298,7 @@ def _candidate(channel):
     send(channel, [program is not None, facts])
     del scope, texts, prepare, options
     builtins.exit = builtins.quit = sys.exit  # as where Python was not started with -S
+    os.utime, os.chmod = _on_a_file(os.utime), _on_a_file(os.chmod)
     module = types.ModuleType("candidate")
     module.__file__ = os.path.abspath("candidate.py")  # which is not there, but its folder is
     sys.modules["candidate"] = module
@@ -370,6 +375,17 @@ def _candidate(channel):
         answer(lambda request=request: operate(*request))
 
 
+def _on_a_file(function):
+    """seccomp grants the call whether there is such a file or not; Path.touch() makes one where it fails."""
+
+    @functools.wraps(function)
+    def checked(path, *args, **keywords):
+        os.stat(path)
+        return function(path, *args, **keywords)
+
+    return checked
+
+
 def _items(thing):
     items = list(itertools.islice(thing, MAX_ITEMS + 1))
     if len(items) > MAX_ITEMS:
@@ -397,6 +413,10 @@ OPERATIONS = {
 
 class CandidateError(Exception):
     """The candidate raised what is no built-in exception, or does not answer."""
+
+
+class TooManyAsserts(BaseException):
+    """A test loops over what the candidate returned, which so chooses how many asserts count."""
 
 
 class Opaque:
@@ -559,8 +579,9 @@ class _Count(ast.NodeTransformer):
         before = self.asserts
         self.generic_visit(node)
         if self.asserts > before:  # each round is a test: one that raises elsewhere counts as failed, the next begins
-            guard = ast.parse("try: pass\nexcept Exception: __failed__(0)").body[0]
-            guard.body, node.body = node.body, [guard]
+            place = f"{before + 1}, {self.asserts}"
+            guard = ast.parse(f"try: __begin__({place})\nexcept Exception: __lost__({place})").body[0]
+            guard.body, node.body = guard.body + node.body, [guard]
         return node
 
 
@@ -571,9 +592,11 @@ def _grader(channel, trainer):
     remote = _Remote(channel, deadline, objects)
     count = _Count()
     tree = ast.fix_missing_locations(count.visit(ast.parse(tests)))
-    outcomes, reached, errors, facts, shown = [], set(), [], {}, []
+    outcomes, reached, errors, facts, shown, begun = [], set(), [], {}, [], {}
 
     def check(number, value):
+        if len(outcomes) == MAX_ITEMS:
+            raise TooManyAsserts
         outcomes.append(bool(value) and not remote.dead)  # its death is not an exception that a test awaits
         reached.add(number)
 
@@ -581,6 +604,15 @@ def _grader(channel, trainer):
         reached.add(number)
         outcomes.append(False)
         errors.append(_describe(sys.exc_info()[1]))
+
+    def begin(*loop):
+        begun[loop] = len(outcomes)
+
+    def lost(first, last):  # the round of a loop fails all its asserts that have not run
+        missing = last - first + 1 - (len(outcomes) - begun[first, last])
+        failed(last)
+        reached.update(range(first, last + 1))
+        outcomes.extend([False] * (missing - 1))
 
     def example(source):
         remote.last = CandidateError("")
@@ -594,7 +626,7 @@ def _grader(channel, trainer):
         except Exception as error:
             return _describe(remote.last if isinstance(remote.last, CandidateError) and str(remote.last) else error)
 
-    scope = {"__name__": "tests", "__assert__": check, "__failed__": failed}
+    scope = {"__name__": "tests", "__assert__": check, "__failed__": failed, "__begin__": begin, "__lost__": lost}
     try:
         ready, facts = remote.receive([texts, prepare, options, objects])
         if not ready:
@@ -605,6 +637,8 @@ def _grader(channel, trainer):
         shown = [example(source) for source in examples]
         with contextlib.suppress(SystemExit):  # tests may end so
             exec(compile(tree, "<tests>", "exec"), scope)
+    except TooManyAsserts:
+        outcomes, errors = [False], [f"more than {MAX_ITEMS} asserts"]
     except Exception as error:  # outside of any assert: those that it kept from running have failed
         outcomes += [False] * max(1, count.asserts - len(reached))
         errors.append(_describe(error))

@@ -27,19 +27,19 @@ READABLE += [path for path in sys.path if os.path.abspath(path) != ROOT]
 # Names and numbers on x86_64 and aarch64 of what a job may ask of the kernel. All else is refused with "operation not
 # permitted": what nobody needs cannot have a bug that matters.
 ALLOWED = """
-read 0 63  write 1 64  readv 19 65  writev 20 66  pread64 17 67  pwrite64 18 68  lseek 8 62  open 2 -  openat 257 56
-close 3 57  stat 4 -  fstat 5 80  lstat 6 -  newfstatat 262 79  statx 332 291  access 21 -  faccessat 269 48
-faccessat2 439 439  readlink 89 -  readlinkat 267 78  getdents64 217 61  getcwd 79 17  chdir 80 49  fchdir 81 50
-umask 95 166  dup 32 23  dup2 33 -  dup3 292 24  pipe 22 -  pipe2 293 59  poll 7 -  ppoll 271 73  select 23 -
-pselect6 270 72  ftruncate 77 46  fsync 74 82  fdatasync 75 83  rename 82 -  renameat 264 38  unlink 87 -
-unlinkat 263 35  mmap 9 222  munmap 11 215  mprotect 10 226  mremap 25 216  msync 26 227  madvise 28 233  brk 12 214
-recvfrom 45 207  sendto 44 206  getsockname 51 204  getsockopt 55 209  futex 202 98  set_robust_list 273 99
-rseq 334 293  gettid 186 178  sched_yield 24 124  sched_getaffinity 204 123  getpid 39 172  getppid 110 173
-getuid 102 174  geteuid 107 175  getgid 104 176  getegid 108 177  uname 63 160  sysinfo 99 179  getrlimit 97 163
-getrusage 98 165  times 100 153  getrandom 318 278  exit 60 93  exit_group 231 94  rt_sigaction 13 134
-rt_sigprocmask 14 135  rt_sigpending 127 136  rt_sigtimedwait 128 137  rt_sigsuspend 130 133  rt_sigreturn 15 139
-sigaltstack 131 132  restart_syscall 219 128  pause 34 -  alarm 37 -  setitimer 38 103  getitimer 36 102
-nanosleep 35 101  clock_nanosleep 230 115  clock_gettime 228 113  clock_getres 229 114  gettimeofday 96 169  time 201 -
+read 0 63  write 1 64  readv 19 65  writev 20 66  pread64 17 67  pwrite64 18 68  lseek 8 62  close 3 57  stat 4 -
+fstat 5 80  lstat 6 -  newfstatat 262 79  statx 332 291  access 21 -  faccessat 269 48  faccessat2 439 439
+readlink 89 -  readlinkat 267 78  getdents64 217 61  getcwd 79 17  chdir 80 49  fchdir 81 50  umask 95 166  dup 32 23
+dup2 33 -  dup3 292 24  poll 7 -  ppoll 271 73  select 23 -  pselect6 270 72  ftruncate 77 46  fsync 74 82
+fdatasync 75 83  rename 82 -  renameat 264 38  unlink 87 -  unlinkat 263 35  mmap 9 222  munmap 11 215  mprotect 10 226
+mremap 25 216  msync 26 227  madvise 28 233  brk 12 214  getsockname 51 204  getsockopt 55 209  futex 202 98
+set_robust_list 273 99  rseq 334 293  gettid 186 178  sched_yield 24 124  sched_getaffinity 204 123  getpid 39 172
+getppid 110 173  getuid 102 174  geteuid 107 175  getgid 104 176  getegid 108 177  uname 63 160  sysinfo 99 179
+getrlimit 97 163  getrusage 98 165  times 100 153  getrandom 318 278  exit 60 93  exit_group 231 94
+rt_sigaction 13 134  rt_sigprocmask 14 135  rt_sigpending 127 136  rt_sigtimedwait 128 137  rt_sigsuspend 130 133
+rt_sigreturn 15 139  sigaltstack 131 132  restart_syscall 219 128  pause 34 -  alarm 37 -  setitimer 38 103
+getitimer 36 102  nanosleep 35 101  clock_nanosleep 230 115  clock_gettime 228 113  clock_getres 229 114
+gettimeofday 96 169  time 201 -
 """
 # What succeeds and does nothing. A job is alone with its files, so it needs no locks, and the kernel would keep as
 # many as it asks for; what it sets on Python's files, others could read; and shutil.copy() should work.
@@ -53,6 +53,12 @@ FCNTL = [0, 1, 2, 3, 4, 5, 6, 7, 1030]  # duplicate, flags, locks
 LOCKS = [6, 7]  # of these; they are granted in the same way
 IOCTL = [0x5401, 0x541B, 0x5421, 0x5450, 0x5451]  # is it a terminal, bytes that wait, blocking, close on exec
 COMMANDS = {"fcntl": (72, 25, FCNTL), "ioctl": (16, 29, IOCTL)}
+# Calls that open a file, and which argument has the flags. Access mode 3 is neither to read nor to write, so Landlock
+# asks for no right, and before Linux 6.2 it has none against O_TRUNC: what is truncated has to be opened to write.
+OPEN = {"open": (2, -1, 1), "openat": (257, 56, 2)}
+OPEN_REFUSED = [3, 0x200, 0x203]  # of access mode and O_TRUNC
+# Calls that may have no flags in this argument: what is urgent goes another way through the kernel.
+FLAGLESS = {"sendto": (44, 206, 3), "recvfrom": (45, 207, 3)}
 MACHINES = ["x86_64", "aarch64"]
 MACHINE = os.uname().machine
 COLUMN = MACHINES.index(MACHINE) if MACHINE in MACHINES else 0
@@ -232,7 +238,8 @@ def restrict_files(writable):
 
 def restrict_calls():
     """seccomp: from now on only the system calls of ALLOWED work, and a few by their arguments."""
-    load = lambda offset: (0x20, 0, 0, offset)  # into the accumulator: 0 number, 4 machine, 16 and 24 the arguments
+    load = lambda offset: (0x20, 0, 0, offset)  # into the accumulator: 0 number, 4 machine, 16 and on the arguments
+    argument = lambda place: load(16 + 8 * place)
     equal, at_least = 0x15, 0x35
     unless = lambda test, value, skip: (test, 0, skip, value)  # skip so many instructions unless the test holds
     allow, kill, done, refuse, unknown = [
@@ -242,14 +249,20 @@ def restrict_calls():
     for table, answer in (ALLOWED, allow), (GRANTED, done):
         for number in table.split()[1 + COLUMN :: 3]:
             program += [unless(equal, int(number), 1), answer] if number != "-" else []
+    for *numbers, place in OPEN.values():
+        steps = [step for flags in OPEN_REFUSED for step in (unless(equal, flags, 1), refuse)]
+        steps = [argument(place), (0x54, 0, 0, 0x203), *steps, allow]  # 0x54: and
+        program += [unless(equal, numbers[COLUMN], len(steps)), *steps] if numbers[COLUMN] >= 0 else []
+    for *numbers, place in FLAGLESS.values():
+        program += [unless(equal, numbers[COLUMN], 4), argument(place), unless(equal, 0, 1), allow, refuse]
     for *numbers, commands in COMMANDS.values():
-        program += [unless(equal, numbers[COLUMN], 2 * len(commands) + 2), load(24)]
+        program += [unless(equal, numbers[COLUMN], 2 * len(commands) + 2), argument(1)]
         for command in commands:
             program += [unless(equal, command, 1), done if command in LOCKS else allow]
         program.append(refuse)
-    program += [unless(equal, CLONE[COLUMN], 6), load(16)]
+    program += [unless(equal, CLONE[COLUMN], 6), argument(0)]
     program += [step for flags in THREADS for step in (unless(equal, flags, 1), allow)] + [refuse]
-    program += [unless(equal, PRLIMIT64[COLUMN], 4), load(16), unless(equal, 0, 1), allow, refuse]  # of others
+    program += [unless(equal, PRLIMIT64[COLUMN], 4), argument(0), unless(equal, 0, 1), allow, refuse]  # of others
     # The first new call is 424 on both machines. "Unknown" for clone3, whose flags lie where a filter cannot look,
     # makes the C library start threads by clone.
     program += [unless(at_least, 424, 1), unknown, refuse]
