@@ -58,13 +58,13 @@ def test_sandbox_times_answers():
 
 
 def test_the_card_has_a_cell_for_each_evaluation():
-    command = [sys.executable, "benchmarks/card.py", "--envs", "humaneval", "--eval-tasks", "2", "--most-agents", "2"]
+    command = [sys.executable, "benchmarks/card.py", "--envs", "humaneval", "--eval-tasks", "2", "--most-agents", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| humaneval")]
     assert len(rows) == 3
     for _, *cells in rows:
-        assert len(cells) == 2 and all(re.fullmatch(r"-?\d\.\d\d|nan", cell.strip(" |")) for cell in cells)
+        assert len(cells) == 1 and all(re.fullmatch(r"-?\d\.\d\d|nan", cell.strip(" |")) for cell in cells)
     assert all(0 <= float(cell.strip(" |")) <= 1 for cell in rows[0][1:])  # a share of answers
 
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 import torch
-from conftest import ROOT, SCRIPTS
+from conftest import ROOT, two_scripts
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 DATA, TOKENIZER = ROOT.parent / "shared" / "data" / "scitldr.jsonl", ROOT.parent / "shared" / "tokenizers" / "qwen2.5"
@@ -13,7 +13,7 @@ needs_data = pytest.mark.skipif(not DATA.exists(), reason="no ../shared/data/sci
 
 
 @needs_data
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+@two_scripts
 def test_scitldr_with_models_tiny(script, run):
     names = run(script, "--dataset", DATA, "--num-iterations", 1, "--eval-tasks", 4)
     assert len(names["train_tasks"]) == 270 and len(names["evaluations"]) == 2
@@ -21,7 +21,7 @@ def test_scitldr_with_models_tiny(script, run):
 
 @needs_data
 @pytest.mark.skipif(not TOKENIZER.exists(), reason="no ../shared/tokenizers/qwen2.5")
-@pytest.mark.parametrize("script", [SCRIPTS[0], SCRIPTS[1]], ids=lambda path: path.stem)
+@two_scripts
 def test_scitldr_with_a_real_vocabulary(script, run, tmp_path):
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
