@@ -24,6 +24,7 @@ completion's length. Sources: PPO, arXiv 1707.06347 (clipping values too is of O
 import atexit
 import copy
 import importlib
+import io
 import itertools
 import json
 import math
@@ -644,7 +645,8 @@ if __name__ == "__main__":
     # arguments
     here, script = os.path.split(os.path.abspath(__file__))
     signal.signal(signal.SIGINT, lambda *_: sys.exit("interrupted before the first iteration"))
-    sys.stdout.reconfigure(errors="backslashreplace")  # models write what not every terminal can show
+    if isinstance(sys.stdout, io.TextIOWrapper):  # models write what not every terminal can show
+        sys.stdout.reconfigure(errors="backslashreplace")
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     args = tyro.cli(Args, description=__doc__)
     saved = 0  # the last checkpoint's iteration
@@ -664,7 +666,8 @@ if __name__ == "__main__":
     N, T, B, G = args.num_agents, args.num_turns, args.num_tasks, args.num_generations
     # a run may be resumed, and its agents loaded, from another folder
     args.model = [os.path.abspath(name) if name != "tiny" and os.path.isdir(name) else name for name in args.model]
-    args.dataset = os.path.abspath(args.dataset) if os.path.isfile(args.dataset) else args.dataset
+    if os.path.isfile(args.dataset) and args.dataset not in ("sample", "hub"):
+        args.dataset = os.path.abspath(args.dataset)
     tiny = set(args.model) == {"tiny"}
     if args.learning_rate is None:
         args.learning_rate = (1e-4 if tiny else 5e-6) * (10 if args.lora_rank else 1)

@@ -198,7 +198,7 @@ def _remarks(agent, names, findings):
     remarks.append(f"{findings['passed']} of {findings['total']} tests passed.")
     if findings["examples"]:
         source, what = findings["examples"][0]
-        remarks.append(f"{'; '.join(source.splitlines())} fails: {what}.")
+        remarks.append(f"{source} fails: {what}.")
     for helper, used, ignored in zip(helpers, findings["uses"], findings["ignored"]):
         if name in (helper, main):
             state = "uses" if used else "calls but ignores" if ignored else "does not use"
@@ -370,7 +370,7 @@ def _check_imports(statements):
 
 
 def _doctests(docstring):
-    """The >>> examples of a docstring as asserts, each behind the statements before it, such as `x = [1, 2]`.
+    """The >>> examples of a docstring as asserts, each behind those before it that show no value, as `x = [1, 2]`.
 
     Those whose expected output is no Python value are left out.
     """
@@ -380,7 +380,7 @@ def _doctests(docstring):
         try:
             if want:
                 asserts.append("\n".join([*statements, example_assert(source, want)]))
-            elif not isinstance(ast.parse(source).body[0], ast.Expr):
+            elif ast.parse(source).body:
                 statements.append(source)
         except (SyntaxError, ValueError):  # a traceback, a line of prose
             continue

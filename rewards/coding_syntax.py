@@ -31,7 +31,7 @@ NAME = rf"\b(?!({KEYWORDS})\b)[^\W\d]\w*"
 PROSE = rf"(?=\S)(?:'[^'\n]*'|\"[^\"\n]*\"|[^'\"#])*?(?:{NAME}|['\")\]]) +{NAME}"
 # How a line begins that is code and does not parse: indented, else, f(, a[, a.b += , a, b = , ), "a, (a
 BEGINS = rf"\s|$|({KEYWORDS})\b|[\w.]+(\(|\[| ?[^\w\s]{{0,3}}=)|[a-z]\w*[,:].*=|[\])}}@'\"]|[\[({{](?![A-Z/])"
-ARROW = r"(?!def\b|lambda\b)[^'\"#]*[)\]] *(?:->|=+>|\u2192)"  # f([1, 2]) -> 3, as prose has it
+ARROW = rf"(?=\S)(?!({KEYWORDS})\b)[^'\"#]*[)\]] *(?:->|=+>|\u2192)"  # f([1, 2]) -> 3, as prose has it
 BROKEN = rf"(?!{PROSE}|{ARROW})({BEGINS})"
 # What the parser and compiler raise: a NUL or a lone surrogate, much nesting, thousands of words in a row.
 UNREAD = (SyntaxError, ValueError, MemoryError, RecursionError)
@@ -254,9 +254,7 @@ def _binds_unsaid(part):
     """
     body = part.body if isinstance(part, DEFINITIONS) else []
     heads = [node for child in ast.iter_child_nodes(part) if child not in body for node in ast.walk(child)]
-    at_once = list(ast.walk(part)) if isinstance(part, ast.ClassDef) else heads
-    if not any(isinstance(node, (ast.Call, ast.Subscript)) for node in at_once):  # a text reaches nothing by itself
-        at_once = [node for node in at_once if not isinstance(node, ast.Constant)]
+    at_once = ast.walk(part) if isinstance(part, ast.ClassDef) else heads
     walrus = body and any(isinstance(node, ast.NamedExpr) for node in heads)
     return walrus or not REACH.isdisjoint(getattr(node, field, None) for node in at_once for field in SAYING)
 
@@ -397,10 +395,11 @@ def _tried(statement):
 
 
 def _is_constant(statement):
-    """Whether a statement assigns what is made of literals, by arithmetic and built-in functions: set("aeiou")."""
+    """Whether a statement assigns what is made of literals, by arithmetic and built-in types: set("aeiou")."""
     value = isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value
     nodes = list(ast.walk(value)) if value else []
-    return bool(nodes) and all(isinstance(n, LITERAL) or getattr(n, "id", None) in dir(builtins) for n in nodes)
+    made = lambda n: isinstance(vars(builtins).get(getattr(n, "id", None)), type)  # not input()
+    return bool(nodes) and all(isinstance(n, LITERAL) or made(n) for n in nodes)
 
 
 def _gives(statement):
@@ -458,8 +457,9 @@ def _between_prose(lines, most=20):
     body, error = _parse("\n".join(even[first:]))
     behind = even[first + body[-1].end_lineno :] if body else []
     rest = list(itertools.dropwhile(lambda line: not line.strip() or line[0] == "#", behind))
-    if not body and begins[0] == first and not "".join(lines[first + 1 : first + 2]).strip():
-        return _between_prose(lines[first + 1 :], most - 1)  # a heading, such as the signature alone
+    heading = re.match(r"[^\n]*\n\s*\n(?=\S)", "\n".join(even[first:]))  # such as the signature alone
+    if not body and begins[0] == first and heading:
+        return _between_prose(lines[first + 1 :], most - 1)
     if not body or (error and re.match(BROKEN, rest[0] if rest else "")):
         return []
     return [body, *_between_prose(lines[len(lines) - len(rest) + 1 :], most - 1)]
@@ -478,7 +478,7 @@ def _unwrapped(text):
 
 def _plain(text):
     """The text without tags and unseen characters at the edges of its lines, and with each fence apart from code."""
-    edges = r"^[ \t\xa0\u200b\ufeff]+|[ \t\xa0\u200b\ufeff]+(?=\r?$)"
+    edges = r"^[ \t\xa0\u200b\ufeff]+|(?<![ \t\xa0\u200b\ufeff])[ \t\xa0\u200b\ufeff]+(?=\r?$)"
     text = re.sub(edges, lambda found: found[0].translate(UNSEEN), text, flags=re.MULTILINE)
     text = re.sub(rf"^([ \t]*){TAGS}|{TAGS}(?=[ \t\r]*$)", r"\1", text, flags=re.MULTILINE)
     return re.sub(rf"^([ \t]*(?:`{{3,}}|~{{3,}}))(?:py\w*)? *(?={CODE})", r"\1\n", text, flags=re.MULTILINE)

@@ -282,6 +282,7 @@ def _job(message, descriptors, layers, folder):
     random.seed(0)  # again: os.fork, where there are no namespaces, seeds it anew
     tempfile.tempdir = None  # where the template made this folder the job cannot write
     sys.argv[1:] = []
+    os.utime, os.chmod = _on_a_file(os.utime), _on_a_file(os.chmod)
     if role == b"C":
         _candidate(socket.socket(fileno=3))
     else:
@@ -298,7 +299,6 @@ def _candidate(channel):
     send(channel, [program is not None, facts])
     del scope, texts, prepare, options
     builtins.exit = builtins.quit = sys.exit  # as where Python was not started with -S
-    os.utime, os.chmod = _on_a_file(os.utime), _on_a_file(os.chmod)
     module = types.ModuleType("candidate")
     module.__file__ = os.path.abspath("candidate.py")  # which is not there, but its folder is
     sys.modules["candidate"] = module
@@ -380,7 +380,7 @@ def _on_a_file(function):
 
     @functools.wraps(function)
     def checked(path, *args, **keywords):
-        os.stat(path)
+        os.stat(path, dir_fd=keywords.get("dir_fd"))
         return function(path, *args, **keywords)
 
     return checked
@@ -577,11 +577,12 @@ class _Count(ast.NodeTransformer):
 
     def visit_For(self, node):
         before = self.asserts
-        self.generic_visit(node)
+        node.body = [self.visit(part) for part in node.body]
         if self.asserts > before:  # each round is a test: one that raises elsewhere counts as failed, the next begins
             place = f"{before + 1}, {self.asserts}"
             guard = ast.parse(f"try: __begin__({place})\nexcept Exception: __lost__({place})").body[0]
             guard.body, node.body = guard.body + node.body, [guard]
+        node.orelse = [self.visit(part) for part in node.orelse]
         return node
 
 
@@ -592,27 +593,24 @@ def _grader(channel, trainer):
     remote = _Remote(channel, deadline, objects)
     count = _Count()
     tree = ast.fix_missing_locations(count.visit(ast.parse(tests)))
-    outcomes, reached, errors, facts, shown, begun = [], set(), [], {}, [], {}
+    outcomes, ran, errors, facts, shown, begun = [], [], [], {}, [], {}  # ran: the number of each outcome's assert
 
     def check(number, value):
         if len(outcomes) == MAX_ITEMS:
             raise TooManyAsserts
         outcomes.append(bool(value) and not remote.dead)  # its death is not an exception that a test awaits
-        reached.add(number)
+        ran.append(number)
 
-    def failed(number):  # whatever a test raises
-        reached.add(number)
-        outcomes.append(False)
+    def failed(*numbers):  # whatever a test raises
+        ran.extend(numbers)
+        outcomes.extend([False] * len(numbers))
         errors.append(_describe(sys.exc_info()[1]))
 
     def begin(*loop):
-        begun[loop] = len(outcomes)
+        begun[loop] = len(ran)
 
-    def lost(first, last):  # the round of a loop fails all its asserts that have not run
-        missing = last - first + 1 - (len(outcomes) - begun[first, last])
-        failed(last)
-        reached.update(range(first, last + 1))
-        outcomes.extend([False] * (missing - 1))
+    def lost(first, last):  # a round of a loop: all its asserts have failed that might still have run
+        failed(*({*range(first, last + 1)}.difference(ran[begun[first, last] :]) or [last]))
 
     def example(source):
         remote.last = CandidateError("")
@@ -640,7 +638,7 @@ def _grader(channel, trainer):
     except TooManyAsserts:
         outcomes, errors = [False], [f"more than {MAX_ITEMS} asserts"]
     except Exception as error:  # outside of any assert: those that it kept from running have failed
-        outcomes += [False] * max(1, count.asserts - len(reached))
+        outcomes += [False] * max(1, count.asserts - len({*ran}))
         errors.append(_describe(error))
     if not outcomes:
         outcomes, errors = [False], ["no assert ran"]

@@ -42,7 +42,8 @@ getitimer 36 102  nanosleep 35 101  clock_nanosleep 230 115  clock_gettime 228 1
 gettimeofday 96 169  time 201 -
 """
 # What succeeds and does nothing. A job is alone with its files, so it needs no locks, and the kernel would keep as
-# many as it asks for; what it sets on Python's files, others could read; and shutil.copy() should work.
+# many as it asks for; what it sets on Python's files, others could read; and shutil.copy2() should work, which also
+# asks for attributes: there are none.
 GRANTED = """
 flock 73 32  chmod 90 -  fchmod 91 52  fchmodat 268 53  utime 132 -  utimes 235 -  futimesat 261 -  utimensat 280 88
 listxattr 194 11  llistxattr 195 12  flistxattr 196 13

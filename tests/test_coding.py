@@ -713,6 +713,8 @@ FORMATS = {
     "the helper's type": "from collections.abc import Callable\naux: Callable[[int], int]\n" + MAIN,
     "the signature as a heading": f"def f(numbers: list) -> int\n\nIt's here:\n\n{MAIN}",
     "prose that begins like code": f"import statements aren't needed.\n\n{MAIN}",
+    "a value that is read": f"```\n{MAIN}```\nFor example:\n```\nn = int(input())\nnumbers = [n]\n"
+    "print(f(numbers))\n```",
     "constants that are made": "```\nSIX = 2 * 3\n```\nand\n```\nVOWELS = set('aeiou')\nFAR = float('inf')\n```\nso\n"
     "```\ndef f(n):\n    return sum(map(aux, n)) if len(VOWELS) < SIX < FAR else 7\n```",
     "a number behind it": MAIN + "\nFor example\n```\nn = 3\n```\n",
@@ -793,6 +795,7 @@ def test_prose_behind_the_code(line):
             "]",
         ),
         *("'''Now", '"""It is', '"It', "(a, b) = (", "[x for x in", "{1:", "    Else x", "\tIt is", "größe = ("),
+        *("    return aux(n) => 2", "    def g(x) -> int", "if f(3) => 2:", "async def g(x) -> int"),
         *("x = 'the sum", "for x in y if z and", "import a as b, c as", "    the sum", "with x as y, z as # the sum"),
     ],
 )
@@ -1022,14 +1025,14 @@ def test_feedback_levels():
 def test_an_example_is_worth_what_its_docstring_says():
     row = samples.coding_tasks("train", 1, 1)[0]
     lines = [">>> g([1]) # a comment", "2", ">>> g([2]) == 4", "True", ">>> g([3]) if 1 else 0", "6", ">>> x = 1", "1"]
-    lines += [">>> x = [3, 4]", ">>> g(x)", "14 # as above"]
+    lines += [">>> x = [3]", ">>> x.append(4)", ">>> g(x)", "14 # as above"]
     row["prompt"] = 'def g(n):\n    """Twice.\n' + "".join(f"    {line}\n" for line in lines) + '    """\n'
     task = coding._task({**row, "entry_point": "g"}, "here")
     assert task["examples"] == [
         "assert g([1]) == 2",
         "assert (g([2]) == 4) == True",
         "assert (g([3]) if 1 else 0) == 6",
-        "x = [3, 4]\nassert g(x) == 14",
+        "x = [3]\nx.append(4)\nassert g(x) == 14",
     ]
     answer = Answer(["def g(n):\n    return 7"], [], "g", "assert g([1]) == 2", ["g"], examples=task["examples"])
     assert len(coding_rewards([answer])[0].findings["examples"]) == 4  # that all of them fail is shown
@@ -1268,6 +1271,10 @@ PIECES = {  # of code without fences, with prose between them
 @pytest.mark.parametrize("name", PIECES)
 def test_code_in_pieces_between_prose(name):
     assert reward(AUX, PIECES[name]) == pytest.approx(4)
+
+
+def test_many_spaces_are_read_in_time():
+    assert reward(AUX, f"So{' ' * 200_000}it is:\n\n{MAIN}") == pytest.approx(4)
 
 
 def test_many_pieces_between_prose_are_read_in_time():

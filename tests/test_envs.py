@@ -39,7 +39,7 @@ class Forgetful:
         pass
 
 class Demanding(Echo):
-    def __init__(self, corpus, **options):
+    def __init__(self, *, corpus, **options):
         pass
 
 NOT_A_CLASS = 1

@@ -610,6 +610,10 @@ ESCAPES = {
     "emptied, opened for nothing": ("def f(): return attempt(os.open, {secret!r}, 3 | os.O_TRUNC)", REFUSED),
     "opened for nothing": ("def f(): return attempt(os.open, '/etc/passwd', 3)", REFUSED),
     "Python's file emptied": ("def f(): return attempt(os.open, os.__file__, os.O_RDONLY | os.O_TRUNC)", REFUSED),
+    "its own file emptied, opened to read": (
+        "def f(): return attempt(os.open, 'own', os.O_CREAT | os.O_TRUNC)",
+        REFUSED,
+    ),
     "something urgent": ("def f(): return attempt(libc.send, 3, b'x', 1, 1)", REFUSED),
     "a thread with descriptors of its own": (
         "CALLS = (436, 900, 900, 2), ({CLONE}, 0x10900, 0, 0, 0, 0)\n"
@@ -1714,12 +1718,15 @@ check(f)
     result = run_tests([job(code, tests)])[0]
     assert result.outcomes == [True, False, True, True, True, False, True, False, True, True]
     assert (result.passed, result.total) == (7, 10)
-    # Nor are there fewer in a round that an error ends.
+    # Nor are there fewer in a round that an error ends. What stands behind a loop is none of its rounds.
     tests = (
         "for i in range(5):\n    y = f(i)\n    assert y == i\n    for k in 0, 1: assert f(k) == k\n    assert y < 9"
     )
     result = run_tests([job(code, tests)])[0]
     assert (result.passed, result.total) == (4 * 4, 4 * 4 + 3)
+    inner = "for i in 3, 1:\n    for k in 0, 1: assert f(k) == k\n    y = f(i)\n    assert y == 1\n    assert y == i"
+    result = run_tests([job(code, f"{inner}\nelse:\n    assert f(2) == 2")])[0]
+    assert (result.passed, result.total) == (2 + 4 + 1, 2 + 2 + 4 + 1)
     # An error between the asserts ends the run; the asserts behind it have failed.
     tests = "assert f(1) == 1\ny = f(3)\nassert f(2) == 2\nassert f(4) == 4"
     result = run_tests([job(code, tests)])[0]
@@ -1731,6 +1738,11 @@ check(f)
     assert run_tests([job(code, tests)])[0].outcomes == [True, True]
     # A test that asserts nothing is not passed.
     assert run_tests([job(code, "f(1)")])[0].reason == "no assert ran"
+
+
+def test_a_test_may_touch_a_file():
+    tests = "import pathlib\npathlib.Path('k').touch()\nassert pathlib.Path('k').exists()\nassert f(1) == 2"
+    assert run_tests([job(GOOD, tests)])[0].reason == ""
 
 
 def test_a_candidate_cannot_have_endless_asserts():
