@@ -265,6 +265,8 @@ def test_a_run_on_a_file_can_be_resumed_in_another_folder(script, run, model_dir
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     flags = ("--model", model_dir, "--num-tasks", 1, "--num-generations", 2, "--max-new-tokens", 4, "--eval-tasks", 1)
     run_dir = run(script, "--env", "tldr", "--dataset", "rows.jsonl", *flags, "--num-iterations", 1)["run_dir"]
+    (tmp_path / "sample").touch()  # a file that happens to be called as the sample tasks are
+    assert run(script, *TOY, *flags, "--num-iterations", 0)["args"].dataset == "sample"
     (tmp_path / "elsewhere").mkdir()
     more = ("--resume", run_dir, "--num-iterations", 2)
     printed, _ = subprocess_run(script, *more, cwd=tmp_path / "elsewhere").communicate(timeout=120)
