@@ -499,6 +499,8 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
             bad = [x for step in steps for x in (step.reward, step.done, *step.parts.values()) if not math.isfinite(x)]
             if bad or len(steps) != len(branches):
                 raise ValueError(f"{len(steps)} Steps for {len(branches)} branches, not finite: {bad[:1]}")
+            floats = lambda parts: {name: float(value) for name, value in parts.items()}  # of tensors, Decimals ...
+            steps = [step._replace(reward=float(step.reward), parts=floats(step.parts)) for step in steps]
         except (AttributeError, TypeError, ValueError, OverflowError) as error:
             fail(f"--env {args.env}: step() must return a list with a Step of finite numbers per branch ({error}).")
         for k, node in enumerate(nodes):
@@ -515,7 +517,7 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
 
     for node in itertools.chain.from_iterable(reversed(turns)):  # children before parents
         # float64: what rounding leaves of equal returns is below 1e-9, and is not trained on
-        rewards = torch.tensor([float(step.reward) for step in node.steps], dtype=torch.float64)  # (J,)
+        rewards = torch.tensor([step.reward for step in node.steps], dtype=torch.float64)  # (J,)
         future = torch.tensor([child.value if child else 0.0 for child in node.children], dtype=torch.float64)
         joint_returns = rewards + args.gamma * future
         node.value = joint_returns.mean().item()
@@ -544,18 +546,18 @@ def summarize(split, turns, num_turns):
             # of the joint action given its task: every task counts the same, also across processes
             chance = node.weight * len(turns[0]) / len(node.steps)
             for step, child in zip(node.steps, node.children):
-                sums[f"reward_turn{t}"] += (chance * float(step.reward), chance)
+                sums[f"reward_turn{t}"] += (chance * step.reward, chance)
                 if t > 1:
-                    sums[f"gain_turn{t}"] += (chance * float(step.reward - node.history[-1].reward), chance)
+                    sums[f"gain_turn{t}"] += (chance * (step.reward - node.history[-1].reward), chance)
                 for name, value in step.parts.items():
                     if child is None:  # the branch ends here
-                        parts[name] += (chance * float(value), chance)
+                        parts[name] += (chance * value, chance)
                     if num_turns > 1:
-                        parts[f"{name}_turn{t}"] += (chance * float(value), chance)
+                        parts[f"{name}_turn{t}"] += (chance * value, chance)
     for root in turns[0]:
         sums["return"] += (root.value, 1)
         if split == "eval" and all("all_passed" in step.parts for step in root.ends):
-            n, failed = len(root.ends), sum(float(step.parts["all_passed"]) < 1 for step in root.ends)
+            n, failed = len(root.ends), sum(step.parts["all_passed"] < 1 for step in root.ends)
             for k in (2**j for j in range(n.bit_length())):
                 sums[f"pass@{k}"] += (1 - math.comb(failed, k) / math.comb(n, k), 1)
     if bad := [name for name in parts if not isinstance(name, str) or name in sums or "/" in name]:
@@ -563,7 +565,7 @@ def summarize(split, turns, num_turns):
     for process in gather({**sums, **parts}):
         for name, total in process.items():
             totals[name] += total
-    prefix = lambda name: "" if split == "train" and "/" in name else f"{split}/"  # agent_0/entropy
+    prefix = lambda name: "" if split == "train" and "/" in name else f"{split}/"  # agent_0/entropy has one
     return {prefix(name) + name: float(total / weight) for name, (total, weight) in totals.items()}
 
 
@@ -575,8 +577,7 @@ def records(iteration, split, turns, most=None):
     for t, nodes in enumerate(turns, start=1):
         for node in nodes[:most]:
             line = {"iteration": iteration, "split": split, "turn": t, "task": node.task, "joint": node.joint}
-            line["rewards"] = [float(step.reward) for step in node.steps]
-            line["parts"] = [{name: float(value) for name, value in step.parts.items()} for step in node.steps]
+            line |= {"rewards": [step.reward for step in node.steps], "parts": [step.parts for step in node.steps]}
             line["agents"] = [{key: vars(group)[key] for key in keys if key in vars(group)} for group in node.groups]
             try:
                 yield dump(line, allow_nan=False)
@@ -823,9 +824,7 @@ if __name__ == "__main__":
 
     def log(iteration, metrics, lines):
         if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
-            remedy = (
-                "Begin anew, or --resume a checkpoint, with a lower --learning-rate, other temperatures or rewards."
-            )
+            remedy = "Begin anew or --resume a checkpoint with a lower --learning-rate, other temperatures or rewards."
             fail(f"at iteration {iteration} {bad[0]} is {metrics[bad[0]]}. {remedy} {last_saved()}")
         if rank == 0:
             try:

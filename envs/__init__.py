@@ -86,7 +86,7 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, **options):
     for parameter in known.values():
         several = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if parameter.name not in arguments and parameter.default is parameter.empty and not several:
-            raise ValueError(f"--env {name}: its __init__ needs {parameter.name}, which is not given; use a default.")
+            raise ValueError(f"--env {name}: nothing gives its __init__ {parameter.name}; give it a default.")
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
         for argument in arguments:
             if argument not in known:

@@ -86,7 +86,7 @@ def test_users_class_gets_the_arguments_and_the_options(user_folder):
         ({"name": "tutti_user_env:Ehco"}, ["--env", "no class Ehco"]),
         ({"name": "tutti_user_env:NOT_A_CLASS"}, ["--env", "no class NOT_A_CLASS"]),
         ({"name": "tutti_user_env:Forgetful"}, ["--seed", "parameter seed"]),
-        ({"name": "tutti_user_env:Demanding"}, ["--env tutti_user_env:Demanding", "needs corpus"]),
+        ({"name": "tutti_user_env:Demanding"}, ["--env tutti_user_env:Demanding", "its __init__ corpus"]),
         ({"name": "tutti_user_env:Echo", "feedback": "plain"}, ["--feedback", "leave --feedback out"]),
         ({"name": "tldr", "feedback": "plain"}, ["--feedback", "tldr", "leave --feedback out"]),
         ({"name": "tldr", "reward": "best"}, ["--reward best", "plain", "grounded"]),

@@ -524,10 +524,8 @@ ESCAPES = {
     "truncate": ("def f(): return attempt(os.truncate, {secret!r}, 0)", REFUSED),
     "delete": ("def f(): return attempt(os.unlink, {secret!r})", REFUSED),
     "rename": ("def f(): return attempt(os.rename, {secret!r}, {secret!r} + '2')", REFUSED),
-    "change the mode": (
-        "def f(): return attempt(libc.chmod, {secret!r}.encode(), 0o777)",
-        "'done'",
-    ),  # which it is not
+    # Granted, and not done: check_escapes looks at both.
+    "change the mode": ("def f(): return attempt(libc.chmod, {secret!r}.encode(), 0o777)", "'done'"),
     "change the times": ("def f(): return attempt(libc.utime, {secret!r}.encode(), bytes(16))", "'done'"),
     "link": ("def f(): return attempt(os.link, {secret!r}, 'here')", REFUSED),
     "write into Python": (
