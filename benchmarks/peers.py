@@ -166,7 +166,8 @@ def job_of(args, name, workload, folder):
     """What all contestants of a workload share."""
     job = {"model": os.path.join(folder, "model"), "prompts": os.path.join(folder, "prompts.jsonl")}
     job |= {"workload": name, "seed": args.seed, "device": args.device, "bf16": args.device == "cuda"}
-    job |= {"updates": args.updates, "learning_rate": LEARNING_RATE, "trl_rows": args.trl_rows}
+    # gradients clipped to 1, as ours are by default
+    job |= {"updates": args.updates, "learning_rate": LEARNING_RATE, "max_grad_norm": 1.0, "trl_rows": args.trl_rows}
     # as many prompts as tasks, each used once, and one for our evaluation, which is always made
     return job | asdict(workload) | {"num_prompts": workload.num_tasks * (args.updates + 1) + 1}
 

@@ -294,7 +294,7 @@ def trl(job, clock, name, **more):
         max_steps=job["updates"] + 1,
         num_iterations=1,
         learning_rate=job["learning_rate"],
-        max_grad_norm=1.0,  # as ours
+        max_grad_norm=job["max_grad_norm"],
         temperature=1.0,
         top_p=1.0,
         top_k=0,
