@@ -34,6 +34,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 import zlib
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
@@ -167,8 +168,8 @@ def encode(agent, prompts, max_new_tokens):
             text = f"{token.content[0]} {token.content[1:]}"
             prompts = [prompt.replace(token.content, text) for prompt in prompts]
     if agent.tokenizer.chat_template:
-        # enable_thinking: templates of reasoning models read it, the others do not
-        chat = {"add_generation_prompt": True, "tokenize": False, "enable_thinking": False}
+        chat = {"add_generation_prompt": True, "tokenize": False}
+        chat |= {"enable_thinking": False, "date_string": "26 Jul 2024"}  # where a template reads them: not today's
         prompts = [agent.tokenizer.apply_chat_template([{"role": "user", "content": p}], **chat) for p in prompts]
     prompt_ids = agent.tokenizer(prompts, add_special_tokens=not agent.tokenizer.chat_template).input_ids
     longest, prompt = max(zip(map(len, prompt_ids), prompts))
@@ -200,7 +201,9 @@ def sdpa(module, query, key, value, attention_mask, **kwargs):  # (R, H, L, E) -
         kind = query.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
         scores = attention_mask if attention_mask.is_floating_point() else attention_mask.log()  # 0 or -inf
-        added[H // K] = scores.to(dtype).repeat(1, 1, H // K, 1)
+        scores = scores.to(dtype).repeat(1, 1, H // K, 1)
+        # a view of rows whose lengths CUDA's kernels take: of others each layer would make a copy
+        added[H // K] = pad(scores, (0, -scores.shape[-1] % 8))[..., : scores.shape[-1]]
     query = query.reshape(R, K, -1, E)
     states, _ = sdpa_attention_forward(None, query, key, value, added[H // K], **kwargs)  # (R, H / K * L, K, E)
     return states.transpose(1, 2).reshape(R, H, L, -1).transpose(1, 2).contiguous(), None
@@ -277,9 +280,10 @@ def draw(weights):  # (rows, n) -> (rows, 1)
 
 
 def grouped(model):
-    """Whether a prompt's completions can decode as one row: attention is full, and can be replaced."""
-    layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
-    return layers == {DynamicLayer} and model.is_backend_compatible()
+    """Whether a prompt's completions can decode as one row: attention sees all tokens, and can be replaced."""
+    layers, most = DynamicCache(config=model.config).layers, max_context(model)
+    full = lambda layer: type(layer) is DynamicLayer or getattr(layer, "sliding_window", 0) >= most  # never slides
+    return all(map(full, layers)) and model.is_backend_compatible()
 
 
 def repeat(step, times, record):
@@ -323,16 +327,15 @@ def decode(agent, texts, S, temperature, C):
     batch = torch.arange(len(tokens), device=device).view(-1, S)  # (R, S), which rows of tokens decode: all at first
     running = torch.ones_like(batch, dtype=torch.bool)  # which of them have not stopped
     t = torch.zeros(1, dtype=torch.long, device=device)  # number of the token to be read, which a recorded step counts
-    read = 0  # tokens of each that the model will have read after the current call of repeat()
 
     def choose(hidden):  # (R * S, D)
         probs = head(model, hidden, temperature).softmax(-1)  # (R * S, V)
         chosen = draw(probs) if temperature else probs.argmax(-1, keepdim=True)
-        logprobs[batch, t] = probs.gather(-1, chosen).log().view_as(batch)
+        logprobs[batch, t] = (temperature > 0) * probs.gather(-1, chosen).log().view_as(batch)  # greedy: certain
         tokens[batch, t] = chosen.view_as(batch)
         running.logical_and_((chosen != agent.stop_ids).all(-1).view_as(batch))
 
-    def step():  # reads token t of each, and draws the next one; in place, so that it can be recorded
+    def step(read):  # reads token t < read of each and draws the next one; in place, so that it can be recorded
         mask.index_fill_(1, P + t, 1)
         position_ids = (mask.sum(1, keepdim=True) - 1).expand_as(batch).reshape(-1, 1)
         seen = mask[:, : P + read]
@@ -343,6 +346,7 @@ def decode(agent, texts, S, temperature, C):
 
     choose(hidden)
     at_once = 64 if agent.graph_stream else 1  # tokens between checks of what stopped: each makes the CPU wait
+    read = 0  # tokens of each that the model has read
     while read < C - 1 and len(remaining := running.any(1).nonzero()[:, 0]):
         # drop prompts whose completions have all stopped, and columns that no prompt needs any more
         most = running.sum(1).max()
@@ -355,7 +359,7 @@ def decode(agent, texts, S, temperature, C):
             if cache is not None:
                 cache.reorder_cache(index)
         before, read = read, min(read + at_once, C - 1)
-        repeat(step, read - before, agent.graph_stream)
+        repeat(partial(step, read), read - before, agent.graph_stream)
     return tokens, logprobs
 
 
@@ -470,7 +474,7 @@ def micro_batches(agent, rows, max_batch_tokens):
     also keeps a copy of its prompt's keys and values, which weighs about an eighth of the activations.
     """
     # the unit of computation: a prompt shared by its completions, or prompt + completion
-    text = lambda row: (*row[0], *(() if agent.share else row[1]))
+    text = lambda row: tuple(row[0]) if agent.share else (*row[0], *row[1])
     texts = sorted(dict.fromkeys(map(text, rows)), key=len)
     of_completions = sum(len(prompt) / 8 + len(ids) for prompt, ids, *_ in rows) if agent.share else 0
     if len(rows) < 2 or len(texts) * len(texts[-1]) + of_completions <= max_batch_tokens:
@@ -664,6 +668,9 @@ if __name__ == "__main__":
         if (before["script"], before["args"].keys()) != (script, vars(args).keys()):
             fail(f"--resume {args.resume}: use {before['script']} (commit {before['commit']}), as before.")
         args = tyro.cli(Args, description=__doc__, default=Args(**before["args"]))  # new arguments win
+        for name in ("env", "num_agents", "lora_rank"):  # which its curves and weights are of
+            if vars(args)[name] != before["args"][name]:
+                fail(f"--{name.replace('_', '-')}: the run to --resume has {before['args'][name]}; begin a new one.")
     N, T, B, G = args.num_agents, args.num_turns, args.num_tasks, args.num_generations
     # a run may be resumed, and its agents loaded, from another folder
     args.model = [os.path.abspath(name) if name != "tiny" and os.path.isdir(name) else name for name in args.model]
@@ -742,7 +749,11 @@ if __name__ == "__main__":
         counts = f"{len(train_tasks)} tasks to train on, {len(held_out)} of {len(test_tasks)} to evaluate"
         fail(f"--env {args.env}, --eval-tasks {args.eval_tasks}: {counts}; each process needs one.")
 
-    # processes and run folder
+    # folders and processes
+    paths = [os.path.join(here, "models", "tiny") if name == "tiny" else name for name in args.model]
+    for path in paths:
+        if os.path.isabs(path) and not os.path.isdir(path):
+            fail(f"--model: there is no folder {path}; give one, or a hub id.")
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -774,10 +785,7 @@ if __name__ == "__main__":
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(args.seed)  # of new adapters: the same in all processes
     agents, shared = [], {}  # shared: (name, device) -> the model whose frozen weights the adapters share
-    for i, name, place in zip(range(N), args.model * N, (args.devices or [device]) * N):
-        path = os.path.join(here, "models", "tiny") if name == "tiny" else name
-        if os.path.isabs(path) and not os.path.isdir(path):
-            fail(f"--model {name}: there is no folder {path}; give one, or a hub id.")
+    for i, name, path, place in zip(range(N), args.model * N, paths * N, (args.devices or [device]) * N):
         try:
             if not (model := shared.get((name, place))):
                 options = {"dtype": torch.float32, "attn_implementation": "sdpa", "output_loading_info": True}
@@ -794,6 +802,11 @@ if __name__ == "__main__":
                 model.add_adapter(peft.LoraConfig(r=args.lora_rank, **form))
             tokenizer = AutoTokenizer.from_pretrained(path)
             stops = [tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id)]
+            if tokenizer.chat_template:  # what ends a turn there: base models do not name it as a stop token
+                turn = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "ANSWER"}]
+                behind = tokenizer.apply_chat_template(turn, tokenize=False).partition("ANSWER")[2]
+                special = [id for id, token in tokenizer.added_tokens_decoder.items() if token.special]
+                stops += [id for id in tokenizer(behind, add_special_tokens=False).input_ids if id in special][:1]
             agent = SimpleNamespace(model=model.eval(), tokenizer=tokenizer)  # eval: no dropout
             agent.stop_ids = torch.tensor([int(stop) for stop in stops if stop is not None], device=place)
             # The cache of recurrent layers cannot be shared, and gradient checkpointing knows no cache.
@@ -822,7 +835,8 @@ if __name__ == "__main__":
                 fail(f"--model {name}: log-probabilities would be off by {off:.2g} ({why}); use another.")
         except Exception as error:  # whatever transformers, its backends, the hub and a template raise; it is reported
             reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-            fail(f"--model {name}: agent {i} cannot use it on {place} ({reason}); name what works.")
+            line = [f.lineno for f in traceback.extract_tb(error.__traceback__) if script in f.filename][-1]
+            fail(f"--model {name}: agent {i} cannot use it on {place} ({reason}; line {line} here); name what works.")
         agent.value_head = torch.nn.Linear(model.get_output_embeddings().weight.shape[1], 1)
         torch.nn.init.zeros_(agent.value_head.weight)  # its bias is set after the first rollout
         agent.critic, valuing = agent, [agent.value_head]
@@ -836,7 +850,9 @@ if __name__ == "__main__":
         agent.optimizer = torch.optim.AdamW([actor, critic], args.learning_rate, weight_decay=0.0, fused=True)
         agents.append(agent)
         size = f"{sum(p.numel() for p in agent.trained.values()) / 1e6:.2f}M parameters to train on {place}"
-        say(f"agent {i}: {name}, {size}{'' if agent.share else ', a prompt is computed again for each completion'}")
+        slow = "" if grouped(agent.model) else ", completions decode as rows of their own"
+        slow += "" if agent.share else ", a prompt is computed again for each completion"
+        say(f"agent {i}: {name}, {size}{slow}")
         if not len(agent.stop_ids):
             say(f"agent {i}: neither {name} nor its tokenizer has an end-of-sequence token: no answer ends by itself")
     for agent in (agent for agent in agents if args.lora_rank and agent.model.device.type == "cuda"):
@@ -913,8 +929,8 @@ if __name__ == "__main__":
         # 1 ROLLOUT: G trajectories for each of this process's tasks
         began = time.perf_counter()
         set_seed(seed_of(iteration))
-        places = range((iteration - 1) * B + rank, iteration * B, world_size)  # of all tasks in all epochs
-        tasks = [train_tasks[order_of(k // len(train_tasks))[k % len(train_tasks)]] for k in places]
+        drawn = range((iteration - 1) * B + rank, iteration * B, world_size)  # counted through all epochs
+        tasks = [train_tasks[order_of(k // len(train_tasks))[k % len(train_tasks)]] for k in drawn]
         turns, seconds = rollout(args, env, agents, tasks, [G] + [1] * (T - 1), "align", args.temperature)
 
         # 2 ADVANTAGES: of each token, along its trajectory
@@ -929,24 +945,26 @@ if __name__ == "__main__":
         for trajectory in trajectories:
             while child := trajectory[-1][0].children[trajectory[-1][1]]:
                 trajectory.append((child, 0))
+        # before the first update V is the mean return: where all returns equal it, only float32's rounding is left,
+        # which Adam would blow up
+        rounding = 1e-6 * max(1.0, abs(metrics["train/return"]))
         for i, agent in enumerate(agents):
             groups = [node.groups[i] for node in nodes]
-            for group in groups:  # lists to be filled, of each completion's tokens
-                group.values, group.advantages = ([[] for _ in group.completion_ids] for _ in range(2))
-            rows = [(group.prompt_ids, *row) for group in groups for row in zip(group.completion_ids, group.values)]
+            rows = []
+            for group in groups:  # values and advantages are filled in below: for each completion those of its tokens
+                group.values, group.advantages = [None] * len(group.completion_ids), [None] * len(group.completion_ids)
+                rows += [(group.prompt_ids, ids, group, k) for k, ids in enumerate(group.completion_ids)]
             for batch in micro_batches(agent.critic, rows, args.max_batch_tokens):
                 with torch.no_grad(), autocast(agent.model):
                     states = completion_states(agent.critic, batch)
-                computed = iter(agent.value_head(states.float())[:, 0].tolist())  # as in the update
-                for _, ids, row in batch:
-                    row += itertools.islice(computed, len(ids))  # in place, in group.values
+                values = agent.value_head(states.float())[:, 0]  # in float32, as in the update
+                for (_, _, group, k), row in zip(batch, values.split([len(ids) for _, ids, *_ in batch])):
+                    group.values[k] = row.tolist()
             for trajectory in trajectories:
                 rewards = [node.steps[k].reward for node, k in trajectory]
                 values = [node.groups[i].values[k] for node, k in trajectory]
                 for (node, k), row in zip(trajectory, gae(rewards, values, args.gamma, args.gae_lambda)):
-                    # before the first update V is the mean return: where all returns equal it, only float32's rounding
-                    # is left, which Adam would blow up
-                    node.groups[i].advantages[k] += [0.0 if abs(a) <= 1e-6 else a for a in row]
+                    node.groups[i].advantages[k] = [0.0 if abs(a) <= rounding else a for a in row]
             flat = [(a, v) for group in groups for pair in zip(group.advantages, group.values) for a, v in zip(*pair)]
             advantages, values = np.concatenate(gather(flat)).T  # of all processes
             # share of the targets' variance that the values explain before this update
@@ -955,52 +973,53 @@ if __name__ == "__main__":
             # >>> NORMALISATION
             shift, scale = (advantages.mean(), advantages.std() + 1e-8) if args.norm_adv else (0.0, 1.0)
             # <<< NORMALISATION
-            for group in groups:
+            for node, group in zip(nodes, groups):
+                discount = args.gamma ** len(node.history)  # at least 0: it may as well be within the minimum
                 group.targets = [[a + v for a, v in zip(*pair)] for pair in zip(group.advantages, group.values)]
-                group.advantages = [[(a - shift) / scale for a in row] for row in group.advantages]
+                group.advantages = [[discount * (a - shift) / scale for a in row] for row in group.advantages]
 
         # 3 UPDATE: passes over the rollout, an optimizer step for each minibatch of trajectories
         for i, agent in enumerate(agents):
-            device, sums, steps = agent.model.device, Counter(), 0
+            device, steps = agent.model.device, []
             decay = 1 - (iteration - 1) / args.num_iterations if args.anneal_lr else 1.0
             agent.optimizer.param_groups[0]["lr"] = decay * args.learning_rate
             agent.optimizer.param_groups[1]["lr"] = decay * args.critic_learning_rate
             train_mode(agent.learner)
             orders = (torch.randperm(len(trajectories)) for _ in range(args.update_epochs))
+            # one loop, so that target_kl ends all passes
             for minibatch in (part for order in orders for part in order.tensor_split(args.num_minibatches)):
                 # by prompt and completion: equal ones are computed once
                 owners = defaultdict(list)
                 for trajectory in (trajectories[k] for k in minibatch.tolist()):
-                    for t, (node, k) in enumerate(trajectory):
+                    for node, k in trajectory:
                         group = node.groups[i]
                         texts = tuple(group.prompt_ids), tuple(group.completion_ids[k])
-                        owners[texts].append((group, k, args.gamma**t))
+                        owners[texts].append((group, k))
                 rows = [(*texts, members) for texts, members in owners.items()]
                 weight, totals = 1 / (len(minibatch) * args.max_new_tokens), torch.zeros(6, device=device)
                 for batch in micro_batches(agent, rows, args.max_batch_tokens):
                     old, start = [], 0
                     index = []  # where each trajectory's tokens stand among the computed ones
                     for _, ids, members in batch:
-                        for group, k, discount in members:
-                            numbers = (group.logprobs[k], group.values[k], group.advantages[k], group.targets[k])
-                            old += zip(*numbers, itertools.repeat(discount))
+                        for group, k in members:
+                            old += zip(group.logprobs[k], group.values[k], group.advantages[k], group.targets[k])
                             index += range(start, start + len(ids))
                         start += len(ids)
-                    old_logprobs, old_values, advantages, targets, discounts = torch.tensor(old, device=device).T
+                    old_logprobs, old_values, advantages, targets = torch.tensor(old, device=device).T
                     computed = evaluate_tokens(agent, batch, args.temperature, with_entropy=args.ent_coef > 0)
                     logprobs, entropies, values = torch.stack(computed)[:, torch.tensor(index, device=device)]
-                    ratios = (logprobs - old_logprobs).exp()
+                    ratios = (logratios := logprobs - old_logprobs).exp()
                     clipped = ratios.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-                    policy_loss = -(discounts * torch.min(ratios * advantages, clipped * advantages)).sum() * weight
+                    policy_loss = -torch.min(ratios * advantages, clipped * advantages).sum() * weight
                     errors = (values - targets) ** 2
                     if args.clip_vloss:
-                        near = old_values + (values - old_values).clamp(-args.clip_coef, args.clip_coef)
-                        errors = torch.max(errors, (near - targets) ** 2)
+                        clipped_values = old_values + (values - old_values).clamp(-args.clip_coef, args.clip_coef)
+                        errors = torch.max(errors, (clipped_values - targets) ** 2)
                     value_loss, entropy = 0.5 * errors.sum() * weight, entropies.sum() * weight
                     loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
                     loss.backward()
                     with torch.no_grad():
-                        kl = (ratios - 1 - (logprobs - old_logprobs)).sum()  # joschu.net/blog/kl-approx.html
+                        kl = (ratios - 1 - logratios).sum()  # joschu.net/blog/kl-approx.html
                         outside = ((ratios - 1).abs() > args.clip_coef).sum()
                         count = torch.ones_like(ratios).sum()
                         totals += torch.stack([loss, policy_loss, value_loss, kl, outside, count])
@@ -1013,14 +1032,13 @@ if __name__ == "__main__":
                 loss, policy_loss, value_loss, kl, outside, count = totals.tolist()
                 agent.optimizer.step()
                 agent.optimizer.zero_grad()
-                steps += 1
-                sums.update({"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss})
-                sums.update({"approx_kl": kl / count, "clipfrac": outside / count, "grad_norm": grad_norm.item()})
+                step = {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss, "approx_kl": kl / count}
+                steps.append(step | {"clipfrac": outside / count, "grad_norm": grad_norm.item()})
                 if args.target_kl is not None and kl / count > args.target_kl:
                     break
             agent.learner.eval()
-            metrics |= {f"agent_{i}/{name}": total / steps for name, total in sums.items()}
-            metrics[f"agent_{i}/optimizer_steps"] = steps
+            metrics |= {f"agent_{i}/{name}": sum(step[name] for step in steps) / len(steps) for name in steps[0]}
+            metrics[f"agent_{i}/optimizer_steps"] = len(steps)
         seconds["update"] = time.perf_counter() - updating
 
         # 4 LOG
@@ -1058,6 +1076,10 @@ if __name__ == "__main__":
     if rank == 0:
         try:
             for i, agent in enumerate(agents if saved else ()):
+                # the policy that was trained: not the part of it that a base model's generation_config would sample
+                policy = {"do_sample": True, "temperature": args.temperature, "top_k": 0, "top_p": 1.0}
+                policy |= {"eos_token_id": agent.stop_ids.tolist(), "pad_token_id": agent.tokenizer.pad_token_id}
+                agent.model.generation_config = transformers.GenerationConfig(**policy)
                 agent.model.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
                 agent.tokenizer.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
         except Exception as error:  # safetensors has one of its own for a full disk; it is reported

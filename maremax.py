@@ -32,6 +32,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 import zlib
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
@@ -155,8 +156,8 @@ def encode(agent, prompts, max_new_tokens):
             text = f"{token.content[0]} {token.content[1:]}"
             prompts = [prompt.replace(token.content, text) for prompt in prompts]
     if agent.tokenizer.chat_template:
-        # enable_thinking: templates of reasoning models read it, the others do not
-        chat = {"add_generation_prompt": True, "tokenize": False, "enable_thinking": False}
+        chat = {"add_generation_prompt": True, "tokenize": False}
+        chat |= {"enable_thinking": False, "date_string": "26 Jul 2024"}  # where a template reads them: not today's
         prompts = [agent.tokenizer.apply_chat_template([{"role": "user", "content": p}], **chat) for p in prompts]
     prompt_ids = agent.tokenizer(prompts, add_special_tokens=not agent.tokenizer.chat_template).input_ids
     longest, prompt = max(zip(map(len, prompt_ids), prompts))
@@ -188,7 +189,9 @@ def sdpa(module, query, key, value, attention_mask, **kwargs):  # (R, H, L, E) -
         kind = query.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
         scores = attention_mask if attention_mask.is_floating_point() else attention_mask.log()  # 0 or -inf
-        added[H // K] = scores.to(dtype).repeat(1, 1, H // K, 1)
+        scores = scores.to(dtype).repeat(1, 1, H // K, 1)
+        # a view of rows whose lengths CUDA's kernels take: of others each layer would make a copy
+        added[H // K] = pad(scores, (0, -scores.shape[-1] % 8))[..., : scores.shape[-1]]
     query = query.reshape(R, K, -1, E)
     states, _ = sdpa_attention_forward(None, query, key, value, added[H // K], **kwargs)  # (R, H / K * L, K, E)
     return states.transpose(1, 2).reshape(R, H, L, -1).transpose(1, 2).contiguous(), None
@@ -265,9 +268,10 @@ def draw(weights):  # (rows, n) -> (rows, 1)
 
 
 def grouped(model):
-    """Whether a prompt's completions can decode as one row: attention is full, and can be replaced."""
-    layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
-    return layers == {DynamicLayer} and model.is_backend_compatible()
+    """Whether a prompt's completions can decode as one row: attention sees all tokens, and can be replaced."""
+    layers, most = DynamicCache(config=model.config).layers, max_context(model)
+    full = lambda layer: type(layer) is DynamicLayer or getattr(layer, "sliding_window", 0) >= most  # never slides
+    return all(map(full, layers)) and model.is_backend_compatible()
 
 
 def repeat(step, times, record):
@@ -311,16 +315,15 @@ def decode(agent, texts, S, temperature, C):
     batch = torch.arange(len(tokens), device=device).view(-1, S)  # (R, S), which rows of tokens decode: all at first
     running = torch.ones_like(batch, dtype=torch.bool)  # which of them have not stopped
     t = torch.zeros(1, dtype=torch.long, device=device)  # number of the token to be read, which a recorded step counts
-    read = 0  # tokens of each that the model will have read after the current call of repeat()
 
     def choose(hidden):  # (R * S, D)
         probs = head(model, hidden, temperature).softmax(-1)  # (R * S, V)
         chosen = draw(probs) if temperature else probs.argmax(-1, keepdim=True)
-        logprobs[batch, t] = probs.gather(-1, chosen).log().view_as(batch)
+        logprobs[batch, t] = (temperature > 0) * probs.gather(-1, chosen).log().view_as(batch)  # greedy: certain
         tokens[batch, t] = chosen.view_as(batch)
         running.logical_and_((chosen != agent.stop_ids).all(-1).view_as(batch))
 
-    def step():  # reads token t of each, and draws the next one; in place, so that it can be recorded
+    def step(read):  # reads token t < read of each and draws the next one; in place, so that it can be recorded
         mask.index_fill_(1, P + t, 1)
         position_ids = (mask.sum(1, keepdim=True) - 1).expand_as(batch).reshape(-1, 1)
         seen = mask[:, : P + read]
@@ -331,6 +334,7 @@ def decode(agent, texts, S, temperature, C):
 
     choose(hidden)
     at_once = 64 if agent.graph_stream else 1  # tokens between checks of what stopped: each makes the CPU wait
+    read = 0  # tokens of each that the model has read
     while read < C - 1 and len(remaining := running.any(1).nonzero()[:, 0]):
         # drop prompts whose completions have all stopped, and columns that no prompt needs any more
         most = running.sum(1).max()
@@ -343,7 +347,7 @@ def decode(agent, texts, S, temperature, C):
             if cache is not None:
                 cache.reorder_cache(index)
         before, read = read, min(read + at_once, C - 1)
-        repeat(step, read - before, agent.graph_stream)
+        repeat(partial(step, read), read - before, agent.graph_stream)
     return tokens, logprobs
 
 
@@ -422,7 +426,7 @@ def micro_batches(agent, rows, max_batch_tokens):
     also keeps a copy of its prompt's keys and values, which weighs about an eighth of the activations.
     """
     # the unit of computation: a prompt shared by its completions, or prompt + completion
-    text = lambda row: (*row[0], *(() if agent.share else row[1]))
+    text = lambda row: tuple(row[0]) if agent.share else (*row[0], *row[1])
     texts = sorted(dict.fromkeys(map(text, rows)), key=len)
     of_completions = sum(len(prompt) / 8 + len(ids) for prompt, ids, *_ in rows) if agent.share else 0
     if len(rows) < 2 or len(texts) * len(texts[-1]) + of_completions <= max_batch_tokens:
@@ -616,6 +620,9 @@ if __name__ == "__main__":
         if (before["script"], before["args"].keys()) != (script, vars(args).keys()):
             fail(f"--resume {args.resume}: use {before['script']} (commit {before['commit']}), as before.")
         args = tyro.cli(Args, description=__doc__, default=Args(**before["args"]))  # new arguments win
+        for name in ("env", "num_agents", "lora_rank"):  # which its curves and weights are of
+            if vars(args)[name] != before["args"][name]:
+                fail(f"--{name.replace('_', '-')}: the run to --resume has {before['args'][name]}; begin a new one.")
     N, T, B, G = args.num_agents, args.num_turns, args.num_tasks, args.num_generations
     # a run may be resumed, and its agents loaded, from another folder
     args.model = [os.path.abspath(name) if name != "tiny" and os.path.isdir(name) else name for name in args.model]
@@ -694,7 +701,11 @@ if __name__ == "__main__":
         counts = f"{len(train_tasks)} tasks to train on, {len(held_out)} of {len(test_tasks)} to evaluate"
         fail(f"--env {args.env}, --eval-tasks {args.eval_tasks}: {counts}; each process needs one.")
 
-    # processes and run folder
+    # folders and processes
+    paths = [os.path.join(here, "models", "tiny") if name == "tiny" else name for name in args.model]
+    for path in paths:
+        if os.path.isabs(path) and not os.path.isdir(path):
+            fail(f"--model: there is no folder {path}; give one, or a hub id.")
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -726,10 +737,7 @@ if __name__ == "__main__":
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(args.seed)  # of new adapters: the same in all processes
     agents, shared = [], {}  # shared: (name, device) -> the model whose frozen weights the adapters share
-    for i, name, place in zip(range(N), args.model * N, (args.devices or [device]) * N):
-        path = os.path.join(here, "models", "tiny") if name == "tiny" else name
-        if os.path.isabs(path) and not os.path.isdir(path):
-            fail(f"--model {name}: there is no folder {path}; give one, or a hub id.")
+    for i, name, path, place in zip(range(N), args.model * N, paths * N, (args.devices or [device]) * N):
         try:
             if not (model := shared.get((name, place))):
                 options = {"dtype": torch.float32, "attn_implementation": "sdpa", "output_loading_info": True}
@@ -746,6 +754,11 @@ if __name__ == "__main__":
                 model.add_adapter(peft.LoraConfig(r=args.lora_rank, **form))
             tokenizer = AutoTokenizer.from_pretrained(path)
             stops = [tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id)]
+            if tokenizer.chat_template:  # what ends a turn there: base models do not name it as a stop token
+                turn = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "ANSWER"}]
+                behind = tokenizer.apply_chat_template(turn, tokenize=False).partition("ANSWER")[2]
+                special = [id for id, token in tokenizer.added_tokens_decoder.items() if token.special]
+                stops += [id for id in tokenizer(behind, add_special_tokens=False).input_ids if id in special][:1]
             agent = SimpleNamespace(model=model.eval(), tokenizer=tokenizer)  # eval: no dropout
             agent.stop_ids = torch.tensor([int(stop) for stop in stops if stop is not None], device=place)
             # The cache of recurrent layers cannot be shared, and gradient checkpointing knows no cache.
@@ -774,13 +787,16 @@ if __name__ == "__main__":
                 fail(f"--model {name}: log-probabilities would be off by {off:.2g} ({why}); use another.")
         except Exception as error:  # whatever transformers, its backends, the hub and a template raise; it is reported
             reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-            fail(f"--model {name}: agent {i} cannot use it on {place} ({reason}); name what works.")
+            line = [f.lineno for f in traceback.extract_tb(error.__traceback__) if script in f.filename][-1]
+            fail(f"--model {name}: agent {i} cannot use it on {place} ({reason}; line {line} here); name what works.")
         agent.trained = {key: p for key, p in model.to(place).named_parameters() if p.requires_grad}
         param_group = {"params": agent.trained.values()}  # may be empty: an adapter that is only evaluated
         agent.optimizer = torch.optim.AdamW([param_group], args.learning_rate, weight_decay=0.0, fused=True)
         agents.append(agent)
         size = f"{sum(p.numel() for p in agent.trained.values()) / 1e6:.2f}M parameters to train on {place}"
-        say(f"agent {i}: {name}, {size}{'' if agent.share else ', a prompt is computed again for each completion'}")
+        slow = "" if grouped(agent.model) else ", completions decode as rows of their own"
+        slow += "" if agent.share else ", a prompt is computed again for each completion"
+        say(f"agent {i}: {name}, {size}{slow}")
         if not len(agent.stop_ids):
             say(f"agent {i}: neither {name} nor its tokenizer has an end-of-sequence token: no answer ends by itself")
     for agent in (agent for agent in agents if args.lora_rank and agent.model.device.type == "cuda"):
@@ -858,8 +874,8 @@ if __name__ == "__main__":
         # 1 ROLLOUT: a tree for each of this process's tasks
         began = time.perf_counter()
         set_seed(seed_of(iteration))
-        places = range((iteration - 1) * B + rank, iteration * B, world_size)  # of all tasks in all epochs
-        tasks = [train_tasks[order_of(k // len(train_tasks))[k % len(train_tasks)]] for k in places]
+        drawn = range((iteration - 1) * B + rank, iteration * B, world_size)  # counted through all epochs
+        tasks = [train_tasks[order_of(k // len(train_tasks))[k % len(train_tasks)]] for k in drawn]
         turns, seconds = rollout(args, env, agents, tasks, [G] * T, args.joint_mode, args.temperature)
 
         # 2 ADVANTAGES: of each agent's completions at each node
@@ -941,6 +957,10 @@ if __name__ == "__main__":
     if rank == 0:
         try:
             for i, agent in enumerate(agents if saved else ()):
+                # the policy that was trained: not the part of it that a base model's generation_config would sample
+                policy = {"do_sample": True, "temperature": args.temperature, "top_k": 0, "top_p": 1.0}
+                policy |= {"eos_token_id": agent.stop_ids.tolist(), "pad_token_id": agent.tokenizer.pad_token_id}
+                agent.model.generation_config = transformers.GenerationConfig(**policy)
                 agent.model.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
                 agent.tokenizer.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
         except Exception as error:  # safetensors has one of its own for a full disk; it is reported

@@ -115,7 +115,7 @@ IPPO_DETAILS = [
     ("Values are read from the hidden state that predicts a token, before the token is seen.",
      "return logprobs, entropies, agent.value_head("),
     ("The old log-probabilities are those of the sampling loop: in the first step every ratio is 1 up to rounding, "
-     "which is coarse in bfloat16, and `approx_kl` shows it.", "ratios = (logprobs - old_logprobs).exp()"),
+     "which is coarse in bfloat16, and `approx_kl` shows it.", "ratios = (logratios := logprobs - old_logprobs).exp()"),
     ("Values start at the mean return of the first rollout. From zero, the first advantages would be the returns, which "
      "push up all that was drawn; a model that already solves most tasks forgets them.",
      "torch.nn.init.constant_(agent.value_head.bias"),

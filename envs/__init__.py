@@ -110,6 +110,8 @@ def read_rows(dataset, columns, hub, hub_splits, hub_config=None, say=print):
     Returns dict(split -> list of dicts). Raises ValueError, one sentence, for a file that is missing or malformed, a
     hub that does not answer, a missing column, what is no text and an empty split.
     """
+    if not dataset:
+        raise ValueError("--dataset is empty; give sample, hub, a hub id or a file.")
     if os.path.isfile(dataset) and not dataset.endswith((".jsonl", ".json", ".parquet")):
         raise ValueError(f"--dataset {dataset}: a file of unknown form; make it a .jsonl, .json or .parquet file.")
     if dataset.endswith((".jsonl", ".json", ".parquet")):

@@ -166,7 +166,7 @@ class ClassEval:
                 else:
                     solvable[split].append({**task, "examples": examples})
         if left_out:
-            why = "their reference solution fails in the sandbox, which has the standard library only"
+            why = "their reference solution fails in the sandbox (docs/sandbox.md says what it lacks)"
             print(f"--dataset {self.dataset}: left out, as {why}: {', '.join(left_out)}")
         for split, part in solvable.items():
             if not part and splits[split]:

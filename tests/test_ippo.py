@@ -349,12 +349,12 @@ def test_values_start_at_the_first_mean_return(run, model_dir):
     assert first != second and len(values) == 1 and values.pop() == pytest.approx(first)
 
 
-@pytest.mark.parametrize("flags", [(), ("--norm-adv",)])
-def test_equal_returns_train_nothing(flags, run, model_dir, monkeypatch):
-    """0.7 is no float32: the values, which begin at the mean return, differ from it by rounding."""
+@pytest.mark.parametrize("reward, flags", [(0.7, ()), (0.7, ("--norm-adv",)), (100.1, ())])
+def test_equal_returns_train_nothing(reward, flags, run, model_dir, monkeypatch):
+    """These are no float32: the values, which begin at the mean return, differ from it by rounding."""
     from toy import Letters, Step
 
-    equal = lambda self, branches: [Step(actions, 0.7, {}, done=False) for _, _, actions in branches]
+    equal = lambda self, branches: [Step(actions, reward, {}, done=False) for _, _, actions in branches]
     monkeypatch.setattr(Letters, "step", equal)
     names = run(SCRIPT, *TOY, "--model", model_dir, *flags)
     first = json.loads(open(os.path.join(names["run_dir"], "metrics.jsonl")).readlines()[1])

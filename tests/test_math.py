@@ -43,6 +43,7 @@ BY_HAND = {  # returns 1, 2, 6
 KINDS = {  # of layers
     "full attention": {},
     "sliding window": {"model_class": MistralForCausalLM, "sliding_window": 9},
+    "window as long as the context": {"model_class": MistralForCausalLM, "sliding_window": 1024},
     # by GPT-Neo, which knows no AttentionInterface; with rotations alone all positions could be off by as many
     "attention of its own and learned positions": {
         "model_class": GPTNeoForCausalLM,
@@ -481,6 +482,13 @@ def test_sample_draws_from_the_whole_distribution(script, vocab_size, tmp_path):
 
 
 @two_scripts
+@pytest.mark.parametrize("kind", KINDS)
+def test_completions_decode_as_one_row_where_all_tokens_are_seen(script, kind, tmp_path):
+    agent = agent_of(save_model(tmp_path / "m", **KINDS[kind]))
+    assert load(script).grouped(agent.model) == (kind in ("full attention", "window as long as the context"))
+
+
+@two_scripts
 @pytest.mark.parametrize("max_batch_tokens", [1, 70, 10_000])
 def test_greedy_is_what_generate_gives(script, max_batch_tokens, model_dir):
     agent = agent_of(model_dir)
@@ -600,6 +608,9 @@ def test_encode_uses_the_template_once_and_nothing_else(script, model_dir):
     assert [ids.count(START) for ids in module.encode(agent, ["hi"], 10)] == [1]
     agent.tokenizer.chat_template = "{{ messages[0].content }}{% if enable_thinking is false %}, briefly{% endif %}"
     assert agent.tokenizer.decode(module.encode(agent, ["hi"], 10)[0]) == "hi, briefly"
+    # as Llama's, which would write another prompt tomorrow
+    agent.tokenizer.chat_template = "{{ date_string or strftime_now('%S') }} {{ messages[0].content }}"
+    assert agent.tokenizer.decode(module.encode(agent, ["hi"], 10)[0]) == "26 Jul 2024 hi"
 
 
 @two_scripts

@@ -47,7 +47,8 @@ def test_no_operation_mixes_devices_with(flags, script, run, model_dir):
 
 
 def test_decoding_that_cannot_be_recorded_is_told(run, model_dir, tmp_path, monkeypatch, capsys):
-    script, windows = ROOT / "magrpo.py", save_model(tmp_path / "windows", model_class=MistralForCausalLM)
+    script = ROOT / "magrpo.py"
+    windows = save_model(tmp_path / "windows", model_class=MistralForCausalLM, sliding_window=20)
     forward = Qwen2RotaryEmbedding.forward
 
     def waiting(self, x, position_ids):

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import CRITIC_FREE, ROOT, SCRIPTS, STOP, make_tokenizer, save_model, two_scripts
+from conftest import CRITIC_FREE, END, ROOT, SCRIPTS, STOP, make_tokenizer, save_model, two_scripts
 from toy import Step
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
@@ -387,6 +387,8 @@ def test_evaluation_is_greedy_at_temperature_zero(script, run, model_dir):
             lines = [json.loads(line) for line in file]
         texts = str([agent["completions"] for line in lines for agent in line["agents"]])
         said.setdefault(temperature, set()).add(texts)
+        (line,) = metrics_of(names["run_dir"])
+        assert (line["eval/agent_0/entropy"] == 0) == (temperature == 0)  # of a choice that is certain
     assert len(said[0]) == 1 and len(said[1]) == 2
 
 
@@ -888,7 +890,7 @@ def test_the_last_words_say_of_which_iterations_they_are(script, run, model_dir,
 
 @two_scripts
 def test_a_model_without_a_stop_token_is_told(script, run, tmp_path, capsys):
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(chat_template=None)  # which would end a turn with one
     tokenizer.eos_token = None
     path = save_model(tmp_path / "m", stops=(), tokenizer=tokenizer)
     names = run(script, *TOY, "--model", path, "--num-iterations", 0)
@@ -963,7 +965,9 @@ BAD = {
     "hub": (("--env", "tldr", "--dataset", "hub"), "--dataset"),
     "generations": (("--num-generations", 0), "--num-generations"),
     "models": (("--model", "a", "b", "c"), "--model"),
-    "no folder": (("--model", "/nowhere/at/all"), "--model /nowhere/at/all: there is no folder"),
+    "no folder": (("--model", "/nowhere/at/all"), "--model: there is no folder /nowhere/at/all"),
+    "no folder for one": (("--model", "tiny", "/nowhere/at/all"), "--model: there is no folder /nowhere/at/all"),
+    "no dataset": (("--env", "tldr", "--dataset", ""), "--dataset"),
     "temperature": (("--temperature", 0), "--temperature"),
     "agents": (("--num-agents", 0), "--num-agents"),
     "negative": (("--eval-every", -1), "--eval-every"),
@@ -1050,11 +1054,19 @@ def test_bad_models_give_one_sentence(script, run, tmp_path, capsys, monkeypatch
 
 
 @two_scripts
-def test_resume_of_another_configuration_is_refused(script, run, model_dir, capsys):
+def test_resume_of_another_configuration_is_refused(script, run, model_dir, tmp_path, monkeypatch, capsys):
     run_dir = run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
     before = {path: path.read_bytes() for path in pathlib.Path(run_dir).rglob("*") if path.is_file()}
+    load = AutoModelForCausalLM.from_pretrained
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("a model was loaded"))
+    for flag, value in [("--num-agents", 3), ("--lora-rank", 2), ("--env", "tldr")]:
+        with pytest.raises(SystemExit) as stop:
+            run(script, "--resume", run_dir, "--num-iterations", 2, flag, value)
+        assert stop.value.code == 2 and f"error: {flag}: the run to --resume has" in capsys.readouterr().err
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load)
+    other = save_model(tmp_path / "wider", hidden_size=64)
     with pytest.raises(SystemExit) as stop:
-        run(script, "--resume", run_dir, "--num-iterations", 2, "--num-agents", 3)
+        run(script, "--resume", run_dir, "--num-iterations", 2, "--model", other)
     assert stop.value.code == 2 and "other weights; use its --model" in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in pathlib.Path(run_dir).rglob("*") if path.is_file()}
     path = os.path.join(run_dir, "checkpoint", "state.pt")
@@ -1225,6 +1237,40 @@ def test_models_that_cannot_be_trained_are_told(script, run, model_dir, tmp_path
         with pytest.raises(SystemExit) as stop:
             run(script, *TOY, "--model", tmp_path / name)
         assert stop.value.code == 2 and sentence in capsys.readouterr().err
+
+
+@two_scripts
+def test_a_mistake_in_ones_copy_is_told_with_its_line(script, run, model_dir, tmp_path, capsys):
+    """The start's comparison runs most of a script's functions, and a model that fails there needs no traceback."""
+    before, failing, after = script.read_text().partition("last[owner]")
+    (copied := tmp_path / script.name).write_text(f"{before}last[owner.nowhere]{after}")
+    assert failing
+    with pytest.raises(SystemExit):
+        run(copied, *TOY, "--model", model_dir)
+    assert f"no attribute 'nowhere'; line {before.count(chr(10)) + 1} here)" in capsys.readouterr().err
+
+
+@two_scripts
+def test_the_end_of_a_turn_stops_a_base_model(script, run, tmp_path):
+    """A base model may name another end-of-sequence token than its chat template ends a turn with."""
+    tokenizer = make_tokenizer()
+    tokenizer.eos_token = "<|endoftext|>"
+    path = save_model(tmp_path / "base", stops=[END], tokenizer=tokenizer)
+    names = run(script, *TOY, "--model", path, "--num-iterations", 0)
+    assert [set(agent.stop_ids.tolist()) for agent in names["agents"]] == [{END, STOP}] * 2
+
+
+@two_scripts
+def test_saved_agents_sample_what_was_trained(script, run, model_dir, tmp_path):
+    """Whatever its base model's generation_config recommends, which transformers and vLLM would follow."""
+    shutil.copytree(model_dir, path := tmp_path / "choosy")
+    config = json.loads((path / "generation_config.json").read_text())
+    (path / "generation_config.json").write_text(json.dumps(config | {"top_k": 1, "top_p": 0.1, "temperature": 0.3}))
+    flags = ("--model", path, "--num-iterations", 1, "--temperature", 0.7)
+    run_dir = pathlib.Path(run(script, *TOY, *flags)["run_dir"])
+    config = AutoModelForCausalLM.from_pretrained(run_dir / "agent_1").generation_config
+    assert config.do_sample and (config.temperature, config.top_k, config.top_p) == (0.7, 0, 1.0)
+    assert set(config.eos_token_id) == {STOP, *range(10, 30)}
 
 
 @two_scripts
