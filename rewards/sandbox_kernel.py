@@ -32,9 +32,9 @@ fstat 5 80  lstat 6 -  newfstatat 262 79  statx 332 291  access 21 -  faccessat 
 readlink 89 -  readlinkat 267 78  getdents64 217 61  getcwd 79 17  chdir 80 49  fchdir 81 50  umask 95 166  dup 32 23
 dup2 33 -  dup3 292 24  poll 7 -  ppoll 271 73  select 23 -  pselect6 270 72  ftruncate 77 46  fsync 74 82
 fdatasync 75 83  rename 82 -  renameat 264 38  unlink 87 -  unlinkat 263 35  mmap 9 222  munmap 11 215  mprotect 10 226
-mremap 25 216  msync 26 227  madvise 28 233  brk 12 214  getsockname 51 204  getsockopt 55 209  futex 202 98
+mremap 25 216  msync 26 227  madvise 28 233  brk 12 214  getsockname 51 204  getsockopt 55 209
 set_robust_list 273 99  rseq 334 293  gettid 186 178  sched_yield 24 124  sched_getaffinity 204 123  getpid 39 172
-getppid 110 173  getuid 102 174  geteuid 107 175  getgid 104 176  getegid 108 177  uname 63 160  sysinfo 99 179
+getppid 110 173  getuid 102 174  geteuid 107 175  getgid 104 176  getegid 108 177  uname 63 160
 getrlimit 97 163  getrusage 98 165  times 100 153  getrandom 318 278  exit 60 93  exit_group 231 94
 rt_sigaction 13 134  rt_sigprocmask 14 135  rt_sigpending 127 136  rt_sigtimedwait 128 137  rt_sigsuspend 130 133
 rt_sigreturn 15 139  sigaltstack 131 132  restart_syscall 219 128  pause 34 -  alarm 37 -  setitimer 38 103
@@ -60,6 +60,10 @@ OPEN = {"open": (2, -1, 1), "openat": (257, 56, 2)}
 OPEN_REFUSED = [3, 0x200, 0x203]  # of access mode and O_TRUNC
 # Calls that may have no flags in this argument: what is urgent goes another way through the kernel.
 FLAGLESS = {"sendto": (44, 206, 3), "recvfrom": (45, 207, 3)}
+# How threads wait for each other. A futex that is not private is one for all who map its file, such as one of
+# Python's, so that jobs could talk by it: nobody waits for such, or wakes it. The answer is "try again", which
+# pthread_join does.
+FUTEX, FUTEX_PRIVATE = (202, 98), 0x80
 MACHINES = ["x86_64", "aarch64"]
 MACHINE = os.uname().machine
 COLUMN = MACHINES.index(MACHINE) if MACHINE in MACHINES else 0
@@ -243,9 +247,8 @@ def restrict_calls():
     argument = lambda place: load(16 + 8 * place)
     equal, at_least = 0x15, 0x35
     unless = lambda test, value, skip: (test, 0, skip, value)  # skip so many instructions unless the test holds
-    allow, kill, done, refuse, unknown = [
-        (6, 0, 0, v) for v in (0x7FFF0000, 0x80000000, 0x50000, 0x50000 + errno.EPERM, 0x50000 + errno.ENOSYS)
-    ]
+    allow, kill, done = [(6, 0, 0, action) for action in (0x7FFF0000, 0x80000000, 0x50000)]
+    refuse, again, unknown = [(6, 0, 0, 0x50000 + e) for e in (errno.EPERM, errno.EAGAIN, errno.ENOSYS)]
     program = [load(4), (equal, 1, 0, AUDIT_ARCH), kill, load(0), unless(at_least, 0x40000000, 1), kill]
     for table, answer in (ALLOWED, allow), (GRANTED, done):
         for number in table.split()[1 + COLUMN :: 3]:
@@ -261,6 +264,8 @@ def restrict_calls():
         for command in commands:
             program += [unless(equal, command, 1), done if command in LOCKS else allow]
         program.append(refuse)
+    program += [unless(equal, FUTEX[COLUMN], 5), argument(1), (0x54, 0, 0, FUTEX_PRIVATE)]
+    program += [unless(equal, FUTEX_PRIVATE, 1), allow, again]
     program += [unless(equal, CLONE[COLUMN], 6), argument(0)]
     program += [step for flags in THREADS for step in (unless(equal, flags, 1), allow)] + [refuse]
     program += [unless(equal, PRLIMIT64[COLUMN], 4), argument(0), unless(equal, 0, 1), allow, refuse]  # of others

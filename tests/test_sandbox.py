@@ -646,6 +646,21 @@ ESCAPES = {
         " file.write(bytes(1 << 20))\n    return attempt(write)",
         REFUSED,
     ),
+    "threads of another job, by a page of Python's library": (
+        """
+        def f():
+            libc.mmap.restype, file = ctypes.c_void_p, open(os.__file__, 'rb')
+            page = ctypes.c_void_p(libc.mmap(None, 4096, 1, 2, file.fileno(), ctypes.c_long(0)))
+            words, seconds, said = int.from_bytes(file.read(4), 'little'), (ctypes.c_long * 2)(0, 1), []
+            for operation, value in [(0, words), (9, words), (1, 1), (0x81, 1)]:  # wait, wait, wake, wake in here
+                ctypes.set_errno(0)
+                libc.syscall({FUTEX}, page, operation, value, seconds, None, -1)
+                said.append(ctypes.get_errno())
+            return said
+        """,
+        "3 * [11] + [0]",  # "try again" in place of "timed out" and of none who waits
+    ),
+    "the machine's threads, counted": ("def f(): return attempt(libc.sysinfo, bytes(200))", REFUSED),
     "allowed: a file of its own": (
         "def f():\n    with open('own', 'w') as file: file.write('x')\n"
         "    return open('own').read() + str(os.listdir('.'))",
@@ -724,7 +739,7 @@ def escape_jobs(home, port):
         "secret": secret, "home": str(home), "pid": os.getpid(), "port": port, "root": sandbox.ROOT,
         "SYNCS": [(162, 306), (81, 267)][kernel.COLUMN],
         "PTRACE": PTRACE, "IO_URING_SETUP": IO_URING_SETUP, "MEMFD_CREATE": MEMFD_CREATE, "KEYCTL": KEYCTL,
-        "CLONE": kernel.CLONE[kernel.COLUMN],
+        "CLONE": kernel.CLONE[kernel.COLUMN], "FUTEX": kernel.FUTEX[kernel.COLUMN],
         "PRLIMIT64": PRLIMIT64,
     }  # fmt: skip
     return {
@@ -1996,7 +2011,7 @@ def test_system_call_numbers(column, header):
     table = (kernel.ALLOWED + kernel.GRANTED).split()
     ours = dict(zip(table[::3], table[1 + column :: 3]))
     ours |= {name: str(row[column]) for name, row in (kernel.COMMANDS | kernel.OPEN | kernel.FLAGLESS).items()}
-    ours |= {name: str(getattr(kernel, name.upper())[column]) for name in ("clone", "prlimit64")}
+    ours |= {name: str(getattr(kernel, name.upper())[column]) for name in ("clone", "futex", "prlimit64")}
     for name, number in ours.items():
         assert known.get(f"__NR_{name}", "-") == number.replace("-1", "-"), name
 
@@ -2004,7 +2019,7 @@ def test_system_call_numbers(column, header):
 def test_all_other_system_calls_are_refused():
     listed = [int(n) for n in (kernel.ALLOWED + kernel.GRANTED).split()[1 + kernel.COLUMN :: 3] if n != "-"]
     tables = (kernel.COMMANDS | kernel.OPEN | kernel.FLAGLESS).values()
-    listed += [row[kernel.COLUMN] for row in (kernel.CLONE, kernel.PRLIMIT64, *tables)]
+    listed += [row[kernel.COLUMN] for row in (kernel.CLONE, kernel.FUTEX, kernel.PRLIMIT64, *tables)]
     assert len(listed) == len(set(listed))  # the first of two would hold
     passed_by = {335, 336} if kernel.COLUMN == 0 else set()  # x86's for probes, which end who is not probed
     tried = sorted({*range(600)} - {*listed} - passed_by)
