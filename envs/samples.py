@@ -9,6 +9,7 @@ new combination of known pieces.
 
 import itertools
 import random
+from collections.abc import Iterator
 
 
 def _split_of(*choices: int) -> str:
@@ -359,15 +360,23 @@ def coding_tasks(split: str, count: int, seed: int) -> list[dict]:
     these come again with other words and numbers. Raises ValueError for any split but "train", "validation" and
     "test".
     """
-    _check_split(split)
     rng = random.Random(f"coding {split} {seed}")
+    chosen = enumerate(_compositions(split, count, rng))
+    return [_coding_task(f"sample/{split}/{i}", *composition, rng) for i, composition in chosen]
+
+
+def _compositions(split: str, count: int, rng: random.Random) -> Iterator[tuple[str, str, str]]:
+    """`count` combinations of filter, map and fold: each of the split's once before one comes again.
+
+    A round is drawn when the one before is used up, and the tasks draw from `rng` in between.
+    """
+    _check_split(split)
     indices = itertools.product(range(len(FILTERS)), range(len(MAPS)), range(len(FOLDS)))
     compositions = [c for c, i in zip(itertools.product(FILTERS, MAPS, FOLDS), indices) if _split_of(*i) == split]
-    tasks = []
-    while len(tasks) < count:
-        for composition in rng.sample(compositions, min(len(compositions), count - len(tasks))):
-            tasks.append(_coding_task(f"sample/{split}/{len(tasks)}", *composition, rng))
-    return tasks
+    while count > 0:
+        chosen = rng.sample(compositions, min(len(compositions), count))
+        yield from chosen
+        count -= len(chosen)
 
 
 def _coding_task(task_id: str, filter_name: str, map_name: str, fold_name: str, rng: random.Random) -> dict:
@@ -435,15 +444,9 @@ def class_tasks(split: str, count: int, seed: int) -> list[dict]:
     these come again with other words and numbers. Raises ValueError for any split but "train", "validation" and
     "test".
     """
-    _check_split(split)
     rng = random.Random(f"classes {split} {seed}")
-    indices = itertools.product(range(len(FILTERS)), range(len(MAPS)), range(len(FOLDS)))
-    compositions = [c for c, i in zip(itertools.product(FILTERS, MAPS, FOLDS), indices) if _split_of(*i) == split]
-    tasks = []
-    while len(tasks) < count:
-        for composition in rng.sample(compositions, min(len(compositions), count - len(tasks))):
-            tasks.append(_class_task(f"sample/{split}/{len(tasks)}", *composition, rng))
-    return tasks
+    chosen = enumerate(_compositions(split, count, rng))
+    return [_class_task(f"sample/{split}/{i}", *composition, rng) for i, composition in chosen]
 
 
 def _class_task(task_id: str, filter_name: str, map_name: str, fold_name: str, rng: random.Random) -> dict:
