@@ -9,7 +9,7 @@ import ast
 import random
 
 from envs import samples
-from envs.coding import benchmark_rows, example_assert, parsed, read_examples, scored_step, syntax_remarks
+from envs.coding import benchmark_rows, example_asserts, parsed, scored_step, syntax_remarks
 from rewards.classeval import ClassAnswer, class_rewards, run_classes
 from rewards.coding_syntax import FUNCTIONS, is_stub
 from rewards.sandbox import require_protection
@@ -238,7 +238,7 @@ def _parse(row):
         "names": [node.name for node in base.body if isinstance(node, (*FUNCTIONS, ast.ClassDef))],
         "tests": row["test"],
         "setup": "\n".join([*sorted(missing), *given]),
-        "examples": [source for node in todo for source in _examples(ast.get_docstring(node) or "")],
+        "examples": [e for node in todo for e in example_asserts(ast.get_docstring(node) or "", after_all=True)],
         "solution": row["solution_code"],
     }
 
@@ -257,18 +257,3 @@ def _base(row, solution):
             if isinstance(node, FUNCTIONS) and node.name != "__init__":
                 node.body = [ast.Pass()]
         return base
-
-
-def _examples(docstring):
-    """The >>> examples of a docstring, each as the lines that lead to it and an assert."""
-    sources, lines = [], []
-    for example in read_examples(docstring):
-        line, want = example.source.strip(), example.want.strip()
-        try:
-            ast.parse(line)
-            if want:
-                sources.append("\n".join([*lines, example_assert(line, want)]))
-        except (SyntaxError, ValueError):  # a statement, a traceback, a line of prose
-            continue
-        lines.append(line)
-    return sources

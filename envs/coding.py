@@ -304,7 +304,7 @@ def _humaneval_task(row):
         "entry_point": entry_point,
         "names": [entry_point],
         "tests": f"{row['test']}\n\ncheck({entry_point})\n",
-        "examples": _doctests(ast.get_docstring(asked) or ""),
+        "examples": example_asserts(ast.get_docstring(asked) or ""),
         "prelude": prelude,
         "setup": prelude,
         **{key: row[key] for key in ("helper", "main") if key in row},
@@ -369,37 +369,33 @@ def _check_imports(statements):
         raise ValueError(f"it imports {', '.join(sorted(absent))}; the sandbox has the standard library only")
 
 
-def _doctests(docstring):
-    """The >>> examples of a docstring as asserts, each behind those before it that show no value, as `x = [1, 2]`.
+def example_asserts(docstring, after_all=False):
+    """The >>> examples of a docstring that show a value, as asserts; none where doctest cannot read it.
 
-    Those whose expected output is no Python value are left out.
+    Before each stand the examples above it that show none, as `x = [1, 2]`; with `after_all` all those above it. Left
+    out are those whose output is no Python value, such as a traceback, and lines of prose.
     """
-    asserts, statements = [], []
-    for example in read_examples(docstring):
+    try:
+        examples = doctest.DocTestParser().get_examples(docstring)
+    except ValueError:  # a line without its blank after >>>, or indented differently
+        return []
+    asserts, before = [], []
+    for example in examples:
         source, want = example.source.strip(), example.want.strip()
         try:
             if want:
-                asserts.append("\n".join([*statements, example_assert(source, want)]))
-            elif ast.parse(source).body:
-                statements.append(source)
-        except (SyntaxError, ValueError):  # a traceback, a line of prose
+                asserts.append("\n".join([*before, _example_assert(source, want)]))
+            if ast.parse(source).body and (after_all or not want):
+                before.append(source)
+        except (SyntaxError, ValueError):
             continue
     return asserts
 
 
-def example_assert(source, want):
+def _example_assert(source, want):
     """The assert of an example that says what the source is worth. Raises what ast does, where either is no value."""
     ast.literal_eval(want)
-    value = ast.parse(source, mode="eval").body
     # without a comment behind them, which would hide what it is worth
-    source = ast.get_source_segment(source, value)
-    want = ast.get_source_segment(want, ast.parse(want, mode="eval").body)
+    value, worth = (ast.parse(text, mode="eval").body for text in (source, want))
+    source, want = ast.get_source_segment(source, value), ast.get_source_segment(want, worth)
     return f"assert {source if isinstance(value, ast.Call) else f'({source})'} == {want}"
-
-
-def read_examples(docstring):
-    """The >>> examples of a docstring as doctest reads them; none where it does not."""
-    try:
-        return doctest.DocTestParser().get_examples(docstring)
-    except ValueError:  # a line without its blank after >>>, or indented differently
-        return []
