@@ -554,7 +554,7 @@ def _walk(nodes):
     while todo:
         node = todo.pop()
         yield node
-        if not isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
+        if not isinstance(node, (*DEFINITIONS, ast.Lambda)):
             todo.extend(ast.iter_child_nodes(node))
 
 
@@ -564,12 +564,9 @@ def _cooperation(body, entry_point, helpers):
     All goes by names: neither the order of statements is looked at, nor whether they are ever reached. Whether a use
     makes a difference is for the tests to say.
     """
-    top = {node: _loaded(node) for node in body if isinstance(node, DEFINITIONS)}
-    reached = [node for node in body if node not in top]  # what runs at once, and what that and the function lead to
-    named, before = {entry_point}.union(*map(_loaded, reached)), None
-    while named != before:
-        named, before = named.union(*[read for node, read in top.items() if node.name in named]), named
-    reached += [node for node in top if node.name in named]
+    definitions = [node for node in body if isinstance(node, DEFINITIONS)]
+    at_once = [node for node in body if node not in definitions]
+    reached = at_once + _needed(definitions, [*at_once, ast.Name(entry_point, ast.Load())])
     nodes = [node for part in reached for node in ast.walk(part)]
     # A variable of that name is no helper. Whether it is the one that is used, the tests say; but who changes a part
     # of the helper, such as its code, does not use what it was.
