@@ -20,8 +20,6 @@ FUTURE = "from __future__ import annotations\n"  # an annotation may read what i
 UNSEEN = {0xA0: " ", 0x200B: None, 0xFEFF: None}
 IMPORTS = (ast.Import, ast.ImportFrom)
 NAMING = (*DEFINITIONS, *IMPORTS)
-LITERAL = (ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.BinOp, ast.unaryop, ast.operator)
-LITERAL += (ast.Call, ast.keyword, ast.expr_context)
 FENCE = r"[ \t]*(?:`{3,}|~{3,})[^`\r\n]*"
 TAGS = r"(?:</?(?:answer|s)>|<[|\uff5c][^|\uff5c\r\n]{1,30}[|\uff5c]>)+"
 CODE = r"(?:async )?def \w|class \w|import \w|from [\w.]+ import |@\w"
@@ -395,11 +393,9 @@ def _tried(statement):
 
 
 def _is_constant(statement):
-    """Whether a statement assigns what is made of literals, by arithmetic and built-in types: set("aeiou")."""
+    """Whether a statement assigns what reads no name but those of built-in types: set("aeiou"), "a b".split()."""
     value = isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value
-    nodes = list(ast.walk(value)) if value else []
-    made = lambda n: isinstance(vars(builtins).get(getattr(n, "id", None)), type)  # not input()
-    return bool(nodes) and all(isinstance(n, LITERAL) or made(n) for n in nodes)
+    return bool(value) and all(isinstance(vars(builtins).get(name), type) for name in _loaded(value))
 
 
 def _gives(statement):

@@ -715,8 +715,8 @@ FORMATS = {
     "prose that begins like code": f"import statements aren't needed.\n\n{MAIN}",
     "a value that is read": f"```\n{MAIN}```\nFor example:\n```\nn = int(input())\nnumbers = [n]\n"
     "print(f(numbers))\n```",
-    "constants that are made": "```\nSIX = 2 * 3\n```\nand\n```\nVOWELS = set('aeiou')\nFAR = float('inf')\n```\nso\n"
-    "```\ndef f(n):\n    return sum(map(aux, n)) if len(VOWELS) < SIX < FAR else 7\n```",
+    "constants that are made": "```\nSIX = 2 * 3\n```\nand\n```\nVOWELS = 'a e'.split()\nFAR = float('inf')\n```\nso\n"
+    "```\ndef f(n):\n    return sum(map(aux, n)) if len(set(VOWELS)) < SIX < FAR else 7\n```",
     "a number behind it": MAIN + "\nFor example\n```\nn = 3\n```\n",
     "what another block needs": "```\nimport operator\ndef g(x):\n    return operator.add(h(x), 0)\n```\nand\n"
     "```\ndef h(x):\n    return aux(x)\n```\nso\n```\ndef f(n):\n    return sum(map(g, n))\n```",
