@@ -87,26 +87,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=None):
         errors.append(error[:200])
         others = {*owned} - {name}  # what another agent was asked for is not this one's to define
         body = [n for n in body if not (isinstance(n, FUNCTIONS) or _is_constant(n)) or not _gives(n) & others]
-        # Whatever it takes for the module of the others: helpers.aux is aux.
-        modules = {name for n in body if isinstance(n, ast.Import) for name in _gives(n)} - sys.stdlib_module_names
-        for node in [part for n in body for part in ast.walk(n) if isinstance(part, ast.Attribute)]:
-            if node.attr in others and getattr(node.value, "id", None) in modules:
-                node.__class__, node.id = ast.Name, node.attr
-        # In `from helpers import aux as h` too, which is h = aux.
-        for node in [part for n in body for part in ast.walk(n) if isinstance(part, ast.ImportFrom)]:
-            first, *more = node.names
-            renamed = first.asname not in (None, first.name) and not more
-            if renamed and first.name in others and node.module not in sys.stdlib_module_names:
-                node.__class__, node.value = ast.Assign, ast.Name(first.name, ast.Load())
-                node.targets = [ast.Name(first.asname, ast.Store())]
-                ast.fix_missing_locations(node)
-        body = [node for node in body if not _is_idle(node, owned)]
-        # Nor is what is there already imported inside a function, where that may be the only statement of its block;
-        # but a gcd may be made of the one in math.
-        for node in [part for n in body if isinstance(n, DEFINITIONS) for part in ast.walk(n)]:
-            library = getattr(node, "module", None) in sys.stdlib_module_names
-            if isinstance(node, IMPORTS) and _is_idle(node, owned) and not library:
-                node.__class__ = ast.Pass
+        body = _joined(body, others, owned)
         # What reads a function that is not there yet is an example of use.
         later = {*owned[i + 1 :]}.difference(dir(builtins), *map(_gives, body))
         examples = _leading(body, lambda node, _, names, later=later: _loaded(node) & (later | names))
@@ -129,6 +110,28 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=None):
         if not facts["error"]:
             facts.update(syntax=True, **_cooperation(bodies[-1], entry_point, helpers))
     return (program if facts["syntax"] else None), facts
+
+
+def _joined(body, others, owned):
+    """The statements without imports of what the agents write together, whatever module theirs is taken for.
+
+    `from helpers import aux` adds nothing, `from helpers import aux as h` is h = aux, and after `import helpers`
+    helpers.aux is aux. But `from math import gcd` in a function is the library's, of which a gcd may be made.
+    """
+    modules = {name for n in body if isinstance(n, ast.Import) for name in _gives(n)} - sys.stdlib_module_names
+    body = [node for node in body if not _is_idle(node, owned)]
+    for top, node in [(n, part) for n in body for part in ast.walk(n)]:
+        imports = isinstance(node, IMPORTS) and getattr(node, "module", None) not in sys.stdlib_module_names
+        idle = imports and _is_idle(node, owned)
+        if isinstance(node, ast.Attribute) and node.attr in others and getattr(node.value, "id", None) in modules:
+            node.__class__, node.id = ast.Name, node.attr
+        elif idle and isinstance(top, DEFINITIONS):
+            node.__class__ = ast.Pass  # it may be the only statement of its block
+        elif imports and not idle and len(node.names) == 1 and node.names[0].name in others:
+            node.__class__, node.value = ast.Assign, ast.Name(node.names[0].name, ast.Load())
+            node.targets = [ast.Name(node.names[0].asname, ast.Store())]
+            ast.fix_missing_locations(node)
+    return body
 
 
 def prepare_class(texts, assigned, class_name, base):
