@@ -163,33 +163,17 @@ def prepare_class(texts, assigned, class_name, base):
     behind = REACH.union([ast.Global], *map(_gives, program.body[place:]))  # is not to be said before the class
     written, writers, filled, errors, imports, constants, further = [], {}, {}, [], [], [], []
 
-    def is_method(node):
-        if not isinstance(node, FUNCTIONS):
-            return False
-        static = any(_root(decorator) == "staticmethod" for decorator in node.decorator_list)
-        return static or any(first.arg in ("self", "cls") for first in node.args.args[:1])
-
     for text, names in zip(texts, assigned):
-        bodies, unread = (read_blocks(text), "") if names else ([[]], "")
-        if not bodies:
-            body, unread = _parse("\n".join(_fenced(text)))
-            bodies = [body]
-        errors.append(unread[:200])
-        found, foreign = {}, []  # by method: what defines it; what sets another agent's
-        chosen = [b for b in bodies if any(is_method(n) or getattr(n, "name", None) in given for n in b)] or bodies
-        others = [node for body in bodies if body not in chosen for node in body]
-        chosen = list(itertools.chain(*chosen))
-        functions = [f for n in chosen for f in ast.walk(n) if isinstance(f, FUNCTIONS) and not is_stub(f)]
-        # One step too deep below another method, which does not read it.
-        chosen[:0] = [
-            f for o in functions for f in o.body if getattr(f, "name", None) in {*names}.difference(_loaded(o))
-        ]
+        statements, error = read_methods(text, names, given, class_name) if names else ([], "")
+        errors.append(error[:200])
+        functions = [f for n in statements for f in ast.walk(n) if isinstance(f, FUNCTIONS) and not is_stub(f)]
         begun = {_root(decorator) for f in functions for decorator in f.decorator_list}  # as in @count.setter
-        for node in [n for n in _needed(others, chosen) + chosen if not _is_idle(n, [class_name])]:
+        found, foreign = {}, []  # by method: what defines it; what sets another agent's
+        for node in statements:
             if isinstance(node, ast.ClassDef) and node.name == class_name:
                 inside, outside = node.body, []
             else:
-                inside, outside = ([node], []) if is_method(node) else ([], [node])
+                inside, outside = ([node], []) if _is_method(node) else ([], [node])
             inside = [part for part in inside if not _binds_unsaid(part)]
             for part in inside + outside:
                 if isinstance(part, FUNCTIONS):
@@ -209,11 +193,7 @@ def prepare_class(texts, assigned, class_name, base):
             writers[name] = writers.get(name, 0) + 1
             parts = [part for part in parts if isinstance(part, FUNCTIONS)]
             if name in names and parts:
-                # The last one, and where that goes on with what the name meant, as in @count.setter, those before it.
-                starts = [i for i, part in enumerate(parts) if i == 0 or name not in map(_root, part.decorator_list)]
-                runs = [parts[i:j] for i, j in zip(starts, [*starts[1:], None])]
-                # But rather one that returns something: a part of it may be shown once more, to explain it.
-                filled[methods[name]] = [*runs, *[run for run in runs if _returns(run[0])]][-1]
+                filled[methods[name]] = _last_version(parts, name)
                 for part in parts:
                     part.decorator_list = part.decorator_list or methods[name].decorator_list
         written.append([name in found for name in names])
@@ -236,6 +216,16 @@ def prepare_class(texts, assigned, class_name, base):
     doubled = [name for names in assigned for name in names if writers.get(name, 0) > 1]
     facts = {"written": written, "doubled": doubled, "syntax": not error, "errors": errors, "error": error}
     return (None if error else program), facts
+
+
+def _last_version(parts, name):
+    """The last of a method's definitions, and where that goes on with what the name meant, those before it.
+
+    So does @count.setter. But rather one that returns something: a part of it may be shown once more, to explain it.
+    """
+    starts = [i for i, part in enumerate(parts) if i == 0 or name not in map(_root, part.decorator_list)]
+    versions = [parts[i:j] for i, j in zip(starts, [*starts[1:], None])]
+    return [*versions, *[version for version in versions if _returns(version[0])]][-1]
 
 
 def _compile_error(program):
@@ -334,6 +324,35 @@ def read_function(text, name):
     others = [node for body, function in zip(bodies, functions) if function is None for node in body]
     others = [node for node in others if isinstance(node, NAMING) or _is_constant(node)]
     return _needed(others, chosen[-1]) + chosen[-1], ""
+
+
+def read_methods(text, names, given, class_name):
+    """(statements, first syntax error): the code of a completion that is to define the methods `names` of a class.
+
+    given: the names that the skeleton defines
+
+    It is the whole text, or else the blocks that define a method or a name of the skeleton's, behind what they need of
+    the other blocks; or else the beginning of what stands in fences.
+    """
+    bodies, error = read_blocks(text), ""
+    if not bodies:
+        body, error = _parse("\n".join(_fenced(text)))
+        bodies = [body]
+    chosen = [b for b in bodies if any(_is_method(n) or getattr(n, "name", None) in given for n in b)] or bodies
+    others = [node for body in bodies if body not in chosen for node in body]
+    chosen = list(itertools.chain(*chosen))
+    # One step too deep below another method, which does not read it.
+    functions = [f for n in chosen for f in ast.walk(n) if isinstance(f, FUNCTIONS) and not is_stub(f)]
+    deeper = [f for o in functions for f in o.body if getattr(f, "name", None) in {*names}.difference(_loaded(o))]
+    statements = _needed(others, deeper + chosen) + deeper + chosen
+    return [node for node in statements if not _is_idle(node, [class_name])], error
+
+
+def _is_method(node):
+    if not isinstance(node, FUNCTIONS):
+        return False
+    static = any(_root(decorator) == "staticmethod" for decorator in node.decorator_list)
+    return static or any(first.arg in ("self", "cls") for first in node.args.args[:1])
 
 
 def _needed(others, code, hints=True):
