@@ -161,42 +161,44 @@ def prepare_class(texts, assigned, class_name, base):
     place = program.body.index(owner)
     known = _loaded(program).union(dir(builtins), *map(_gives, program.body))
     behind = REACH.union([ast.Global], *map(_gives, program.body[place:]))  # is not to be said before the class
-    written, writers, filled, errors, imports, constants, further = [], {}, {}, [], [], [], []
+    wrote, filled, errors, imports, constants, further = [], {}, [], [], [], []
 
     for text, names in zip(texts, assigned):
         statements, error = read_methods(text, names, given, class_name) if names else ([], "")
         errors.append(error[:200])
         functions = [f for n in statements for f in ast.walk(n) if isinstance(f, FUNCTIONS) and not is_stub(f)]
         begun = {_root(decorator) for f in functions for decorator in f.decorator_list}  # as in @count.setter
-        found, foreign = {}, []  # by method: what defines it; what sets another agent's
+        found = {}  # by method: what defines it
         for node in statements:
-            if isinstance(node, ast.ClassDef) and node.name == class_name:
-                inside, outside = node.body, []
-            else:
-                inside, outside = ([node], []) if _is_method(node) else ([], [node])
-            inside = [part for part in inside if not _binds_unsaid(part)]
-            for part in inside + outside:
+            whole = isinstance(node, ast.ClassDef) and node.name == class_name
+            inside = whole or _is_method(node)
+            for part in node.body if whole else [node]:
+                if inside and _binds_unsaid(part):
+                    continue
+                name = getattr(part, "name", None)
                 if isinstance(part, FUNCTIONS):
-                    stored = {part.name} & methods.keys() if part.name in begun or not is_stub(part) else set()
+                    stored = {name} & methods.keys() if name in begun or not is_stub(part) else set()
                 else:
-                    stored = _stored(part, class_name, part in inside) & (methods.keys() | HOOKS)
-                for name in stored:
-                    found.setdefault(name, []).append(part)
-                if stored - set(names):
-                    foreign.append(part)
-            constants += [n for n in inside if isinstance(n, (ast.Assign, ast.AnnAssign))]
-            owner.body += [n for n in inside if isinstance(n, DEFINITIONS) and n.name not in given | HOOKS]
-            imports += [n for n in outside if isinstance(n, IMPORTS)]
-            further += [n for n in outside if not isinstance(n, IMPORTS) and getattr(n, "name", None) not in given]
-        constants, further = ([n for n in part if n not in foreign] for part in (constants, further))
-        for name, parts in found.items():
-            writers[name] = writers.get(name, 0) + 1
-            parts = [part for part in parts if isinstance(part, FUNCTIONS)]
-            if name in names and parts:
+                    stored = _stored(part, class_name, inside) & (methods.keys() | HOOKS)
+                for method in stored:
+                    found.setdefault(method, []).append(part)
+                if not stored.issubset(names):  # it sets another agent's
+                    continue
+                if inside and isinstance(part, (ast.Assign, ast.AnnAssign)):
+                    constants.append(part)
+                elif inside and isinstance(part, DEFINITIONS) and name not in given | HOOKS:
+                    owner.body.append(part)
+                elif not inside and isinstance(part, IMPORTS):
+                    imports.append(part)
+                elif not inside and name not in given:
+                    further.append(part)
+        for name in found.keys() & names:
+            parts = [part for part in found[name] if isinstance(part, FUNCTIONS)]
+            if parts:
                 filled[methods[name]] = _last_version(parts, name)
                 for part in parts:
                     part.decorator_list = part.decorator_list or methods[name].decorator_list
-        written.append([name in found for name in names])
+        wrote.append(found)
     named = {n.name for n in owner.body if isinstance(n, FUNCTIONS)}  # what replaces or reads a method comes last
     last = [n for n in constants if (_stored(n, class_name, inside=True) | _loaded(n)) & named]
     body = [part for node in owner.body for part in filled.get(node, [node])]
@@ -213,7 +215,8 @@ def prepare_class(texts, assigned, class_name, base):
     body = ast.parse(FUTURE).body + imports + program.body + [n for n in further if n in late]
     program.body = _robust(body, apart)
     error = next(filter(None, errors), "") or _compile_error(program)
-    doubled = [name for names in assigned for name in names if writers.get(name, 0) > 1]
+    written = [[name in found for name in names] for names, found in zip(assigned, wrote)]
+    doubled = [name for names in assigned for name in names if sum(name in found for found in wrote) > 1]
     facts = {"written": written, "doubled": doubled, "syntax": not error, "errors": errors, "error": error}
     return (None if error else program), facts
 
