@@ -75,11 +75,17 @@ def coding_rewards(answers, timeout=10.0, allow_unsafe_code=False):
     results = run_tests([_job(answer) for answer in answers], timeout, allow_unsafe_code)
     # Without a use, or without a test passed, a stub can change nothing for the worse.
     asked = [i for i, r in enumerate(results) if r.passed and any(r.facts["uses"] + r.facts["ignored"])]
-    # A loop that the helper ends never ends with a stub; what takes longer than this without a helper needs it.
-    patience = lambda i: min(timeout, 1 + 5 * results[i].seconds)
-    jobs = [_job(answers[i], stub=stub) for i in asked for stub in coding_syntax.STUBS]
-    stubbed = iter(run_tests(jobs, [patience(i) for i in asked for _ in coding_syntax.STUBS], allow_unsafe_code))
-    without = {i: max([next(stubbed) for _ in coding_syntax.STUBS], key=_share) for i in asked}
+
+    def again(changes):
+        """Answers once more, each as (its number, what is put in the place of a function): (its number, result)."""
+        # A loop that the helper ends never ends with a stub; what takes longer than this without a helper needs it.
+        times = [min(timeout, 1 + 5 * results[i].seconds) for i, _ in changes]
+        found = run_tests([_job(answers[i], **instead) for i, instead in changes], times, allow_unsafe_code)
+        return [(i, result) for (i, _), result in zip(changes, found)]
+
+    without = {}  # by number: the better of the results with stubs for all helpers
+    for i, result in again([(i, {"stub": stub}) for i in asked for stub in coding_syntax.STUBS]):
+        without[i] = max(without.get(i, result), result, key=_share)
     for i in asked:
         facts, real = results[i].facts, _share(without[i]) < _share(results[i])
         uses, dropped = facts["uses"], facts["ignored"]
@@ -87,9 +93,7 @@ def coding_rewards(answers, timeout=10.0, allow_unsafe_code=False):
         facts["uses"] = [real and (use or (drop and not any(uses))) for use, drop in zip(uses, dropped)]
         facts["ignored"] = [drop and not real for drop in dropped]
     used = [(i, helper) for i in asked for helper, use in zip(answers[i].helpers, results[i].facts["uses"]) if use]
-    times = [patience(i) for i, _ in used]
-    alone = run_tests([_job(answers[i], alone=helper) for i, helper in used], times, allow_unsafe_code)
-    for (i, _), result in zip(used, alone):
+    for i, result in again([(i, {"alone": helper}) for i, helper in used]):
         if _share(result) >= _share(results[i]):
             results[i].facts["wrapper"] = True
     return [_score(answer, result, without.get(i)) for i, (answer, result) in enumerate(zip(answers, results))]
