@@ -81,14 +81,9 @@ def _job(answer):
 
 
 def _score(answer, result):
-    unread = {
-        "written": [[False] * len(names) for names in answer.assigned],
-        "doubled": [],
-        "syntax": False,
-        "errors": [""] * len(answer.texts),
-        "error": result.reason,
-    }
-    facts = unread | result.facts  # which are none where reading the text ended the process
+    facts = {"written": [[False] * len(names) for names in answer.assigned], "doubled": [], "syntax": False}
+    facts |= {"errors": [""] * len(answer.texts), "error": result.reason}
+    facts |= result.facts  # which are none where reading the text ended the process
     total = sum(map(len, answer.assigned))
     levels = dict.fromkeys(("written", "tests", "doubled"), 0.0)
     if facts["syntax"]:

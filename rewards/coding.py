@@ -115,10 +115,9 @@ def _share(result):
 
 
 def _score(answer, result, without):
-    nothing = [False] * len(answer.helpers)
-    facts = {"defined": [*nothing, False], "syntax": False, "uses": [], "ignored": [], "wrapper": False}
+    facts = {"defined": [False] * len(answer.texts), "syntax": False, "uses": [], "ignored": [], "wrapper": False}
     facts |= {"errors": [""] * len(answer.texts), "error": result.reason}
-    facts.update(result.facts)  # which are none where reading the text ended the process
+    facts |= result.facts  # which are none where reading the text ended the process
     *helpers_defined, main_defined = facts["defined"]
     share, count = _share(result), len(answer.helpers)
     levels = {"helper_defined": HELPER * sum(helpers_defined) / count} if count else {}
