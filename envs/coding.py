@@ -312,51 +312,57 @@ def _humaneval_task(row):
 
 
 def _mbpp_task(row):
-    """MBPP's text does not name the function: an assert is shown with it, and is not scored.
-
-    It is the first whose others no constant passes, and no argument handed back; or none such, where there is none.
-    """
+    """MBPP's text does not name the function: an assert is shown with it, and is not scored."""
     if not isinstance(row["test_list"], list) or not all(isinstance(source, str) for source in row["test_list"]):
         raise ValueError("test_list is no list of texts")
-    asserts = [ast.parse(source).body[0] for source in row["test_list"]]
-    if not all(isinstance(statement, ast.Assert) for statement in asserts):
-        raise ValueError("test_list has what is no assert")
-    tests = [statement.test for statement in asserts]
-    if len(tests) < 2:
-        raise ValueError("one test is shown, and none is left to score")
-    # the value, or how the test is made: as in `assert f(1)` and `assert not f(2)`
-    asked = [ast.dump(test.comparators[-1]) if isinstance(test, ast.Compare) else type(test) for test in tests]
-    given = [list(map(ast.dump, getattr(getattr(test, "left", None), "args", []))) for test in tests]
-    others = [[k for k in range(len(tests)) if k != i] for i in range(len(tests))]
-    constant = [len({asked[k] for k in rest}) == 1 for rest in others]
-    argument = [tuple(asked[k] for k in rest) in zip(*(given[k] for k in rest)) for rest in others]
-    shown = min(range(len(tests)), key=lambda i: (constant[i], argument[i]))
-    example, scored = row["test_list"][shown], row["test_list"][:shown] + row["test_list"][shown + 1 :]
-    solution = ast.parse(row["code"]).body
-    defined = {n.name for n in solution if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
-    tests = ast.parse("\n".join(row["test_list"]))
-    names = {n.id for n in ast.walk(tests) if isinstance(n, ast.Name)} & defined
-    functions = {n.name for n in solution if isinstance(n, ast.FunctionDef)}
-    calls = [n.func for n in ast.walk(ast.parse(example)) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
     if not isinstance(row["test_imports"], list):  # the letters of a text could be joined as well
         raise ValueError("test_imports is no list")
+    trees = [ast.parse(source) for source in row["test_list"]]
+    if not all(isinstance(tree.body[0], ast.Assert) for tree in trees):
+        raise ValueError("test_list has what is no assert")
+    if len(trees) < 2:
+        raise ValueError("one test is shown, and none is left to score")
+    shown = _shown([tree.body[0].test for tree in trees])
+    example, scored = row["test_list"][shown], row["test_list"][:shown] + row["test_list"][shown + 1 :]
+    solution = ast.parse(row["code"]).body
+    functions = {n.name for n in solution if isinstance(n, ast.FunctionDef)}
+    defined = functions | {n.name for n in solution if isinstance(n, ast.ClassDef)}
+    calls = [n.func for n in ast.walk(trees[shown]) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
     imports = "\n".join(row["test_imports"])
-    # One task's tests use a module that only its solution imports.
-    setup = [n for n in solution if isinstance(n, (ast.Import, ast.ImportFrom))]
     imported = ast.parse(imports).body
     if any(isinstance(n, ast.Expr) and isinstance(n.value, ast.Name) for n in imported):
         raise ValueError("test_imports has a name in place of an import")
+    # One task's tests use a module that only its solution imports.
+    setup = [n for n in solution if isinstance(n, (ast.Import, ast.ImportFrom))]
     _check_imports(imported + setup)
     return {
         "task_id": row["task_id"],
         "problem": f"{row['prompt'].strip()}\nExample: {example.strip()}",
         "entry_point": next(call.id for call in calls if call.id in functions),
-        "names": sorted(names),
+        "names": sorted({n.id for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Name)} & defined),
         "tests": "\n".join(scored),
         "examples": [example],
         "prelude": imports,
         "setup": imports + "\n" + ast.unparse(ast.Module(body=setup, type_ignores=[])),
     }
+
+
+def _shown(tests):
+    """The place of the test to show: the first that leaves some which neither a constant nor an argument would pass.
+
+    Where it has to be one of the two, rather an argument that is handed back than a constant.
+    """
+    # the value, or how the test is made: as in `assert f(1)` and `assert not f(2)`
+    values = [ast.dump(test.comparators[-1]) if isinstance(test, ast.Compare) else type(test) for test in tests]
+    arguments = [list(map(ast.dump, getattr(getattr(test, "left", None), "args", []))) for test in tests]
+
+    def passed_by(shown):
+        left = [k for k in range(len(tests)) if k != shown]
+        argument = tuple(values[k] for k in left) in zip(*(arguments[k] for k in left))
+        constant = len({values[k] for k in left}) == 1
+        return constant, argument
+
+    return min(range(len(tests)), key=passed_by)
 
 
 def _check_imports(statements):
