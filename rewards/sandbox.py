@@ -191,7 +191,7 @@ if sys.platform != "win32":
 
 def _run_one(job, timeout, allow_unsafe_code, turns):
     if sum(map(len, job.texts)) > MAX_SOURCE:
-        return Result(0, 1, [], f"more than {MAX_SOURCE} characters", {}, ["not run"] * len(job.examples), 0.0)
+        return Result(*_no_verdict(job, f"more than {MAX_SOURCE} characters"), 0.0)
     with contextlib.ExitStack() as turn:
         turn.enter_context(turns)
         worker, back = _pool.take(allow_unsafe_code), []
@@ -201,10 +201,15 @@ def _run_one(job, timeout, allow_unsafe_code, turns):
             back = [worker]
         except (OSError, EOFError, ValueError):  # a template was killed (out of memory?): start afresh, it failed
             worker.close()
-            verdict = (0, 1, [], "the sandbox was killed", {}, ["not run"] * len(job.examples))
+            verdict = _no_verdict(job, "the sandbox was killed")
         finally:
             _pool.give(*back)
         return Result(*verdict, time.monotonic() - start)
+
+
+def _no_verdict(job, reason):
+    """The fields of a Result, but for the seconds, where no grader says them."""
+    return [0, 1, [], reason, {}, ["not run"] * len(job.examples)]
 
 
 def _start(code, **options):
@@ -288,8 +293,8 @@ class _Worker:
                     when_slow()
                 verdict = receive(ours, deadline + 1)  # the grader minds the deadline; this is for when it cannot
             except (OSError, EOFError, ValueError) as error:
-                reason = "out of time" if isinstance(error, TimeoutError) else "the grader ended early"
-                verdict = [0, 1, [], reason, {}, ["not run"] * len(job.examples)]
+                late = isinstance(error, TimeoutError)
+                verdict = _no_verdict(job, "out of time" if late else "the grader ended early")
             for control in (c, g):
                 control.sendall(b"K")
             for control in (c, g):
