@@ -119,11 +119,13 @@ def run_tests(jobs, timeout=10.0, allow_unsafe_code=False):
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     cores = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     workers = min(len(jobs), cores)
-    _pool.give(_pool.take(allow_unsafe_code))  # the first one here, for its message or error; others when needed
+    require_protection(allow_unsafe_code)
+    _pool.give(_pool.take())  # the first one here, for its error; others when needed
+    _report()
     turns = threading.Semaphore(workers)
     with ThreadPoolExecutor(min(SHARE * workers, workers + MOST_SLOW)) as threads:
         timeouts = itertools.repeat(timeout) if isinstance(timeout, (int, float)) else timeout
-        run = lambda job, seconds: _run_one(job, seconds, allow_unsafe_code, turns)
+        run = lambda job, seconds: _run_one(job, seconds, turns)
         results = list(threads.map(run, jobs, timeouts))
     _pool.close(cores)  # but for these, they were started for slow jobs
     return results
@@ -131,7 +133,7 @@ def run_tests(jobs, timeout=10.0, allow_unsafe_code=False):
 
 def require_protection(allow_unsafe_code=False):
     """Raises at once what run_tests would raise on this system, see there; the layers are probed once a process."""
-    if not (allow_unsafe_code or _safe(_probed())):
+    if not (_safe(_probed()) or allow_unsafe_code):
         raise ValueError(UNPROTECTED)
 
 
@@ -146,7 +148,7 @@ class _Pool:
     def __init__(self):
         self.idle, self.busy, self.changed, self.warned = [], 0, threading.Condition(), False
 
-    def take(self, allow_unsafe_code):
+    def take(self):
         """An idle worker or a new one; where no new one starts, the next that is given back, while there are any."""
         while True:
             with self.changed:
@@ -155,7 +157,7 @@ class _Pool:
                     return self.idle.pop()
                 alone = self.busy == 1
             try:
-                return _Worker(allow_unsafe_code)
+                return _Worker()
             except BaseException as error:
                 self.give()
                 if alone or not isinstance(error, RuntimeError):
@@ -183,18 +185,17 @@ class _Pool:
 
 
 _pool = _Pool()
-_layers = None  # of the first worker
 atexit.register(close)
 if sys.platform != "win32":
     os.register_at_fork(after_in_child=_pool.__init__)  # a fork of the trainer must not talk to its templates
 
 
-def _run_one(job, timeout, allow_unsafe_code, turns):
+def _run_one(job, timeout, turns):
     if sum(map(len, job.texts)) > MAX_SOURCE:
         return Result(*_no_verdict(job, f"more than {MAX_SOURCE} characters"), 0.0)
     with contextlib.ExitStack() as turn:
         turn.enter_context(turns)
-        worker, back = _pool.take(allow_unsafe_code), []
+        worker, back = _pool.take(), []
         start = time.monotonic()
         try:
             verdict = worker.run(job, start + timeout, turn.close)
@@ -238,6 +239,13 @@ def _safe(layers):
 
 
 @functools.cache
+def _report():
+    """Says once which layers hold."""
+    held = ", ".join(f"{name} {'yes' if held else 'NO'}" for name, held in _probed().items())
+    print(f"sandbox: {held}{'' if _safe(_probed()) else ': model-written code runs UNPROTECTED'}", file=sys.stderr)
+
+
+@functools.cache
 def _compiled(source):
     """Trusted source as the text of its bytecode, since compiling it takes longer than most jobs."""
     return marshal.dumps(compile(source, "<prepare>", "exec")).hex()
@@ -246,7 +254,7 @@ def _compiled(source):
 class _Worker:
     """The two templates that run one job at a time."""
 
-    def __init__(self, allow_unsafe_code):
+    def __init__(self):
         kernel.hide_memory()
         self.templates = []
         try:
@@ -261,19 +269,9 @@ class _Worker:
         except (OSError, EOFError) as error:
             self.close()
             raise RuntimeError(f"the sandbox's interpreter {sys.executable} did not start") from error
-        layers = {name: all(layers[name] for layers in found) for name in found[0]}
-        global _layers
-        if _layers and any(_layers[name] and not held for name, held in layers.items()):
+        if any(held and not layers[name] for layers in found for name, held in _probed().items()):
             self.close()  # a job that uses up what a probe needs must not get the next ones a weaker sandbox
             raise RuntimeError("the sandbox lost a layer that it had")
-        if not (allow_unsafe_code or _safe(layers)):
-            self.close()
-            raise ValueError(UNPROTECTED)
-        if not _layers:
-            _layers = layers
-            held = ", ".join(f"{name} {'yes' if held else 'NO'}" for name, held in layers.items())
-            warning = "" if _safe(layers) else ": model-written code runs UNPROTECTED"
-            print(f"sandbox: {held}{warning}", file=sys.stderr)
 
     def run(self, job, deadline, when_slow):
         candidate_end, grader_end = socket.socketpair()

@@ -844,6 +844,8 @@ def test_unprotected_only_when_allowed():
             run_tests([job(GOOD)])
         results = run_tests([job(GOOD), job(BAD), job(HACKS["equal to everything"])], allow_unsafe_code=True)
         assert [r.passed for r in results] == [6, 0, 0]
+        with pytest.raises(ValueError, match="--allow-unsafe-code"):
+            run_tests([job(GOOD)])  # the interpreters that were started for the others serve none of these
     """)
     assert said == "sandbox: namespaces NO, Landlock NO, seccomp NO: model-written code runs UNPROTECTED\n"
 
@@ -1913,7 +1915,7 @@ def test_a_worker_that_lacks_a_layer_of_the_first_is_not_used():
         run_tests([job(GOOD)])
         without('landlock')
         with pytest.raises(RuntimeError, match='lost a layer'):
-            sandbox._Worker(True)
+            sandbox._Worker()
         assert len(descendants()) == 2
     """)
 
