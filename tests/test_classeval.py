@@ -206,6 +206,7 @@ FORMS = {
     "a test's exit": "import unittest\ndef size(self): return len(self.items)\nunittest.main()",
     "an example's input": "def size(self): return len(self.items)\nn = int(input())",
     "assigned to the class too": "def size(self): return len(self.items)\nBox.size = size",
+    "reads its own attributes": "def size(self): return len(vars(self)['items'])",
     "nested": "def size(self):\n    def f():\n        return len(self.items)\n    return f()",
 }
 

@@ -371,6 +371,7 @@ NEITHER = {
     "where it is run": "pass\n    return 2 * sum(numbers)\nif __name__ == '__main__':\n    print(aux(3))\ndef h():",
     "attribute": "numbers = numbers + []\n    type('T', (), {'aux': lambda self, x: x})().aux(3)",
     "variable of that name": "aux = lambda x: x\n    aux(3)",
+    "argument of that name": "def g(aux):\n        aux(3)\n    g(str)",
 }
 
 
@@ -527,7 +528,9 @@ def test_a_function_may_be_made_of_the_librarys_of_the_same_name():
     helper, main = f"def aux(a, b):\n{inside} [gcd(a, b)]", "def gcd(a, b):\n    return aux(a, b)[0]"
     answers = [Answer([helper, main], ["aux"], "gcd", tests, ["gcd"])]
     answers += [Answer([f"def gcd(a, b):\n{inside} gcd(a, b)"], [], "gcd", tests, ["gcd"])]
-    assert [score.reward for score in coding_rewards(answers)] == [4, 2.1]
+    helper = "import math\ndef aux(a, b):\n    return [math.gcd(a, b)]"
+    answers += [Answer([helper, main], ["aux"], "gcd", tests, ["gcd"])]
+    assert [score.reward for score in coding_rewards(answers)] == [4, 2.1, 4]
 
 
 @pytest.mark.parametrize(
