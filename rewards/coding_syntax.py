@@ -473,22 +473,17 @@ def _between_prose(lines, most=20):
     indent = re.match(r"\s*", lines[begins[0]])[0]
     even = [line.removeprefix(indent) for line in lines]
     before = {i: _parse("\n".join(even[i : begins[0]])) for i in range(begins[0])[-50:]}
-    assigned = [i for i, (body, error) in before.items() if body and not error and all(map(_assigns, body))]
+    assigned = [i for i, (body, error) in before.items() if body and not error and all(map(_gives, body))]
     first = [*assigned, *begins][0]
     body, error = _parse("\n".join(even[first:]))
+    heading = re.match(r"[^\n]*\n\s*\n(?=\S)", "\n".join(even[first:]))  # such as the signature alone
+    if heading and not body:
+        return _between_prose(lines[first + 1 :], most - 1)
     behind = even[first + body[-1].end_lineno :] if body else []
     rest = list(itertools.dropwhile(lambda line: not line.strip() or line[0] == "#", behind))
-    heading = re.match(r"[^\n]*\n\s*\n(?=\S)", "\n".join(even[first:]))  # such as the signature alone
-    if not body and begins[0] == first and heading:
-        return _between_prose(lines[first + 1 :], most - 1)
-    if not body or (error and re.match(BROKEN, rest[0] if rest else "")):
+    if error and re.match(BROKEN, [*rest, ""][0]):
         return []
     return [body, *_between_prose(lines[len(lines) - len(rest) + 1 :], most - 1)]
-
-
-def _assigns(statement):
-    """Whether a statement gives a name a value: unlike `Answer: this`, which is prose."""
-    return bool(_gives(statement)) and getattr(statement, "value", statement) is not None
 
 
 def _unwrapped(text):
