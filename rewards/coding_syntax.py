@@ -17,7 +17,8 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 DROPPING = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign)
 FUTURE = "from __future__ import annotations\n"  # an annotation may read what is not imported, such as List
-UNSEEN = {0xA0: " ", 0x200B: None, 0xFEFF: None}
+BLANK = r"[ \t\xa0\u200b\ufeff]"
+UNSEEN = {0xA0: " ", 0x200B: None, 0xFEFF: None}  # those that Python takes for no blanks
 IMPORTS = (ast.Import, ast.ImportFrom)
 NAMING = (*DEFINITIONS, *IMPORTS)
 FENCE = r"[ \t]*(?:`{3,}|~{3,})[^`\r\n]*"
@@ -494,7 +495,7 @@ def _unwrapped(text):
 
 def _plain(text):
     """The text without tags and unseen characters at the edges of its lines, and with each fence apart from code."""
-    edges = r"^[ \t\xa0\u200b\ufeff]+|(?<![ \t\xa0\u200b\ufeff])[ \t\xa0\u200b\ufeff]+(?=\r?$)"
+    edges = rf"^{BLANK}+|(?<!{BLANK}){BLANK}+(?=\r?$)"
     text = re.sub(edges, lambda found: found[0].translate(UNSEEN), text, flags=re.MULTILINE)
     text = re.sub(rf"^([ \t]*){TAGS}|{TAGS}(?=[ \t\r]*$)", r"\1", text, flags=re.MULTILINE)
     return re.sub(rf"^([ \t]*(?:`{{3,}}|~{{3,}}))(?:py\w*)? *(?={CODE})", r"\1\n", text, flags=re.MULTILINE)
