@@ -82,7 +82,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=None):
     error: str, the first of these, or what keeps the texts from compiling together
     """
     owned = [*helpers, entry_point]
-    bodies, defined, errors, apart = [], [], [], set()
+    bodies, defined, errors, may_fail = [], [], [], set()
     for i, (name, text) in enumerate(zip(owned, texts)):
         body, error = read_function(text, name)
         errors.append(error[:200])
@@ -95,9 +95,11 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=None):
         function = _function(body, name)
         defined.append(_returns(function))
         body = [node for node in body if isinstance(node, DEFINITIONS) or node not in examples]
-        behind = body.index(function) if function else 0
-        strict = [node for node in body[:behind] if not isinstance(node, NAMING)] + body[behind : behind + 1]
-        apart.update({*body}.difference(strict, _named(body, strict)) if function else body)
+        needed = []  # what has to work: the function, what stands before it to be run, and what these read
+        if function:
+            run = [node for node in body[: body.index(function)] if not isinstance(node, NAMING)] + [function]
+            needed = run + _named(body, run)
+        may_fail.update({*body}.difference(needed))
         bodies.append(body)
     facts = {"defined": defined, "syntax": False, "uses": [], "ignored": []}
     facts |= {"errors": errors, "error": next(filter(None, errors), "")}
@@ -106,7 +108,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=None):
             bodies[:-1] = [body + ast.parse(stub.format(name=name)).body for name, body in zip(helpers, bodies)]
         body = ast.parse(FUTURE + prelude).body + [node for part in bodies for node in part]
         body += ast.parse(f"{entry_point} = {alone}").body if alone else []
-        program = ast.Module(body=_robust(body, apart), type_ignores=[])
+        program = ast.Module(body=_robust(body, may_fail), type_ignores=[])
         facts["error"] = _compile_error(program)
         if not facts["error"]:
             facts.update(syntax=True, **_cooperation(bodies[-1], entry_point, helpers))
@@ -209,12 +211,12 @@ def prepare_class(texts, assigned, class_name, base):
         replaces = not isinstance(statement, IMPORTS) and _gives(statement) & known
         return replaces or not (behind | names).isdisjoint(said)
 
-    further = _apart(further, class_name)
+    further = _not_using(further, class_name)
     late = _leading(imports + further, is_late)
-    apart = {*imports, *further}.difference(_named(imports + further, program.body))
+    may_fail = {*imports, *further}.difference(_named(imports + further, program.body))
     program.body[place:place] = [n for n in further if n not in late]
     body = ast.parse(FUTURE).body + imports + program.body + [n for n in further if n in late]
-    program.body = _robust(body, apart)
+    program.body = _robust(body, may_fail)
     error = next(filter(None, errors), "") or _compile_error(program)
     written = [[name in found for name in names] for names, found in zip(assigned, wrote)]
     doubled = [name for names in assigned for name in names if sum(name in found for found in wrote) > 1]
@@ -264,15 +266,15 @@ def _stored(statement, class_name, inside):
     return names | {a.value for a in attributes if isinstance(a, ast.Constant)}
 
 
-def _apart(statements, class_name):
-    """Those statements outside of a class that define something, or name it only to set an attribute of that name.
+def _not_using(statements, class_name):
+    """Those statements outside of a class that define something, or say its name only to set an attribute of it.
 
     Of the others an example of use may fail, and one like `Box = Whole` puts another class in its place.
     """
 
     def is_example(statement, said, names):
-        apart = said.count(class_name) == len(_stored(statement, class_name, inside=False))
-        return not apart or not (UNSAID | names).isdisjoint(said)
+        only_sets = said.count(class_name) == len(_stored(statement, class_name, inside=False))
+        return not only_sets or not (UNSAID | names).isdisjoint(said)
 
     examples = _leading(statements, is_example)
     return [node for node in statements if isinstance(node, DEFINITIONS) or node not in examples]
@@ -402,14 +404,14 @@ def _is_idle(statement, known):
     return isinstance(statement, ast.Assert)
 
 
-def _robust(body, apart):
-    """The statements but for imports of what nothing reads, which may not be there; those in `apart` may fail.
+def _robust(body, may_fail):
+    """The statements without imports of what nothing reads, which may not be there; those in `may_fail` are tried.
 
-    An example of use does, for want of input or of the right answer, and a test for want of what it is written with.
+    An example of use fails for want of input or of the right answer, a test for want of what it is written with.
     """
     read = {"*", "annotations"}.union(*map(_loaded, body))  # of the future
     body = [node for node in body if not isinstance(node, IMPORTS) or _gives(node) & read]
-    return [_tried(node) if node in apart else node for node in body]
+    return [_tried(node) if node in may_fail else node for node in body]
 
 
 def _tried(statement):
