@@ -9,7 +9,7 @@ import ast
 import random
 
 from envs import samples
-from envs.coding import benchmark_rows, example_asserts, parsed, scored_step, syntax_remarks
+from envs.coding import benchmark_rows, demonstrated, example_asserts, parsed, scored_step, syntax_remarks
 from rewards.classeval import ClassAnswer, class_rewards, run_classes
 from rewards.coding_syntax import FUNCTIONS, is_stub
 from rewards.sandbox import require_protection
@@ -117,20 +117,7 @@ class ClassEval:
             raise ValueError(f"--dataset {self.dataset}: it holds no answers for each role; use sample.")
         rows, tasks = samples.class_tasks("train", SAMPLE_COUNTS["train"], self.seed), self.tasks("train")
         answers = [self._sample_answer(row, task) for row, task in zip(rows, tasks)]
-        histories = [[[]] for _ in tasks]
-        if self.num_turns > 1:
-            rng = random.Random(f"flawed answers {self.seed}")
-            first_turns = []
-            for task, answer in zip(tasks, answers):
-                agent = rng.randrange(min(self.num_agents, len(task["methods"])))
-                first_turns.append((task, [], [*answer[:agent], rng.choice(answers)[agent], *answer[agent + 1 :]]))
-            histories = [[[]] if step.done else [[], [step]] for step in self.step(first_turns)]
-        return [
-            {"prompt": prompt, "completion": code}
-            for task, answer, turns in zip(tasks, answers, histories)
-            for history in turns
-            for prompt, code in zip(self.observe(task, history), answer)
-        ]
+        return demonstrated(self, tasks, answers, self._flawed_answers(tasks, answers))
 
     def _sample_answer(self, row, task):
         """The text of each agent."""
@@ -139,6 +126,13 @@ class ClassEval:
             surplus = [row["surplus"]] if names and self.num_agents > 1 else []
             answer.append("\n\n".join(row["methods"][n] for n in task["methods"] if n in [*names, *surplus]))
         return answer
+
+    def _flawed_answers(self, tasks, answers):
+        """For each task its answer, but for one agent's text, which is that of another task."""
+        rng = random.Random(f"flawed answers {self.seed}")
+        for task, answer in zip(tasks, answers):
+            agent = rng.randrange(min(self.num_agents, len(task["methods"])))
+            yield [*answer[:agent], rng.choice(answers)[agent], *answer[agent + 1 :]]
 
     def _assigned(self, task):
         """By agent, the methods that it is to write: they are dealt out in their order in the source."""

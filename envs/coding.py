@@ -141,16 +141,8 @@ class Coding:
         if self.dataset != "sample":
             raise ValueError(f"--dataset {self.dataset}: it holds no answers for each role; use sample.")
         tasks = self.tasks("train")
-        histories = [[[]] for _ in tasks]
-        if self.num_turns > 1:
-            first_turns = [(task, [], answer) for task, answer in zip(tasks, self._flawed_answers(tasks))]
-            histories = [[[]] if step.done else [[], [step]] for step in self.step(first_turns)]
-        return [
-            {"prompt": prompt, "completion": code}
-            for task, turns in zip(tasks, histories)
-            for history in turns
-            for prompt, code in zip(self.observe(task, history), self._sample_answer(task))
-        ]
+        answers = [self._sample_answer(task) for task in tasks]
+        return demonstrated(self, tasks, answers, self._flawed_answers(tasks))
 
     def _sample_answer(self, task):
         if not self.helpers:
@@ -226,6 +218,23 @@ def scored_step(actions, score, turns_left):
     if not score.parts["all_passed"]:
         return Step(actions, score.reward, score.parts, done=False, feedback=score.findings)
     return Step(actions, score.reward * turns_left, score.parts, done=True, feedback=score.findings)
+
+
+def demonstrated(env, tasks, answers, flawed):
+    """What the demonstrations() of an environment are, for an answer to each task.
+
+    flawed: for each task the answer of a first turn; it is run where a second turn follows, which corrects what fails
+    """
+    histories = [[[]] for _ in tasks]
+    if env.num_turns > 1:
+        steps = env.step([(task, [], answer) for task, answer in zip(tasks, flawed)])
+        histories = [[[]] if step.done else [[], [step]] for step in steps]
+    return [
+        {"prompt": prompt, "completion": code}
+        for task, answer, turns in zip(tasks, answers, histories)
+        for history in turns
+        for prompt, code in zip(env.observe(task, history), answer)
+    ]
 
 
 def benchmark_rows(dataset, hub, hub_config, hub_splits, columns, number, splits):
