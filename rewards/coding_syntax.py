@@ -15,34 +15,12 @@ import textwrap
 NONE = ast.dump(ast.Constant(None))
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
-DROPPING = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign)
-FUTURE = "from __future__ import annotations\n"  # an annotation may read what is not imported, such as List
-BLANK = r"[ \t\xa0\u200b\ufeff]"
-UNSEEN = {0xA0: " ", 0x200B: None, 0xFEFF: None}  # those that Python takes for no blanks
 IMPORTS = (ast.Import, ast.ImportFrom)
 NAMING = (*DEFINITIONS, *IMPORTS)
-FENCE = r"[ \t]*(?:`{3,}|~{3,})[^`\r\n]*"
-TAGS = r"(?:</?(?:answer|s)>|<[|\uff5c][^|\uff5c\r\n]{1,30}[|\uff5c]>)+"
-CODE = r"(?:async )?def \w|class \w|import \w|from [\w.]+ import |@\w"
-KEYWORDS = "|".join(filter(str.islower, keyword.kwlist))
-NAME = rf"\b(?!({KEYWORDS})\b)[^\W\d]\w*"
-# "for each number", "f(3) returns", "'f' is": right behind a name, a bracket or a string code has no name
-PROSE = rf"(?=\S)(?:'[^'\n]*'|\"[^\"\n]*\"|[^'\"#])*?(?:{NAME}|['\")\]]) +{NAME}"
-# How a line begins that is code and does not parse: indented, else, f(, a[, a.b += , a, b = , ), "a, (a
-BEGINS = rf"\s|$|({KEYWORDS})\b|[\w.]+(\(|\[| ?[^\w\s]{{0,3}}=)|[a-z]\w*[,:].*=|[\])}}@'\"]|[\[({{](?![A-Z/])"
-ARROW = rf"(?=\S)(?!({KEYWORDS})\b)[^'\"#]*[)\]] *(?:->|=+>|\u2192)"  # f([1, 2]) -> 3, as prose has it
-BROKEN = rf"(?!{PROSE}|{ARROW})({BEGINS})"
-# What the parser and compiler raise: a NUL or a lone surrogate, much nesting, thousands of words in a row.
-UNREAD = (SyntaxError, ValueError, MemoryError, RecursionError)
-TOO_LARGE = "too deep or too long for Python"
-NEWLINE = r"\r\n|\r|\n"  # str.splitlines would know more of them, which a string may hold
-# What would let a class find its methods elsewhere.
-HOOKS = {"__getattribute__", "__getattr__", "__new__", "__init_subclass__", "__set_name__"}
-# What reaches a name without saying it, and what reaches the class, or what it is made with, while it is made.
-UNSAID = {"globals", "locals", "vars", "exec", "eval"}
-REACH = UNSAID | {"builtins", "__builtins__", "__globals__", "f_globals", "f_locals", "modules", "__set_name__"}
-REACH |= {"_getframe", "currentframe"}
-SAYING = "id", "attr", "value", "name", "module", "__class__"  # fields of a node that hold names
+FUTURE = "from __future__ import annotations\n"  # an annotation may read what is not imported, such as List
+
+
+# A function and its helpers ------------------------------------------------------------------------------------------
 
 # What takes a helper's place, to see what is done without it. One whose values are nothing: empty, 0 as a number, less
 # and more than none; to add one changes nothing; as a result one equals () only. And one that hands back its argument:
@@ -135,6 +113,17 @@ def _joined(body, others, owned):
             node.targets = [ast.Name(node.names[0].asname, ast.Store())]
             ast.fix_missing_locations(node)
     return body
+
+
+# A class -------------------------------------------------------------------------------------------------------------
+
+# What would let a class find its methods elsewhere.
+HOOKS = {"__getattribute__", "__getattr__", "__new__", "__init_subclass__", "__set_name__"}
+# What reaches a name without saying it, and what reaches the class, or what it is made with, while it is made.
+UNSAID = {"globals", "locals", "vars", "exec", "eval"}
+REACH = UNSAID | {"builtins", "__builtins__", "__globals__", "f_globals", "f_locals", "modules", "__set_name__"}
+REACH |= {"_getframe", "currentframe"}
+SAYING = "id", "attr", "value", "name", "module", "__class__"  # fields of a node that hold names
 
 
 def prepare_class(texts, assigned, class_name, base):
@@ -234,16 +223,6 @@ def _last_version(parts, name):
     return [*versions, *[version for version in versions if _returns(version[0])]][-1]
 
 
-def _compile_error(program):
-    """What keeps the program from compiling, once its imports of the future come first; "" where nothing does."""
-    program.body.sort(key=lambda node: not (isinstance(node, ast.ImportFrom) and node.module == "__future__"))
-    try:
-        compile(program, "<answer>", "exec")
-    except UNREAD as error:
-        return str(error)[:200] or TOO_LARGE
-    return ""
-
-
 def _binds_unsaid(part):
     """Whether the class, while it is made, evaluates what could bind other names in it than that of the part.
 
@@ -280,6 +259,84 @@ def _not_using(statements, class_name):
     return [node for node in statements if isinstance(node, DEFINITIONS) or node not in examples]
 
 
+# Whether the helpers are used ----------------------------------------------------------------------------------------
+
+DROPPING = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign)
+
+
+def _cooperation(body, entry_point, helpers):
+    """The facts `uses` and `ignored` of `prepare`.
+
+    All goes by names: neither the order of statements is looked at, nor whether they are ever reached. Whether a use
+    makes a difference is for the tests to say.
+    """
+    definitions = [node for node in body if isinstance(node, DEFINITIONS)]
+    at_once = [node for node in body if node not in definitions]
+    reached = at_once + _needed(definitions, [*at_once, ast.Name(entry_point, ast.Load())])
+    nodes = [node for part in reached for node in ast.walk(part)]
+    # A variable of that name is no helper. Whether it is the one that is used, the tests say; but who changes a part
+    # of the helper, such as its code, does not use what it was.
+    rebound = {name for node in nodes for name in _binds(node)}
+    changed = {name for node in nodes if isinstance(node, (ast.Attribute, ast.Subscript)) for name in _binds(node)}
+    # Statements that drop what they get, or bind it to names and put it into objects that no other statement reads.
+    reads = {node: _read(node) for node in nodes if isinstance(node, ast.stmt)}
+    inert = {*helpers, *dir(builtins)}
+    drop, read = {s: _alters(s, inert) for s in reads if isinstance(s, DROPPING)}, set()
+    matter = reads.keys() - drop
+    while matter:
+        read.update(*[reads[s] for s in matter])
+        matter = {s for s in drop if not read.isdisjoint(drop[s])}
+        drop = {s: altered for s, altered in drop.items() if s not in matter}
+    called = set().union(*reads.values())
+    return {
+        "uses": [helper in read - changed for helper in helpers],
+        "ignored": [helper in called - read - rebound for helper in helpers],
+    }
+
+
+def _read(statement):
+    """Names that a statement reads itself, not by the statements inside it; a bare mention is nothing."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Name):
+        return set()
+    nodes = [statement]
+    for node in nodes:
+        nodes += [n for n in ast.iter_child_nodes(node) if not isinstance(n, ast.stmt)]
+    return {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
+def _alters(statement, inert):
+    """What a statement binds, and what its calls may change: of functions that are not named in `inert`."""
+    calls = [n for n in ast.walk(statement) if isinstance(n, ast.Call) and getattr(n.func, "id", None) not in inert]
+    parts = [part for call in calls for part in (call.func, *call.args, *[k.value for k in call.keywords])]
+    return _gives(statement).union(_root(part) for part in parts if not isinstance(part, ast.Call))
+
+
+# Which statements count ----------------------------------------------------------------------------------------------
+
+
+def _needed(others, code, hints=True):
+    """Those of the other statements that the code reads, or that one of them reads in turn.
+
+    What is left out may be a test or an example, which imports what is not there. `hints` as in _loaded.
+    """
+    loaded = {node: _loaded(node, hints) for node in others + code}
+    read, before = {"*", "annotations"}.union(*map(loaded.get, code)), None  # import * may be read, the future always
+    gives = {node: _gives(node) for node in others}
+    while read != before:
+        read, before = read.union(*[loaded[node] for node in others if gives[node] & read]), read
+    return [node for node in others if gives[node] & read]
+
+
+def _named(statements, code):
+    """The definitions and imports of the statements that the code needs: those have to work.
+
+    Of `import *` only what is read has to be there: it may stand for what another agent wrote. What only annotations
+    read need not be, such as numpy's types: the future leaves them alone.
+    """
+    needed = _needed(statements, code, hints=False)
+    return [node for node in needed if isinstance(node, NAMING) and "*" not in _gives(node)]
+
+
 def _leading(statements, leads):
     """The statements for which `leads` holds, given what they say and what others of these define, or bound before."""
     said = {s: [getattr(node, field, None) for node in ast.walk(s) for field in SAYING] for s in statements}
@@ -291,6 +348,65 @@ def _leading(statements, leads):
                 found.append(statement)
                 names |= _gives(statement)
     return found
+
+
+def _robust(body, may_fail):
+    """The statements without imports of what nothing reads, which may not be there; those in `may_fail` are tried.
+
+    An example of use fails for want of input or of the right answer, a test for want of what it is written with.
+    """
+    read = {"*", "annotations"}.union(*map(_loaded, body))  # of the future
+    body = [node for node in body if not isinstance(node, IMPORTS) or _gives(node) & read]
+    return [_tried(node) if node in may_fail else node for node in body]
+
+
+def _tried(statement):
+    tried = ast.parse("try: pass\nexcept BaseException: pass").body[0]
+    tried.body = [statement]
+    return tried
+
+
+def _compile_error(program):
+    """What keeps the program from compiling, once its imports of the future come first; "" where nothing does."""
+    program.body.sort(key=lambda node: not (isinstance(node, ast.ImportFrom) and node.module == "__future__"))
+    try:
+        compile(program, "<answer>", "exec")
+    except UNREAD as error:
+        return str(error)[:200] or TOO_LARGE
+    return ""
+
+
+def _is_idle(statement, known):
+    """Whether a statement adds nothing, but may fail: an assert, a print, what calls nothing, an import of `known`.
+
+    Nor does `if __name__ == "__main__"` add anything: an answer is imported, not run.
+    """
+    if isinstance(statement, ast.If) and "__name__" in _loaded(statement.test):
+        return True
+    if isinstance(statement, IMPORTS):
+        return all(part.name in known and part.asname in (None, part.name) for part in statement.names)
+    if isinstance(statement, ast.Expr):
+        acts = any(isinstance(node, (ast.Call, ast.NamedExpr)) for node in ast.walk(statement))
+        return not acts or _root(statement.value) == "print"
+    if isinstance(statement, ast.AnnAssign):
+        return statement.value is None  # it may be a heading, as in `Answer: this`
+    if isinstance(statement, ast.Try):  # to import known names, which therefore does not fail
+        parts = statement.body + statement.orelse + statement.finalbody
+        return all(isinstance(part, IMPORTS) and _is_idle(part, known) for part in parts)
+    return isinstance(statement, ast.Assert)
+
+
+def _is_constant(statement):
+    """Whether a statement assigns what reads no name but those of built-in types: set("aeiou"), "a b".split()."""
+    value = isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value
+    return bool(value) and all(isinstance(vars(builtins).get(name), type) for name in _loaded(value))
+
+
+def _is_method(node):
+    if not isinstance(node, FUNCTIONS):
+        return False
+    static = any(_root(decorator) == "staticmethod" for decorator in node.decorator_list)
+    return static or any(first.arg in ("self", "cls") for first in node.args.args[:1])
 
 
 def is_stub(function):
@@ -310,6 +426,43 @@ def is_stub(function):
         return mention or isinstance(node, ast.Pass)
 
     return all(map(idle, function.body))
+
+
+def _function(body, name):
+    """The last definition of the name: the one that Python would call."""
+    return next((node for node in reversed(body) if isinstance(node, FUNCTIONS) and node.name == name), None)
+
+
+def _returns(function):
+    if function is None:
+        return False
+    for node in _walk(function.body):
+        if isinstance(node, (ast.Yield, ast.YieldFrom)):
+            return True
+        if isinstance(node, ast.Return) and node.value is not None and ast.dump(node.value) != NONE:
+            return True
+    return False
+
+
+# What is code in a completion ----------------------------------------------------------------------------------------
+
+NEWLINE = r"\r\n|\r|\n"  # str.splitlines would know more of them, which a string may hold
+FENCE = r"[ \t]*(?:`{3,}|~{3,})[^`\r\n]*"  # a whole line, with its language
+BLANK = r"[ \t\xa0\u200b\ufeff]"
+UNSEEN = {0xA0: " ", 0x200B: None, 0xFEFF: None}  # those that Python takes for no blanks
+TAGS = r"(?:</?(?:answer|s)>|<[|\uff5c][^|\uff5c\r\n]{1,30}[|\uff5c]>)+"  # </answer>, <|im_end|>
+CODE = r"(?:async )?def \w|class \w|import \w|from [\w.]+ import |@\w"  # how a line of code may begin in prose
+KEYWORDS = "|".join(filter(str.islower, keyword.kwlist))
+NAME = rf"\b(?!({KEYWORDS})\b)[^\W\d]\w*"
+# "for each number", "f(3) returns", "'f' is": right behind a name, a bracket or a string code has no name
+PROSE = rf"(?=\S)(?:'[^'\n]*'|\"[^\"\n]*\"|[^'\"#])*?(?:{NAME}|['\")\]]) +{NAME}"
+# How a line begins that is code and does not parse: indented, else, f(, a[, a.b += , a, b = , ), "a, (a
+BEGINS = rf"\s|$|({KEYWORDS})\b|[\w.]+(\(|\[| ?[^\w\s]{{0,3}}=)|[a-z]\w*[,:].*=|[\])}}@'\"]|[\[({{](?![A-Z/])"
+ARROW = rf"(?=\S)(?!({KEYWORDS})\b)[^'\"#]*[)\]] *(?:->|=+>|\u2192)"  # f([1, 2]) -> 3, as prose has it
+BROKEN = rf"(?!{PROSE}|{ARROW})({BEGINS})"
+# What the parser and compiler raise: a NUL or a lone surrogate, much nesting, thousands of words in a row.
+UNREAD = (SyntaxError, ValueError, MemoryError, RecursionError)
+TOO_LARGE = "too deep or too long for Python"
 
 
 def read_function(text, name):
@@ -352,85 +505,6 @@ def read_methods(text, names, given, class_name):
     deeper = [f for o in functions for f in o.body if getattr(f, "name", None) in {*names}.difference(_loaded(o))]
     statements = _needed(others, deeper + chosen) + deeper + chosen
     return [node for node in statements if not _is_idle(node, [class_name])], error
-
-
-def _is_method(node):
-    if not isinstance(node, FUNCTIONS):
-        return False
-    static = any(_root(decorator) == "staticmethod" for decorator in node.decorator_list)
-    return static or any(first.arg in ("self", "cls") for first in node.args.args[:1])
-
-
-def _needed(others, code, hints=True):
-    """Those of the other statements that the code reads, or that one of them reads in turn.
-
-    What is left out may be a test or an example, which imports what is not there. `hints` as in _loaded.
-    """
-    loaded = {node: _loaded(node, hints) for node in others + code}
-    read, before = {"*", "annotations"}.union(*map(loaded.get, code)), None  # import * may be read, the future always
-    gives = {node: _gives(node) for node in others}
-    while read != before:
-        read, before = read.union(*[loaded[node] for node in others if gives[node] & read]), read
-    return [node for node in others if gives[node] & read]
-
-
-def _named(statements, code):
-    """The definitions and imports of the statements that the code needs: those have to work.
-
-    Of `import *` only what is read has to be there: it may stand for what another agent wrote. What only annotations
-    read need not be, such as numpy's types: the future leaves them alone.
-    """
-    needed = _needed(statements, code, hints=False)
-    return [node for node in needed if isinstance(node, NAMING) and "*" not in _gives(node)]
-
-
-def _is_idle(statement, known):
-    """Whether a statement adds nothing, but may fail: an assert, a print, what calls nothing, an import of `known`.
-
-    Nor does `if __name__ == "__main__"` add anything: an answer is imported, not run.
-    """
-    if isinstance(statement, ast.If) and "__name__" in _loaded(statement.test):
-        return True
-    if isinstance(statement, IMPORTS):
-        return all(part.name in known and part.asname in (None, part.name) for part in statement.names)
-    if isinstance(statement, ast.Expr):
-        acts = any(isinstance(node, (ast.Call, ast.NamedExpr)) for node in ast.walk(statement))
-        return not acts or _root(statement.value) == "print"
-    if isinstance(statement, ast.AnnAssign):
-        return statement.value is None  # it may be a heading, as in `Answer: this`
-    if isinstance(statement, ast.Try):  # to import known names, which therefore does not fail
-        parts = statement.body + statement.orelse + statement.finalbody
-        return all(isinstance(part, IMPORTS) and _is_idle(part, known) for part in parts)
-    return isinstance(statement, ast.Assert)
-
-
-def _robust(body, may_fail):
-    """The statements without imports of what nothing reads, which may not be there; those in `may_fail` are tried.
-
-    An example of use fails for want of input or of the right answer, a test for want of what it is written with.
-    """
-    read = {"*", "annotations"}.union(*map(_loaded, body))  # of the future
-    body = [node for node in body if not isinstance(node, IMPORTS) or _gives(node) & read]
-    return [_tried(node) if node in may_fail else node for node in body]
-
-
-def _tried(statement):
-    tried = ast.parse("try: pass\nexcept BaseException: pass").body[0]
-    tried.body = [statement]
-    return tried
-
-
-def _is_constant(statement):
-    """Whether a statement assigns what reads no name but those of built-in types: set("aeiou"), "a b".split()."""
-    value = isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value
-    return bool(value) and all(isinstance(vars(builtins).get(name), type) for name in _loaded(value))
-
-
-def _gives(statement):
-    """The names to which a statement gives a meaning where it stands, or of which it assigns a part."""
-    nodes = list(_walk([statement]))
-    inner = {n for node in nodes if isinstance(node, ast.comprehension) for n in ast.walk(node.target)}
-    return {name for node in nodes if node not in inner for name in _binds(node)}
 
 
 def read_blocks(text):
@@ -551,92 +625,14 @@ def _parse(code):
     return [], error
 
 
-def _function(body, name):
-    """The last definition of the name: the one that Python would call."""
-    return next((node for node in reversed(body) if isinstance(node, FUNCTIONS) and node.name == name), None)
+# Names ---------------------------------------------------------------------------------------------------------------
 
 
-def _returns(function):
-    if function is None:
-        return False
-    for node in _walk(function.body):
-        if isinstance(node, (ast.Yield, ast.YieldFrom)):
-            return True
-        if isinstance(node, ast.Return) and node.value is not None and ast.dump(node.value) != NONE:
-            return True
-    return False
-
-
-def _walk(nodes):
-    """All nodes but those in functions and classes that are defined inside."""
-    todo = list(nodes)
-    while todo:
-        node = todo.pop()
-        yield node
-        if not isinstance(node, (*DEFINITIONS, ast.Lambda)):
-            todo.extend(ast.iter_child_nodes(node))
-
-
-def _cooperation(body, entry_point, helpers):
-    """The facts `uses` and `ignored` of `prepare`.
-
-    All goes by names: neither the order of statements is looked at, nor whether they are ever reached. Whether a use
-    makes a difference is for the tests to say.
-    """
-    definitions = [node for node in body if isinstance(node, DEFINITIONS)]
-    at_once = [node for node in body if node not in definitions]
-    reached = at_once + _needed(definitions, [*at_once, ast.Name(entry_point, ast.Load())])
-    nodes = [node for part in reached for node in ast.walk(part)]
-    # A variable of that name is no helper. Whether it is the one that is used, the tests say; but who changes a part
-    # of the helper, such as its code, does not use what it was.
-    rebound = {name for node in nodes for name in _binds(node)}
-    changed = {name for node in nodes if isinstance(node, (ast.Attribute, ast.Subscript)) for name in _binds(node)}
-    # Statements that drop what they get, or bind it to names and put it into objects that no other statement reads.
-    reads = {node: _read(node) for node in nodes if isinstance(node, ast.stmt)}
-    inert = {*helpers, *dir(builtins)}
-    drop, read = {s: _alters(s, inert) for s in reads if isinstance(s, DROPPING)}, set()
-    matter = reads.keys() - drop
-    while matter:
-        read.update(*[reads[s] for s in matter])
-        matter = {s for s in drop if not read.isdisjoint(drop[s])}
-        drop = {s: altered for s, altered in drop.items() if s not in matter}
-    called = set().union(*reads.values())
-    return {
-        "uses": [helper in read - changed for helper in helpers],
-        "ignored": [helper in called - read - rebound for helper in helpers],
-    }
-
-
-def _loaded(node, hints=True):
-    """The names that a node reads; `hints`: also in annotations."""
-    roots = [] if hints else [getattr(n, part, None) for n in ast.walk(node) for part in ("annotation", "returns")]
-    skip = {n for root in filter(None, roots) for n in ast.walk(root)}
-    names = [n for n in ast.walk(node) if isinstance(n, ast.Name) and n not in skip]
-    return {n.id for n in names if isinstance(n.ctx, ast.Load)}
-
-
-def _read(statement):
-    """Names that a statement reads itself, not by the statements inside it; a bare mention is nothing."""
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Name):
-        return set()
-    nodes = [statement]
-    for node in nodes:
-        nodes += [n for n in ast.iter_child_nodes(node) if not isinstance(n, ast.stmt)]
-    return {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-
-
-def _root(node):
-    """The name at the left end of a.b[c].d()."""
-    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call, ast.Starred)):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node.id if isinstance(node, ast.Name) else None
-
-
-def _alters(statement, inert):
-    """What a statement binds, and what its calls may change: of functions that are not named in `inert`."""
-    calls = [n for n in ast.walk(statement) if isinstance(n, ast.Call) and getattr(n.func, "id", None) not in inert]
-    parts = [part for call in calls for part in (call.func, *call.args, *[k.value for k in call.keywords])]
-    return _gives(statement).union(_root(part) for part in parts if not isinstance(part, ast.Call))
+def _gives(statement):
+    """The names to which a statement gives a meaning where it stands, or of which it assigns a part."""
+    nodes = list(_walk([statement]))
+    inner = {n for node in nodes if isinstance(node, ast.comprehension) for n in ast.walk(node.target)}
+    return {name for node in nodes if node not in inner for name in _binds(node)}
 
 
 def _binds(node):
@@ -649,3 +645,28 @@ def _binds(node):
         return {node.arg}
     # A function, a class, `except ... as name`, `case [name, *name]`, `case {**rest}`.
     return {getattr(node, field, None) for field in ("name", "rest")} - {None}
+
+
+def _loaded(node, hints=True):
+    """The names that a node reads; `hints`: also in annotations."""
+    roots = [] if hints else [getattr(n, part, None) for n in ast.walk(node) for part in ("annotation", "returns")]
+    skip = {n for root in filter(None, roots) for n in ast.walk(root)}
+    names = [n for n in ast.walk(node) if isinstance(n, ast.Name) and n not in skip]
+    return {n.id for n in names if isinstance(n.ctx, ast.Load)}
+
+
+def _root(node):
+    """The name at the left end of a.b[c].d()."""
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call, ast.Starred)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _walk(nodes):
+    """All nodes but those in functions and classes that are defined inside."""
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
+        yield node
+        if not isinstance(node, (*DEFINITIONS, ast.Lambda)):
+            todo.extend(ast.iter_child_nodes(node))
