@@ -91,6 +91,9 @@ BY_TEXT = {t: (t.hex, t.fromhex) for t in (bytes, bytearray)} | {decimal.Decimal
 BY_TEXT |= {t: (t.isoformat, t.fromisoformat) for t in (datetime.datetime, datetime.date, datetime.time)}
 NAMES = {t.__name__: t for t in [*BY_PARTS, *BY_TEXT]}
 VIEWS = {type(getattr(d, n)()): n for d in ({}, collections.OrderedDict()) for n in ("keys", "values", "items")}
+# What is sent as its items, and as its keys and values by turns; under which name.
+BY_ITEMS = {t: name for name, t in SEQUENCES.items()} | VIEWS
+BY_PAIRS = {t: name for name, t in MAPPINGS.items()} | {collections.defaultdict: "dict"}
 
 
 def _pack(value, handle):
@@ -103,19 +106,16 @@ def _pack(value, handle):
         return value
     if kind is int:  # in hexadecimal when long: that is linear in the length, and has no limit of digits
         return value if -(2**53) < value < 2**53 else ["int", hex(value)]
-    if kind in SEQUENCES.values():
-        return [kind.__name__, *[_pack(item, handle) for item in value]]
-    if kind in MAPPINGS.values() or kind is collections.defaultdict:
-        name = "dict" if kind is collections.defaultdict else kind.__name__
-        return [name, *[_pack(item, handle) for pair in value.items() for item in pair]]
+    if kind in BY_ITEMS:
+        return [BY_ITEMS[kind], *[_pack(item, handle) for item in value]]
+    if kind in BY_PAIRS:
+        return [BY_PAIRS[kind], *[_pack(item, handle) for pair in value.items() for item in pair]]
     if kind is collections.deque:
         return ["deque", value.maxlen, *[_pack(item, handle) for item in value]]
     if kind in BY_PARTS:
         return [kind.__name__, *[_pack(getattr(value, part), handle) for part in BY_PARTS[kind]]]
     if kind in BY_TEXT:
         return [kind.__name__, BY_TEXT[kind][0](value)]
-    if kind in VIEWS:
-        return [VIEWS[kind], *[_pack(item, handle) for item in value]]
     if kind is type and value in TYPES.values():
         return ["type", value.__name__]
     return handle(value)
