@@ -276,7 +276,14 @@ def _task(row, dataset):
     examples (asserts that may be shown), prelude (goes before the answer), setup (goes before the tests); and of
     sample tasks helper and main. The rows are trusted, so they are parsed here; model-written text never is.
     """
-    return parsed(_mbpp_task if "test_list" in row else _humaneval_task, row, dataset, "the benchmark's")
+
+    def parse(row):
+        task = _mbpp_task(row) if "test_list" in row else _humaneval_task(row)
+        if re.fullmatch(r"check|aux\d*", task["entry_point"]):
+            raise ValueError(f"{task['entry_point']} is what its tests or a helper are called")
+        return task
+
+    return parsed(parse, row, dataset, "the benchmark's")
 
 
 def parsed(parse, row, dataset, benchmark):
@@ -295,8 +302,6 @@ def parsed(parse, row, dataset, benchmark):
 
 def _humaneval_task(row):
     entry_point = row["entry_point"]
-    if re.fullmatch(r"check|aux\d*", entry_point):
-        raise ValueError(f"{entry_point} is what its tests or a helper are called")
     # What the prompt defines besides the asked function: imports, and in a few tasks functions that the tests call.
     body = ast.parse(row["prompt"]).body
     asked = next(n for n in body if isinstance(n, ast.FunctionDef) and n.name == entry_point)

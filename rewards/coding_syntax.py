@@ -16,6 +16,7 @@ NONE = ast.dump(ast.Constant(None))
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 IMPORTS = (ast.Import, ast.ImportFrom)
+ASSIGNING = (ast.Assign, ast.AnnAssign)
 NAMING = (*DEFINITIONS, *IMPORTS)
 FUTURE = "from __future__ import annotations\n"  # an annotation may read what is not imported, such as List
 
@@ -96,23 +97,32 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=None):
 def _joined(body, others, owned):
     """The statements without imports of what the agents write together, whatever module theirs is taken for.
 
-    `from helpers import aux` adds nothing, `from helpers import aux as h` is h = aux, and after `import helpers`
-    helpers.aux is aux. But `from math import gcd` in a function is the library's, of which a gcd may be made.
+    `from helpers import aux` adds nothing, `from helpers import aux as h` is h = aux, and after `import helpers` or
+    `from lib import helpers` helpers.aux is aux. But `from math import gcd` in a function is the library's, of which a
+    gcd may be made.
     """
-    modules = {name for n in body if isinstance(n, ast.Import) for name in _gives(n)} - sys.stdlib_module_names
-    body = [node for node in body if not _is_idle(node, owned)]
-    for top, node in [(n, part) for n in body for part in ast.walk(n)]:
-        imports = isinstance(node, IMPORTS) and getattr(node, "module", None) not in sys.stdlib_module_names
-        idle = imports and _is_idle(node, owned)
-        if isinstance(node, ast.Attribute) and node.attr in others and getattr(node.value, "id", None) in modules:
+    nodes = [(n, part) for n in body for part in ast.walk(n)]
+    library = lambda node: (getattr(node, "module", None) or "").partition(".")[0] in sys.stdlib_module_names
+    imports = [node for _, node in nodes if isinstance(node, IMPORTS) and not library(node)]
+    modules = set().union(*map(_gives, imports)) - sys.stdlib_module_names
+    joined = set()  # those of them that stand for the others' code
+    for _, node in nodes:
+        if isinstance(node, ast.Attribute) and node.attr in others and _root(node.value) in modules:
+            joined.add(_root(node.value))
             node.__class__, node.id = ast.Name, node.attr
-        elif idle and isinstance(top, DEFINITIONS):
+    for top, node in nodes:
+        if node not in imports:
+            continue
+        idle = _is_idle(node, owned) or _gives(node) <= joined
+        if isinstance(node, ast.ImportFrom) and not idle:  # from helpers import aux, other
+            node.names = [part for part in node.names if part.name not in owned or part.asname]
+        if idle and isinstance(top, DEFINITIONS):
             node.__class__ = ast.Pass  # it may be the only statement of its block
-        elif imports and not idle and len(node.names) == 1 and node.names[0].name in others:
+        elif not idle and len(node.names) == 1 and node.names[0].name in others:
             node.__class__, node.value = ast.Assign, ast.Name(node.names[0].name, ast.Load())
             node.targets = [ast.Name(node.names[0].asname, ast.Store())]
             ast.fix_missing_locations(node)
-    return body
+    return [node for node in body if not _is_idle(node, owned)]
 
 
 # A class -------------------------------------------------------------------------------------------------------------
@@ -153,17 +163,21 @@ def prepare_class(texts, assigned, class_name, base):
     place = program.body.index(owner)
     known = _loaded(program).union(dir(builtins), *map(_gives, program.body))
     behind = REACH.union([ast.Global], *map(_gives, program.body[place:]))  # is not to be said before the class
-    wrote, filled, errors, imports, constants, further = [], {}, [], [], [], []
+    wrote, filled, errors, imports, added, further = [], {}, [], [], [], []
 
     for text, names in zip(texts, assigned):
         statements, error = read_methods(text, names, given, class_name) if names else ([], "")
         errors.append(error[:200])
         functions = [f for n in statements for f in ast.walk(n) if isinstance(f, FUNCTIONS) and not is_stub(f)]
         begun = {_root(decorator) for f in functions for decorator in f.decorator_list}  # as in @count.setter
+        # A function that is called by its bare name stands outside, though its argument may be called self.
+        bodies = [part for f in functions for part in f.body] + [n for n in statements if n not in functions]
+        bare = set().union(*map(_loaded, bodies)) - methods.keys()
+        bare -= {part.attr for n in statements for part in ast.walk(n) if isinstance(part, ast.Attribute)}
         found = {}  # by method: what defines it
         for node in statements:
             whole = isinstance(node, ast.ClassDef) and node.name == class_name
-            inside = whole or _is_method(node)
+            inside = whole or (_is_method(node) and node.name not in bare)
             for part in node.body if whole else [node]:
                 if inside and _binds_unsaid(part):
                     continue
@@ -176,10 +190,9 @@ def prepare_class(texts, assigned, class_name, base):
                     found.setdefault(method, []).append(part)
                 if not stored.issubset(names):  # it sets another agent's
                     continue
-                if inside and isinstance(part, (ast.Assign, ast.AnnAssign)):
-                    constants.append(part)
-                elif inside and isinstance(part, DEFINITIONS) and name not in given | HOOKS:
-                    owner.body.append(part)
+                new = isinstance(part, DEFINITIONS) and name not in given | HOOKS
+                if inside and (new or isinstance(part, ASSIGNING)):
+                    added.append(part)
                 elif not inside and isinstance(part, IMPORTS):
                     imports.append(part)
                 elif not inside and name not in given:
@@ -188,13 +201,14 @@ def prepare_class(texts, assigned, class_name, base):
             parts = [part for part in found[name] if isinstance(part, FUNCTIONS)]
             if parts:
                 filled[methods[name]] = _last_version(parts, name)
-                for part in parts:
+                again = any(name in _gives(n) for n in added)  # as in size = property(size)
+                for part in [] if again else parts:
                     part.decorator_list = part.decorator_list or methods[name].decorator_list
         wrote.append(found)
-    named = {n.name for n in owner.body if isinstance(n, FUNCTIONS)}  # what replaces or reads a method comes last
-    last = [n for n in constants if (_stored(n, class_name, inside=True) | _loaded(n)) & named]
+    # Decorators and defaults of methods may read what is added; but what replaces or reads a method comes last.
+    last = [n for n in added if (_stored(n, class_name, inside=True) | _loaded_at_once(n)) & methods.keys()]
     body = [part for node in owner.body for part in filled.get(node, [node])]
-    owner.body = [n for n in constants if n not in last] + body + last  # methods' defaults may read constants
+    owner.body = [n for n in added if n not in last] + body + last
 
     def is_late(statement, said, names):
         replaces = not isinstance(statement, IMPORTS) and _gives(statement) & known
@@ -221,6 +235,12 @@ def _last_version(parts, name):
     starts = [i for i, part in enumerate(parts) if i == 0 or name not in map(_root, part.decorator_list)]
     versions = [parts[i:j] for i, j in zip(starts, [*starts[1:], None])]
     return [*versions, *[version for version in versions if _returns(version[0])]][-1]
+
+
+def _loaded_at_once(part):
+    """The names that a statement of a class reads while the class is made: of a function not those in its body."""
+    body = part.body if isinstance(part, FUNCTIONS) else []
+    return set().union(*[_loaded(child) for child in ast.iter_child_nodes(part) if child not in body])
 
 
 def _binds_unsaid(part):
@@ -398,7 +418,7 @@ def _is_idle(statement, known):
 
 def _is_constant(statement):
     """Whether a statement assigns what reads no name but those of built-in types: set("aeiou"), "a b".split()."""
-    value = isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value
+    value = isinstance(statement, ASSIGNING) and statement.value
     return bool(value) and all(isinstance(vars(builtins).get(name), type) for name in _loaded(value))
 
 
@@ -481,7 +501,11 @@ def read_function(text, name):
         blocks = _fenced(text)
         return _parse(next((block for block in blocks if re.search(rf"\bdef\s+{name}\b", block)), blocks[0]))
     others = [node for body, function in zip(bodies, functions) if function is None for node in body]
-    others = [node for node in others if isinstance(node, NAMING) or _is_constant(node)]
+    # Also a table that is made, as by re.compile; but no `result = f(1)`, and no variable of the function's.
+    nodes = [node for part in chosen[-1] for node in ast.walk(part) if isinstance(node, (ast.Name, ast.arg))]
+    own = {name}.union(*map(_binds, nodes))
+    made = lambda node: isinstance(node, ASSIGNING) and name not in _loaded(node) and own.isdisjoint(_gives(node))
+    others = [node for node in others if isinstance(node, NAMING) or _is_constant(node) or made(node)]
     return _needed(others, chosen[-1]) + chosen[-1], ""
 
 
@@ -511,7 +535,7 @@ def read_blocks(text):
     """The statements of a completion: all of it, or else those of each fenced block that defines or imports something.
 
     A block ends at the first fence that leaves Python behind, since a docstring may hold fences. Beside such blocks,
-    of others the constants. Outside of the fences, and where no block is such, the code may stand in prose. Of two
+    of others the assignments. Outside of the fences, and where no block is such, the code may stand in prose. Of two
     definitions the last one counts: such code comes first, and so does a block without an end, which may be cut.
     """
     plain = _plain(text)
@@ -529,7 +553,7 @@ def read_blocks(text):
             if any(isinstance(node, NAMING) for node in body):
                 end = stop
             else:
-                body = list(filter(_is_constant, body))
+                body = [node for node in body if isinstance(node, ASSIGNING)]
             if body:
                 bodies.insert(0 if stop == len(lines) else len(bodies), body)
                 break

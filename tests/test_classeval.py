@@ -208,6 +208,15 @@ FORMS = {
     "assigned to the class too": "def size(self): return len(self.items)\nBox.size = size",
     "reads its own attributes": "def size(self): return len(vars(self)['items'])",
     "nested": "def size(self):\n    def f():\n        return len(self.items)\n    return f()",
+    "a decorator in the class": "class Box:\n    def same(f):\n        return f\n"
+    "    @same\n    def size(self): return len(self.items)",
+    "a default of the class": "class Box:\n    class Start:\n        n = 0\n"
+    "    def zero(): return 0\n    NONE = zero()\n"
+    "    def size(self, start=Start.n, more=NONE, most=zero()): return len(self.items) + start + more + most",
+    "a function of self": "def n(self):\n    return len(self.items)\ndef size(self): return n(self)",
+    "a function of self, set": "def n(self):\n    return len(self.items)\nBox.size = n",
+    "a method that is a name, too": "def n(self):\n    return len(self.items)\n"
+    "def size(self):\n    n = 0\n    return n + self.n()",
 }
 
 
@@ -231,6 +240,16 @@ def test_tests_have_their_setup_and_a_skipped_one_is_not_passed():
     assert score(ONE, TWO, tests=TESTS.replace("import unittest", ""), setup="import unittest").reward == 6
     skipped = TESTS.replace("    def test_init", "    @unittest.skip('not here')\n    def test_init")
     assert score(ONE, TWO, tests=skipped).parts["tests"] == pytest.approx(4 * 4 / 5)
+
+
+def test_a_property_may_be_made_behind_its_method():
+    base, tests = (
+        BASE.replace("def size", "@property\n    def size"),
+        TESTS.replace("self.box.size()", "self.box.size"),
+    )
+    for two in (SIZE, "@property\n" + SIZE, SIZE + "size = property(size)\n"):
+        for form in (two + AREA, "class Box:\n" + textwrap.indent(two + AREA, "    ")):
+            assert score(ONE, form, base=base, tests=tests).reward == 6, form
 
 
 @pytest.mark.parametrize("getter", ["return 2 * self.items[0]", "pass"])

@@ -497,7 +497,9 @@ def test_what_an_agent_imports_of_another_is_there_already():
     first, second = (AUX.replace("aux", name) for name in ("aux1", "aux2"))
     both = "from .helpers import aux1, aux2\ndef f(n):\n    return sum(map(aux1, n[1:])) + sum(map(aux2, n[:1]))"
     assert reward(first, second, both) == pytest.approx(4)
-    assert scores([AUX, "from helpers import aux, other\n" + MAIN])[0].parts["tests"] == 0
+    mixed = "from helpers import aux, other\n" + MAIN  # where what is not there is not read
+    assert reward(AUX, mixed) == 4
+    assert scores([AUX, mixed.replace("return", "return other and")])[0].parts["tests"] == 0
     for instead in "pass", "from .helpers import aux", AUX.replace("\n", "\n    "), "aux = None":
         assert reward(AUX, f"try:\n    from helpers import aux\nexcept ImportError:\n    {instead}\n{MAIN}") == 4
     assert reward(AUX, "import aux\n" + MAIN) == 4
@@ -506,8 +508,12 @@ def test_what_an_agent_imports_of_another_is_there_already():
     inside = "from helpers import aux", "try:\n        from helpers import aux\n    except ImportError:\n        pass"
     for line in inside:
         assert reward(AUX, MAIN.replace("return", f"{line}\n    return")) == 4
-    for line, module in ("import helpers", "helpers"), ("import team.helpers as h", "h"), ("import aux", "aux"):
-        assert reward(AUX, f"{line}\n{MAIN.replace('aux(', f'{module}.aux(')}") == 4
+    modules = {"import helpers": "helpers", "import team.helpers as h": "h", "import aux": "aux"}
+    modules |= {"from . import helpers": "helpers", "from team import helpers as h": "h", "import team.h": "team.h"}
+    for line, module in modules.items():
+        main = MAIN.replace("aux(", f"{module}.aux(")
+        assert reward(AUX, f"{line}\n{main}") == 4, line
+        assert reward(AUX, main.replace("return", f"{line}\n    return")) == 4, line
     for line in "from helpers import aux as h", "from .helpers import aux as h":
         assert reward(AUX, f"{line}\n{MAIN.replace('aux(', 'h(')}") == 4
         assert reward(AUX, MAIN.replace("aux(", "h(").replace("return", f"{line}\n    return")) == 4
@@ -523,11 +529,39 @@ def test_what_an_agent_imports_of_another_is_there_already():
     assert reward(AUX, f"try:\n    math\nexcept NameError:\n    import math\n{used}") == 4
 
 
+TABLES = {  # made in a block of their own
+    "a pattern": ("import re\nP = re.compile('x')", "2 * int(P.sub('', f'x{x}'))"),
+    "of a comprehension": ("P = {n: 2 * n for n in range(-9, 9)}", "P[x]"),
+    "of a function": ("def twice(x):\n    return 2 * x\n\nP = {n: twice(n) for n in range(-9, 9)}", "P[x]"),
+    "a function": ("P = lambda n: 2 * n", "P(x)"),
+    "where results are kept": ("from collections import defaultdict\nP: dict = defaultdict(int)", "P[x] + 2 * x"),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_what_a_function_reads_may_be_made_in_another_block(name):
+    made, value = TABLES[name]
+    helper = f"First\n```python\n{made}\n```\nand then\n```python\ndef aux(x):\n    return {value}\n```"
+    assert reward(helper, MAIN) == 4
+    table = "```\nP = {n: aux(n) for n in range(-9, 9)}\n```\n```\n" + MAIN.replace("aux(x)", "P[x]") + "```"
+    assert reward(AUX, table) == 4
+
+
+def test_an_example_in_another_block_is_not_the_functions_variable():
+    shown = "```\n{main}```\nAn example:\n```\ntotal = f([1, 2])\nx = undefined\n```"
+    assert reward(AUX, shown.format(main=MAIN)) == 4
+    reads = MAIN.replace("    return", "    total = 0\n    return total +")
+    assert reward(AUX, shown.format(main=reads)) == 4
+
+
 def test_a_function_may_be_made_of_the_librarys_of_the_same_name():
     tests, inside = "assert gcd(4, 6) == 2\nassert gcd(3, 5) == 1", "    from math import gcd\n    return"
     helper, main = f"def aux(a, b):\n{inside} [gcd(a, b)]", "def gcd(a, b):\n    return aux(a, b)[0]"
     answers = [Answer([helper, main], ["aux"], "gcd", tests, ["gcd"])]
     answers += [Answer([f"def gcd(a, b):\n{inside} gcd(a, b)"], [], "gcd", tests, ["gcd"])]
+    for line, module in ("import math", "math"), ("import os.path, math", "math"):
+        helper = f"{line}\ndef aux(a, b):\n    return [{module}.gcd(a, b)]"
+        assert coding_rewards([Answer([helper, main], ["aux"], "gcd", tests, ["gcd"])])[0].reward == 4
     helper = "import math\ndef aux(a, b):\n    return [math.gcd(a, b)]"
     answers += [Answer([helper, main], ["aux"], "gcd", tests, ["gcd"])]
     assert [score.reward for score in coding_rewards(answers)] == [4, 2.1, 4]

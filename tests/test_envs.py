@@ -300,6 +300,11 @@ MALFORMED = {
         HUMANEVAL,
         {"entry_point": "aux", "prompt": HUMANEVAL["prompt"].replace(" f(", " aux(")},
     ),
+    "MBPP's function of a helper's name": (
+        "mbpp",
+        MBPP,
+        {"code": "def aux(x):\n    return x + 1", "test_list": ["assert aux(1) == 2", "assert aux(2) == 3"]},
+    ),
     "a class that is not there": ("classeval", CLASSEVAL, {"class_name": "Nowhere"}),
 }
 
