@@ -756,8 +756,9 @@ if __name__ == "__main__":
             stops = [tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id)]
             if tokenizer.chat_template:  # what ends a turn there: base models do not name it as a stop token
                 turn = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "ANSWER"}]
-                behind = tokenizer.apply_chat_template(turn, tokenize=False).partition("ANSWER")[2]
-                special = [id for id, token in tokenizer.added_tokens_decoder.items() if token.special]
+                _, said, behind = tokenizer.apply_chat_template(turn, tokenize=False).rpartition("ANSWER")
+                special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special and said}
+                special.discard(tokenizer.unk_token_id)
                 stops += [id for id in tokenizer(behind, add_special_tokens=False).input_ids if id in special][:1]
             agent = SimpleNamespace(model=model.eval(), tokenizer=tokenizer)  # eval: no dropout
             agent.stop_ids = torch.tensor([int(stop) for stop in stops if stop is not None], device=place)
@@ -811,7 +812,7 @@ if __name__ == "__main__":
     if args.resume:
         shapes = lambda models: [{key: p.shape for key, p in trained.items()} for trained in models]
         if shapes(state["models"]) != shapes(agent.trained for agent in agents):
-            fail(f"--resume {args.resume}: other weights; use its --model, --num-agents, --lora-rank and versions.")
+            fail(f"--resume {args.resume}: other weights; use its --model and versions.")
         for agent, weights, moments in zip(agents, state["models"], state["optimizers"]):
             agent.model.load_state_dict(weights, strict=False)
             agent.optimizer.load_state_dict(moments)
@@ -959,7 +960,8 @@ if __name__ == "__main__":
             for i, agent in enumerate(agents if saved else ()):
                 # the policy that was trained: not the part of it that a base model's generation_config would sample
                 policy = {"do_sample": True, "temperature": args.temperature, "top_k": 0, "top_p": 1.0}
-                policy |= {"eos_token_id": agent.stop_ids.tolist(), "pad_token_id": agent.tokenizer.pad_token_id}
+                policy["eos_token_id"] = sorted({*agent.stop_ids.tolist()}) or None
+                policy["pad_token_id"] = agent.tokenizer.pad_token_id
                 agent.model.generation_config = transformers.GenerationConfig(**policy)
                 agent.model.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
                 agent.tokenizer.save_pretrained(os.path.join(run_dir, f"agent_{i}"))

@@ -63,9 +63,9 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=None):
     owned = [*helpers, entry_point]
     bodies, defined, errors, may_fail = [], [], [], set()
     for i, (name, text) in enumerate(zip(owned, texts)):
-        body, error = read_function(text, name)
-        errors.append(error[:200])
         others = {*owned} - {name}  # what another agent was asked for is not this one's to define
+        body, error = read_function(text, name, others)
+        errors.append(error[:200])
         body = [n for n in body if not (isinstance(n, FUNCTIONS) or _is_constant(n)) or not _gives(n) & others]
         body = _joined(body, others, owned)
         # What reads a function that is not there yet is an example of use.
@@ -102,7 +102,8 @@ def _joined(body, others, owned):
     gcd may be made.
     """
     nodes = [(n, part) for n in body for part in ast.walk(n)]
-    library = lambda node: (getattr(node, "module", None) or "").partition(".")[0] in sys.stdlib_module_names
+    module = lambda node, part: getattr(node, "module", part.name) or ""  # of `from . import`: none
+    library = lambda node: all(module(node, p).partition(".")[0] in sys.stdlib_module_names for p in node.names)
     imports = [node for _, node in nodes if isinstance(node, IMPORTS) and not library(node)]
     modules = set().union(*map(_gives, imports)) - sys.stdlib_module_names
     joined = set()  # those of them that stand for the others' code
@@ -113,14 +114,15 @@ def _joined(body, others, owned):
     for top, node in nodes:
         if node not in imports:
             continue
-        idle = _is_idle(node, owned) or _gives(node) <= joined
-        if isinstance(node, ast.ImportFrom) and not idle:  # from helpers import aux, other
-            node.names = [part for part in node.names if part.name not in owned or part.asname]
-        if idle and isinstance(top, DEFINITIONS):
+        there = lambda part: part.name in owned and part.asname in (None, part.name)
+        kept = [p for p in node.names if not there(p) and (p.asname or p.name.partition(".")[0]) not in joined]
+        if kept:
+            node.names = kept
+        elif isinstance(top, DEFINITIONS):
             node.__class__ = ast.Pass  # it may be the only statement of its block
-        elif not idle and len(node.names) == 1 and node.names[0].name in others:
-            node.__class__, node.value = ast.Assign, ast.Name(node.names[0].name, ast.Load())
-            node.targets = [ast.Name(node.names[0].asname, ast.Store())]
+        if len(kept) == 1 and kept[0].name in others:
+            node.__class__, node.value = ast.Assign, ast.Name(kept[0].name, ast.Load())
+            node.targets = [ast.Name(kept[0].asname, ast.Store())]
             ast.fix_missing_locations(node)
     return [node for node in body if not _is_idle(node, owned)]
 
@@ -170,14 +172,17 @@ def prepare_class(texts, assigned, class_name, base):
         errors.append(error[:200])
         functions = [f for n in statements for f in ast.walk(n) if isinstance(f, FUNCTIONS) and not is_stub(f)]
         begun = {_root(decorator) for f in functions for decorator in f.decorator_list}  # as in @count.setter
-        # A function that is called by its bare name stands outside, though its argument may be called self.
+        # What may be called by its bare name stands outside as well, though its argument is called self.
         bodies = [part for f in functions for part in f.body] + [n for n in statements if n not in functions]
-        bare = set().union(*map(_loaded, bodies)) - methods.keys()
-        bare -= {part.attr for n in statements for part in ast.walk(n) if isinstance(part, ast.Attribute)}
+        bare = (
+            set().union(*map(_loaded, bodies)).difference(given, *[_gives(n) for n in statements if not _is_method(n)])
+        )
         found = {}  # by method: what defines it
         for node in statements:
             whole = isinstance(node, ast.ClassDef) and node.name == class_name
-            inside = whole or (_is_method(node) and node.name not in bare)
+            inside = whole or _is_method(node)
+            if inside and not whole and node.name in bare:
+                further.append(node)
             for part in node.body if whole else [node]:
                 if inside and _binds_unsaid(part):
                     continue
@@ -185,7 +190,7 @@ def prepare_class(texts, assigned, class_name, base):
                 if isinstance(part, FUNCTIONS):
                     stored = {name} & methods.keys() if name in begun or not is_stub(part) else set()
                 else:
-                    stored = _stored(part, class_name, inside) & (methods.keys() | HOOKS)
+                    stored = _stored(part, class_name, methods if inside else ()) & (methods.keys() | HOOKS)
                 for method in stored:
                     found.setdefault(method, []).append(part)
                 if not stored.issubset(names):  # it sets another agent's
@@ -206,9 +211,14 @@ def prepare_class(texts, assigned, class_name, base):
                     part.decorator_list = part.decorator_list or methods[name].decorator_list
         wrote.append(found)
     # Decorators and defaults of methods may read what is added; but what replaces or reads a method comes last.
-    last = [n for n in added if (_stored(n, class_name, inside=True) | _loaded_at_once(n)) & methods.keys()]
-    body = [part for node in owner.body for part in filled.get(node, [node])]
-    owner.body = [n for n in added if n not in last] + body + last
+    last, names = [], {*methods}
+    for node in added:
+        if (_stored(node, class_name, methods) | _gives(node) | _loaded_at_once(node)) & names:
+            last.append(node)
+            names |= _gives(node)
+    first = list(itertools.takewhile(lambda node: not isinstance(node, FUNCTIONS), owner.body))
+    body = [part for node in owner.body[len(first) :] for part in filled.get(node, [node])]
+    owner.body = first + [node for node in added if node not in last] + body + last
 
     def is_late(statement, said, names):
         replaces = not isinstance(statement, IMPORTS) and _gives(statement) & known
@@ -255,13 +265,18 @@ def _binds_unsaid(part):
     return walrus or not REACH.isdisjoint(getattr(node, field, None) for node in at_once for field in SAYING)
 
 
-def _stored(statement, class_name, inside):
-    """Names of the class that a statement assigns to, in the class or from outside, also by setattr."""
-    targets = [n for n in _walk([statement]) if not isinstance(getattr(n, "ctx", ast.Load()), ast.Load)]
-    calls = [n for n in _walk([statement]) if isinstance(n, ast.Call) and len(n.args) > 2]
-    names = {n.id for n in targets if inside and isinstance(n, ast.Name)}
-    names |= {n.attr for n in targets if isinstance(n, ast.Attribute) and _root(n.value) == class_name}
-    attributes = [c.args[1] for c in calls if _root(c.func) == "setattr" and _root(c.args[0]) == class_name]
+def _stored(statement, class_name, methods):
+    """Names of the class to which a statement gives a meaning or a part, such as __code__, also by setattr.
+
+    methods: in the class those that it has; outside, where names mean something else, none
+    """
+    nodes = list(_walk([statement]))
+    calls = [n for n in nodes if isinstance(n, ast.Call) and _root(n.func) == "setattr" and len(n.args) > 2]
+    targets = [n for n in nodes if not isinstance(getattr(n, "ctx", ast.Load()), ast.Load)]
+    names = {n.id for n in targets if methods and isinstance(n, ast.Name)}
+    for path in map(_path, [*targets, *[call.args[0] for call in calls]]):  # Box.size.__code__, or size.__code__
+        names.update(path[1:2] if path[0] == class_name else {path[0]} & {*methods})
+    attributes = [call.args[1] for call in calls if _path(call.args[0]) == [class_name]]
     return names | {a.value for a in attributes if isinstance(a, ast.Constant)}
 
 
@@ -272,7 +287,7 @@ def _not_using(statements, class_name):
     """
 
     def is_example(statement, said, names):
-        only_sets = said.count(class_name) == len(_stored(statement, class_name, inside=False))
+        only_sets = said.count(class_name) == len(_stored(statement, class_name, methods=()))
         return not only_sets or not (UNSAID | names).isdisjoint(said)
 
     examples = _leading(statements, is_example)
@@ -485,11 +500,13 @@ UNREAD = (SyntaxError, ValueError, MemoryError, RecursionError)
 TOO_LARGE = "too deep or too long for Python"
 
 
-def read_function(text, name):
+def read_function(text, name, foreign=()):
     """(statements, first syntax error): the code of a completion that is to define the function `name`.
 
+    foreign: names that are others' to define
+
     It is the whole text, or else its last block that defines the function with something returned, or at least with
-    something in it, behind what it needs of the imports, definitions and constants in other blocks; or else the
+    something in it, behind what it needs of the imports, definitions and assignments in other blocks; or else the
     beginning of the first block.
     """
     bodies = read_blocks(text)
@@ -501,9 +518,9 @@ def read_function(text, name):
         blocks = _fenced(text)
         return _parse(next((block for block in blocks if re.search(rf"\bdef\s+{name}\b", block)), blocks[0]))
     others = [node for body, function in zip(bodies, functions) if function is None for node in body]
-    # Also a table that is made, as by re.compile; but no `result = f(1)`, and no variable of the function's.
-    nodes = [node for part in chosen[-1] for node in ast.walk(part) if isinstance(node, (ast.Name, ast.arg))]
-    own = {name}.union(*map(_binds, nodes))
+    # Also a table that is made, as by re.compile; but no `result = f(1)`, and none whose name means something here.
+    nodes = [n for part in chosen[-1] for n in ast.walk(part) if not isinstance(n, (ast.Attribute, ast.Subscript))]
+    own = {name, *foreign}.union(dir(builtins), *map(_binds, nodes))
     made = lambda node: isinstance(node, ASSIGNING) and name not in _loaded(node) and own.isdisjoint(_gives(node))
     others = [node for node in others if isinstance(node, NAMING) or _is_constant(node) or made(node)]
     return _needed(others, chosen[-1]) + chosen[-1], ""
@@ -523,6 +540,7 @@ def read_methods(text, names, given, class_name):
         bodies = [body]
     chosen = [b for b in bodies if any(_is_method(n) or getattr(n, "name", None) in given for n in b)] or bodies
     others = [node for body in bodies if body not in chosen for node in body]
+    others = [node for node in others if not (isinstance(node, ASSIGNING) and _gives(node) & {*dir(builtins)})]
     chosen = list(itertools.chain(*chosen))
     # One step too deep below another method, which does not read it.
     functions = [f for n in chosen for f in ast.walk(n) if isinstance(f, FUNCTIONS) and not is_stub(f)]
@@ -679,11 +697,18 @@ def _loaded(node, hints=True):
     return {n.id for n in names if isinstance(n.ctx, ast.Load)}
 
 
+def _path(node):
+    """The names of a.b[c].d(), from the left: a, b and d."""
+    names = []
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call, ast.Starred)):
+        names += [node.attr] if isinstance(node, ast.Attribute) else []
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return [getattr(node, "id", None), *reversed(names)]
+
+
 def _root(node):
     """The name at the left end of a.b[c].d()."""
-    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call, ast.Starred)):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node.id if isinstance(node, ast.Name) else None
+    return _path(node)[0]
 
 
 def _walk(nodes):

@@ -215,6 +215,10 @@ FORMS = {
     "    def size(self, start=Start.n, more=NONE, most=zero()): return len(self.items) + start + more + most",
     "a function of self": "def n(self):\n    return len(self.items)\ndef size(self): return n(self)",
     "a function of self, set": "def n(self):\n    return len(self.items)\nBox.size = n",
+    "attributes that read methods": "class Box:\n    def size(self): return len(self.items)\n"
+    "    def check(self, f=size): return f(self)\n    both = check\n    def twice(self, g=check): return g(self)",
+    "a built-in's name in another block": "```\nlen = sum([1, 2])\n```\n"
+    "```\ndef size(self):\n    return len(self.items)\n```",
     "a method that is a name, too": "def n(self):\n    return len(self.items)\n"
     "def size(self):\n    n = 0\n    return n + self.n()",
 }
@@ -240,6 +244,35 @@ def test_tests_have_their_setup_and_a_skipped_one_is_not_passed():
     assert score(ONE, TWO, tests=TESTS.replace("import unittest", ""), setup="import unittest").reward == 6
     skipped = TESTS.replace("    def test_init", "    @unittest.skip('not here')\n    def test_init")
     assert score(ONE, TWO, tests=skipped).parts["tests"] == pytest.approx(4 * 4 / 5)
+
+
+def test_a_method_of_ones_own_is_there_for_the_others():
+    """Though its name is also that of a variable."""
+    two = "def total(self):\n    return len(self.items)\n"
+    two += "def size(self):\n    total = len(self.items)\n    return total\n"
+    one = ADD.replace("self.items.append(x)", "self.total(), self.items.append(x)") + DOUBLE
+    assert score(one, two + AREA).reward == 6
+
+
+def test_what_is_added_may_read_the_skeletons_attributes():
+    base = BASE.replace('"""Numbers."""', "MOST = 0")
+    assert score(ONE, "def n(self, start=MOST): return start\n" + TWO, base=base).reward == 6
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "{}.__code__ = (lambda self, r: 3.14159).__code__",
+        "x = setattr({}, '__code__', (lambda self, r: 3.14159).__code__)",
+    ],
+)
+def test_a_part_of_anothers_method_is_not_ones_own(inside, way):
+    one, wrong = ONE, AREA.replace("math.pi", "0")
+    line = way.format("area" if inside else "Box.area")
+    one = "class Box:\n" + textwrap.indent(one + line, "    ") if inside else one + line
+    found = score(one, SIZE + wrong)
+    assert found.parts["tests"] == pytest.approx(3.2) and found.parts["doubled"] < 0
 
 
 def test_a_property_may_be_made_behind_its_method():

@@ -510,6 +510,7 @@ def test_what_an_agent_imports_of_another_is_there_already():
         assert reward(AUX, MAIN.replace("return", f"{line}\n    return")) == 4
     modules = {"import helpers": "helpers", "import team.helpers as h": "h", "import aux": "aux"}
     modules |= {"from . import helpers": "helpers", "from team import helpers as h": "h", "import team.h": "team.h"}
+    modules |= {"import helpers, math": "helpers"}
     for line, module in modules.items():
         main = MAIN.replace("aux(", f"{module}.aux(")
         assert reward(AUX, f"{line}\n{main}") == 4, line
@@ -548,10 +549,14 @@ def test_what_a_function_reads_may_be_made_in_another_block(name):
 
 
 def test_an_example_in_another_block_is_not_the_functions_variable():
-    shown = "```\n{main}```\nAn example:\n```\ntotal = f([1, 2])\nx = undefined\n```"
-    assert reward(AUX, shown.format(main=MAIN)) == 4
-    reads = MAIN.replace("    return", "    total = 0\n    return total +")
-    assert reward(AUX, shown.format(main=reads)) == 4
+    shown = "```\n{main}```\nAn example:\n```\n{line}\n```"
+    main = MAIN.replace(
+        "    return", "    total = 0\n    try: len([], 1)\n    except TypeError as e: total -= total\n    return"
+    )
+    main = main.replace("return", "import math\n    def g(x): return math.trunc(x)\n    return g(total) +")
+    for name in ("total", "x", "e", "math", "g", "f", "aux", "sum", "len"):
+        for value in ("f([1, 2])", "undefined", "aux(1)", "lambda x: 2 * x"):
+            assert reward(AUX, shown.format(main=main, line=f"{name} = {value}")) == 4, (name, value)
 
 
 def test_a_function_may_be_made_of_the_librarys_of_the_same_name():
@@ -559,8 +564,8 @@ def test_a_function_may_be_made_of_the_librarys_of_the_same_name():
     helper, main = f"def aux(a, b):\n{inside} [gcd(a, b)]", "def gcd(a, b):\n    return aux(a, b)[0]"
     answers = [Answer([helper, main], ["aux"], "gcd", tests, ["gcd"])]
     answers += [Answer([f"def gcd(a, b):\n{inside} gcd(a, b)"], [], "gcd", tests, ["gcd"])]
-    for line, module in ("import math", "math"), ("import os.path, math", "math"):
-        helper = f"{line}\ndef aux(a, b):\n    return [{module}.gcd(a, b)]"
+    for line, module in ("import math", "math"), ("import os.path, math as m", "m"):
+        helper = f"def aux(a, b):\n    {line}\n    return [{module}.gcd(a, b)]"
         assert coding_rewards([Answer([helper, main], ["aux"], "gcd", tests, ["gcd"])])[0].reward == 4
     helper = "import math\ndef aux(a, b):\n    return [math.gcd(a, b)]"
     answers += [Answer([helper, main], ["aux"], "gcd", tests, ["gcd"])]

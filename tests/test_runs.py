@@ -1270,7 +1270,17 @@ def test_saved_agents_sample_what_was_trained(script, run, model_dir, tmp_path):
     run_dir = pathlib.Path(run(script, *TOY, *flags)["run_dir"])
     config = AutoModelForCausalLM.from_pretrained(run_dir / "agent_1").generation_config
     assert config.do_sample and (config.temperature, config.top_k, config.top_p) == (0.7, 0, 1.0)
-    assert set(config.eos_token_id) == {STOP, *range(10, 30)}
+    assert config.eos_token_id == [STOP, *range(10, 30)]
+
+
+@two_scripts
+def test_a_saved_agent_without_a_stop_token_can_generate(script, run, tmp_path):
+    tokenizer = make_tokenizer(chat_template=None, pad=None)
+    tokenizer.eos_token = None
+    path = save_model(tmp_path / "m", stops=(), tokenizer=tokenizer)
+    run_dir = pathlib.Path(run(script, *TOY, "--model", path, "--num-iterations", 1)["run_dir"])
+    model = AutoModelForCausalLM.from_pretrained(run_dir / "agent_0")
+    assert model.generate(torch.tensor([[5, 6]]), max_new_tokens=4).shape == (1, 6)
 
 
 @two_scripts
