@@ -629,7 +629,8 @@ def _fenced(text):
 def _statements_of(code):
     """The statements, or None where it is no Python; it may be indented, also in the first or all other lines only."""
     pieces = re.split(rf"^(?={CODE})", code, flags=re.MULTILINE)
-    for form in (code, textwrap.dedent("    " + code), "".join(map(textwrap.dedent, pieces))):
+    # In this order: where the first line alone is moved, a body of comments and more could be read as one of comments.
+    for form in (code, textwrap.dedent(code), textwrap.dedent("    " + code), "".join(map(textwrap.dedent, pieces))):
         try:
             return _tree(form).body
         except UNREAD:

@@ -137,6 +137,7 @@ def test_range():
 FORMS = {
     "class around it": "class Box:\n    def size(self):\n        return len(self.items)\n",
     "indented": "    def size(self):\n        return len(self.items)\n",
+    "indented, a comment first": "    def size(self):\n        # How many\n        return len(self.items)\n",
     "fence": "Here:\n```python\ndef size(self):\n    return len(self.items)\n```\nDone.",
     "two fences": "```\nimport os\n```\nand\n```python\ndef size(self):\n    return len(self.items)\n```",
     "first line not indented": "def size(self):\n        return self.n()\n\n"
