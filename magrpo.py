@@ -157,7 +157,7 @@ def encode(agent, prompts, max_new_tokens):
             prompts = [prompt.replace(token.content, text) for prompt in prompts]
     if agent.tokenizer.chat_template:
         chat = {"add_generation_prompt": True, "tokenize": False}
-        chat |= {"enable_thinking": False, "date_string": "26 Jul 2024"}  # where a template reads them: not today's
+        chat |= {"enable_thinking": False, "date_string": "26 Jul 2024"}  # to templates that read them
         prompts = [agent.tokenizer.apply_chat_template([{"role": "user", "content": p}], **chat) for p in prompts]
     prompt_ids = agent.tokenizer(prompts, add_special_tokens=not agent.tokenizer.chat_template).input_ids
     longest, prompt = max(zip(map(len, prompt_ids), prompts))
