@@ -151,8 +151,8 @@ def prepare_class(texts, assigned, class_name, base):
     statements all, but in the class only definitions and assignments, and none of HOOKS, and outside none that uses or
     replaces the class. A method that is called by its bare name stands outside as well. What is added in the class
     comes before the methods, and behind them where it reads or replaces one. Of a block without methods only what the
-    blocks with methods read. What is outside goes before
-    the class, as defaults may read it, unless it leads to the class or to REACH, or gives a known name a meaning.
+    blocks with methods read. What is outside goes before the class, as defaults may read it, unless it leads to the
+    class or to REACH, or gives a known name a meaning.
 
     Returns (syntax tree, None where there is no program that compiles; facts). Facts:
     written: list[list[bool]], for each assigned method whether its agent wrote it, with more than a stub for a body
