@@ -37,7 +37,7 @@ def ours(job):
 
 
 def with_slips(job, groups, left_out):
-    """The gradient of a loss that trains pads, and leaves out the last positions of all: of comlrl's, that of one."""
+    """The gradient of a loss that trains pads, but not the last `left_out` positions: comlrl's leaves out one."""
     import torch
     from transformers import AutoModelForCausalLM
 

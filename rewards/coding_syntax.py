@@ -106,7 +106,8 @@ def _joined(body, others, owned):
     library = lambda node: all(module(node, p).partition(".")[0] in sys.stdlib_module_names for p in node.names)
     imports = [node for _, node in nodes if isinstance(node, IMPORTS) and not library(node)]
     modules = set().union(*map(_gives, imports)) - sys.stdlib_module_names
-    joined = set()  # those of them that stand for the others' code
+    there = lambda part: part.name in owned and part.asname in (None, part.name)
+    joined = set()  # those of the modules that stand for the others' code
     for _, node in nodes:
         if isinstance(node, ast.Attribute) and node.attr in others and _root(node.value) in modules:
             joined.add(_root(node.value))
@@ -114,7 +115,6 @@ def _joined(body, others, owned):
     for top, node in nodes:
         if node not in imports:
             continue
-        there = lambda part: part.name in owned and part.asname in (None, part.name)
         kept = [p for p in node.names if not there(p) and (p.asname or p.name.partition(".")[0]) not in joined]
         if kept:
             node.names = kept
@@ -176,9 +176,8 @@ def prepare_class(texts, assigned, class_name, base):
         begun = {_root(decorator) for f in functions for decorator in f.decorator_list}  # as in @count.setter
         # What may be called by its bare name stands outside as well, though its argument is called self.
         bodies = [part for f in functions for part in f.body] + [n for n in statements if n not in functions]
-        bare = (
-            set().union(*map(_loaded, bodies)).difference(given, *[_gives(n) for n in statements if not _is_method(n)])
-        )
+        elsewhere = given.union(*[_gives(n) for n in statements if not _is_method(n)])
+        bare = set().union(*map(_loaded, bodies)) - elsewhere
         found = {}  # by method: what defines it
         for node in statements:
             whole = isinstance(node, ast.ClassDef) and node.name == class_name
@@ -212,7 +211,8 @@ def prepare_class(texts, assigned, class_name, base):
                 for part in [] if again else parts:
                     part.decorator_list = part.decorator_list or methods[name].decorator_list
         wrote.append(found)
-    # Decorators and defaults of methods may read what is added; but what replaces or reads a method comes last.
+    # What is added may read the skeleton's attributes, and decorators and defaults of methods may read it; but what
+    # replaces or reads a method, or what does so, comes last.
     last, names = [], {*methods}
     for node in added:
         if (_stored(node, class_name, methods) | _gives(node) | _loaded_at_once(node)) & names:
