@@ -2,12 +2,12 @@
 
 import importlib.util
 import re
-import subprocess
 import sys
 
 import pytest
 import torch
 from conftest import ROOT
+from processes import printed_by
 
 
 def load(name, monkeypatch):
@@ -47,10 +47,8 @@ def test_products_are_recorded_with_their_backward_passes_and_nothing_else_is(mo
 
 
 def test_sandbox_times_answers():
-    command = [sys.executable, "benchmarks/sandbox.py", "--rounds", "1", "--timeout", "0.5"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    rows = dict(re.findall(r"^\| (.*) \| ([\d.]+) \|$", done.stdout, re.M))
+    printed = printed_by(ROOT / "benchmarks" / "sandbox.py", "--rounds", 1, "--timeout", 0.5)
+    rows = dict(re.findall(r"^\| (.*) \| ([\d.]+) \|$", printed, re.M))
     assert {"one answer", "100 answers", "64 answers, 1 core(s)"} <= rows.keys()
     # endless loops last as long as they may: if the answers did not run, they would not
     endless = [float(time) for name, time in rows.items() if "endless" in name]
@@ -58,10 +56,9 @@ def test_sandbox_times_answers():
 
 
 def test_the_card_has_a_cell_for_each_evaluation():
-    command = [sys.executable, "benchmarks/card.py", "--envs", "humaneval", "--eval-tasks", "2", "--most-agents", "1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| humaneval")]
+    flags = ("--envs", "humaneval", "--eval-tasks", 2, "--most-agents", 1)
+    printed = printed_by(ROOT / "benchmarks" / "card.py", *flags)
+    rows = [line.split(" | ") for line in printed.splitlines() if line.startswith("| humaneval")]
     assert len(rows) == 3
     for _, *cells in rows:
         assert len(cells) == 1 and all(re.fullmatch(r"-?\d\.\d\d|nan", cell.strip(" |")) for cell in cells)
@@ -70,19 +67,17 @@ def test_the_card_has_a_cell_for_each_evaluation():
 
 @pytest.mark.parametrize("model", [[], ["--hidden-size", "64"]])
 def test_throughput_compares_at_a_small_size(model):
-    command = [sys.executable, "benchmarks/throughput.py", "--rounds", "1", "--prompt-tokens", "12", *model]
-    command += ["--num-tasks", "2", "--completion-tokens", "6", "--num-generations", "3"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    tables = [line for line in done.stdout.splitlines() if line.startswith(("| sampling", "| training", "| whole"))]
-    assert len(tables) == 6 and "of a gradient" in done.stdout
-    profiles = re.findall(r"by operator, of the time in all of them: (.*)", done.stdout)
+    flags = ("--rounds", 1, "--prompt-tokens", 12, "--num-tasks", 2, "--completion-tokens", 6, "--num-generations", 3)
+    printed = printed_by(ROOT / "benchmarks" / "throughput.py", *flags, *model)
+    tables = [line for line in printed.splitlines() if line.startswith(("| sampling", "| training", "| whole"))]
+    assert len(tables) == 6 and "of a gradient" in printed
+    profiles = re.findall(r"by operator, of the time in all of them: (.*)", printed)
     assert len(profiles) == 2
     for shares in profiles:
         shares = [int(share) for share in re.findall(r" (\d+)%", shares)]
         # each is rounded; how large they are is the machine's matter
         assert len(shares) == 10 and shares == sorted(shares, reverse=True) and 0 < sum(shares) <= 105
-    gaps = [float(gap) for gap in re.findall(r": (\d\.\de-\d+)", done.stdout.splitlines()[-1])]
+    gaps = [float(gap) for gap in re.findall(r": (\d\.\de-\d+)", printed.splitlines()[-1])]
     assert len(gaps) == 2 and max(gaps) < 1e-4
 
 

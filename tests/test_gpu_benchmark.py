@@ -12,6 +12,7 @@ import pytest
 import torch
 import tyro
 from conftest import ROOT
+from processes import printed_by
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -178,12 +179,11 @@ def test_the_peers_get_arguments_that_they_know(monkeypatch):
 
 def test_the_tables_are_there(tmp_path):
     output = tmp_path / "results" / "gpu.md"
-    command = [sys.executable, ROOT / "benchmarks" / "gpu.py", "--device", "cpu", "--shrink", 32, "--rounds", 1]
-    command += ["--models", MODELS[1], "--no-peers", "--max-batch-tokens", 8192, "--output", output]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    flags = ("--device", "cpu", "--shrink", 32, "--rounds", 1, "--models", MODELS[1], "--no-peers")
+    flags += ("--max-batch-tokens", 8192, "--output", output)
+    printed = printed_by(ROOT / "benchmarks" / "gpu.py", *flags)
     text = output.read_text()
-    assert text.strip() in done.stdout
+    assert text.strip() in printed
     for part in ("commit ", f"torch {torch.__version__}", "seed=1", "divided by 32", "Not measured (--no-peers)."):
         assert part in text
     tables = {}

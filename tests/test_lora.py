@@ -7,10 +7,10 @@ import sys
 import pytest
 import torch
 from conftest import CRITIC_FREE, SCRIPTS, save_model, two_scripts
+from processes import printed_by
 from safetensors.torch import load_file
 from test_gradient import TOY, slow_gradient, updates  # noqa: F401, a fixture
 from test_math import exact_logprobs
-from test_runs import subprocess_run
 from transformers import AutoModelForCausalLM, Qwen3MoeForCausalLM
 
 peft = pytest.importorskip("peft", reason="optional, for --lora-rank; .ci/run installs it")
@@ -132,9 +132,7 @@ def step(optimizer, closure=None):
     torch.save(weights, f"adapters_{os.environ['RANK']}.pt")
 torch.optim.AdamW.step = step
 """
-    process = subprocess_run(CRITIC_FREE[0], *flags(model_dir, *more), cwd=tmp_path, processes=2, code=code)
-    printed, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, printed
+    printed_by(CRITIC_FREE[0], *flags(model_dir, *more), cwd=tmp_path, processes=2, code=code)
     first, second = (torch.load(tmp_path / f"adapters_{rank}.pt") for rank in range(2))
     assert len(first) == len(second) == 4  # two agents, two iterations
     assert all(torch.equal(one, other) for step in zip(first, second) for one, other in zip(*step))

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import CRITIC_FREE, END, ROOT, SCRIPTS, STOP, make_tokenizer, save_model, two_scripts
+from processes import Started, printed_by
 from toy import Step
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
@@ -49,28 +50,20 @@ def weights_of(run_dir, agent=0):
     return AutoModelForCausalLM.from_pretrained(os.path.join(run_dir, f"agent_{agent}")).state_dict()
 
 
-def subprocess_run(script, *args, code=None, cwd, processes=1, **kwargs):
-    """The script in a process of its own; `code` is run before it, to break something."""
-    env = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
-    start, end = (
-        f"import runpy, sys; sys.argv[0] = {str(script)!r}",
-        "runpy.run_path(sys.argv[0], run_name='__main__')",
-    )
+def torchrun(script, *args, code, cwd):
+    """What the script prints in two processes; `code` is run before it, to break something."""
     launcher = cwd / "launcher.py"
-    launcher.write_text("\n".join([start, code or "", end]))
-    torchrun = [
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        str(processes),
-        "--master-port",
-        "0",
-        "--standalone",
-    ]
-    command = [sys.executable, *(torchrun if processes > 1 else []), str(launcher), *map(str, args)]
-    return subprocess.Popen(
-        command, cwd=cwd, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **kwargs
+    launcher.write_text(f"import runpy, sys; sys.argv[0] = {str(script)!r}\n{code}\n")
+    with open(launcher, "a") as file:
+        file.write("runpy.run_path(sys.argv[0], run_name='__main__')")
+    env = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    command += ["--standalone", str(launcher), *map(str, args)]
+    done = subprocess.run(
+        command, cwd=cwd, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120
     )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
 
 
 @two_scripts
@@ -269,8 +262,8 @@ def test_a_run_on_a_file_can_be_resumed_in_another_folder(script, run, model_dir
     assert run(script, *TOY, *flags, "--num-iterations", 0)["args"].dataset == "sample"
     (tmp_path / "elsewhere").mkdir()
     more = ("--resume", run_dir, "--num-iterations", 2)
-    printed, _ = subprocess_run(script, *more, cwd=tmp_path / "elsewhere").communicate(timeout=120)
-    assert len(metrics_of(run_dir)) == 3, printed
+    printed_by(script, *more, cwd=tmp_path / "elsewhere")
+    assert len(metrics_of(run_dir)) == 3
 
 
 @two_scripts
@@ -517,7 +510,7 @@ def test_an_error_of_an_environment_of_the_users_own_keeps_its_traceback(run, mo
 
 
 def test_what_a_terminal_cannot_show_is_written_in_ascii(model_dir, tmp_path):
-    process = subprocess_run(
+    printed = printed_by(
         SCRIPTS[0],
         *(*TOY, "--model", model_dir, "--num-iterations", 1),
         cwd=tmp_path,
@@ -526,13 +519,12 @@ def test_what_a_terminal_cannot_show_is_written_in_ascii(model_dir, tmp_path):
         "import transformers\n"
         "transformers.PreTrainedTokenizerBase.batch_decode = lambda self, ids, **options: ['\u00e9'] * len(ids)",
     )
-    printed, _ = process.communicate(timeout=120)
-    assert process.returncode == 0 and "agent 0 wrote: \\xe9" in printed and "evaluation: return" in printed, printed
+    assert "agent 0 wrote: \\xe9" in printed and "evaluation: return" in printed, printed
 
 
 def test_an_interrupt_before_the_first_iteration_needs_no_traceback(model_dir, tmp_path):
     code = "import os, signal, toy\ntoy.Letters.tasks = lambda self, split: os.kill(os.getpid(), signal.SIGINT)"
-    process = subprocess_run(SCRIPTS[0], *TOY, "--model", model_dir, cwd=tmp_path, code=code)
+    process = Started(SCRIPTS[0], *TOY, "--model", model_dir, cwd=tmp_path, code=code)
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 1 and "interrupted before the first iteration" in printed
     assert "Traceback" not in printed
@@ -541,9 +533,9 @@ def test_an_interrupt_before_the_first_iteration_needs_no_traceback(model_dir, t
 @two_scripts
 def test_a_signal_finishes_the_iteration_saves_and_says_how_to_go_on(script, model_dir, tmp_path):
     flags = (*TOY, "--model", model_dir, "--num-iterations", 100_000, "--output-dir", tmp_path / "runs")
-    process = subprocess_run(script, *flags, cwd=tmp_path)
+    process = Started(script, *flags, cwd=tmp_path)
     while not (found := list(tmp_path.glob("runs/*/metrics.jsonl"))) or found[0].read_text().count("\n") < 3:
-        assert process.poll() is None, process.stdout.read()
+        assert process.poll() is None, process.read()
         time.sleep(0.05)
     process.send_signal(signal.SIGINT if script.stem == "ippo" else signal.SIGTERM)
     printed, _ = process.communicate(timeout=60)
@@ -584,7 +576,7 @@ def killed_half_way(state, path):
 torch.save = killed_half_way
 """
     flags = (*TOY, "--model", model_dir, "--num-iterations", 4, "--save-every", 1, "--output-dir", tmp_path / "runs")
-    process = subprocess_run(script, *flags, cwd=tmp_path, code=code)
+    process = Started(script, *flags, cwd=tmp_path, code=code)
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL, printed
     (run_dir,) = tmp_path.glob("runs/*")
@@ -626,9 +618,7 @@ def test_two_processes_make_the_update_of_one(script, model_dir, tmp_path):
     flags = (*TOY, "--model", model_dir, "--num-iterations", 1, "--output-dir", tmp_path / "runs")
     flags += ("--update-epochs", 1, "--num-minibatches", 1, "--norm-adv") if script.stem == "ippo" else ()
     code = RECORD + CLOCK
-    process = subprocess_run(script, *flags, "--max-grad-norm", 1e9, cwd=tmp_path, processes=2, code=code)
-    printed, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, printed
+    printed_by(script, *flags, "--max-grad-norm", 1e9, cwd=tmp_path, processes=2, code=code)
     (run_dir,) = tmp_path.glob("runs/*")
     metrics, speed = metrics_of(run_dir)[1], metrics_of(run_dir, but=())[1]["tokens_per_second"]
     for i in range(2):
@@ -674,9 +664,7 @@ torch.Tensor.backward = lost
 def test_a_process_without_some_gradient_takes_part(script, model_dir, tmp_path):
     """As where no token of a process came to an expert: what it lacks counts as zero, and all weights stay equal."""
     flags = (*TOY, "--model", model_dir, "--num-iterations", 1, "--output-dir", tmp_path / "runs")
-    process = subprocess_run(script, *flags, cwd=tmp_path, processes=2, code=LOST)
-    printed, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, printed
+    printed_by(script, *flags, cwd=tmp_path, processes=2, code=LOST)
     (run_dir,) = tmp_path.glob("runs/*")
     old = AutoModelForCausalLM.from_pretrained(model_dir).state_dict()
     new = AutoModelForCausalLM.from_pretrained(run_dir / "agent_0").state_dict()
@@ -689,7 +677,7 @@ def test_processes_with_different_tasks_are_told(other, model_dir, tmp_path):
     code += f"rank = lambda split: int(os.environ['RANK']) if split == {other!r} else 0\n"
     code += "tasks = lambda self, split: [{'letter': 'ab'[rank(split)]}] * 4\n"
     flags = (*TOY, "--model", model_dir, "--num-iterations", 1, "--output-dir", tmp_path / "runs")
-    process = subprocess_run(SCRIPTS[0], *flags, cwd=tmp_path, processes=2, code=code + "toy.Letters.tasks = tasks")
+    process = Started(SCRIPTS[0], *flags, cwd=tmp_path, processes=2, code=code + "toy.Letters.tasks = tasks")
     printed, _ = process.communicate(timeout=120)
     assert process.returncode != 0 and "--env toy:Letters: each process has other tasks" in printed
 
@@ -707,9 +695,7 @@ def signalled(self, branches):
 toy.Letters.step = signalled
 """
     flags = (*TOY, "--model", model_dir, "--num-iterations", 9, "--output-dir", tmp_path / "runs")
-    process = subprocess_run(SCRIPTS[0], *flags, cwd=tmp_path, processes=2, code=code)
-    printed, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, printed
+    printed_by(SCRIPTS[0], *flags, cwd=tmp_path, processes=2, code=code)
     (run_dir,) = tmp_path.glob("runs/*")
     assert [line["iteration"] for line in metrics_of(run_dir)] == [0, 1]
     assert torch.load(run_dir / "checkpoint" / "state.pt", weights_only=False)["iteration"] == 1
@@ -728,9 +714,7 @@ os.replace = replace_and_copy
 """
     flags = (*TOY, "--model", model_dir, "--output-dir", tmp_path / "runs", "--save-every", 2, "--num-iterations", 3)
     for more in [flags, ("--resume", "copy")]:
-        process = subprocess_run(script, *more, cwd=tmp_path, processes=2, code=code)
-        printed, _ = process.communicate(timeout=120)
-        assert process.returncode == 0, printed
+        printed = torchrun(script, *more, code=code, cwd=tmp_path)
         assert f"to go on: torchrun --nproc-per-node 2 {os.path.relpath(script, tmp_path)} --resume" in printed
     (whole,) = tmp_path.glob("runs/*")
     assert metrics_of(whole) == metrics_of(tmp_path / "copy")

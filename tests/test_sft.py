@@ -6,13 +6,14 @@ import os
 import runpy
 import shutil
 import signal
-import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import make_tokenizer, save_model
+from processes import Started, printed_by
 from tokenizers import Regex, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -123,17 +124,8 @@ def test_rollouts_filter_keeps_the_parts_of_good_joint_actions_once():
 
 
 def run(folder, *arguments):
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [
-        sys.executable,
-        os.path.join(ROOT, "sft.py"),
-        "--output-dir",
-        str(folder),
-        "--device",
-        "cpu",
-        *arguments,
-    ]
-    return subprocess.run(command, capture_output=True, text=True, env=environ, cwd=folder)
+    program = os.path.join(ROOT, "sft.py")
+    return printed_by(program, "--output-dir", folder, "--device", "cpu", *arguments, cwd=folder)
 
 
 def fails(folder, monkeypatch, capsys, *arguments):
@@ -154,8 +146,7 @@ def test_a_run_from_scratch_and_on_from_its_model(tmp_path):
     data = tmp_path / "pairs.jsonl"
     pairs = [{"prompt": f"Say {i}.", "completion": f"{i} and the rest of it"} for i in range(60)]
     data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    done = run(tmp_path, "--data", str(data), "--save-dtype", "float16", *SMALL, *SHORT)
-    assert done.returncode == 0, done.stderr
+    run(tmp_path, "--data", data, "--save-dtype", "float16", *SMALL, *SHORT)
     (folder,) = glob.glob(str(tmp_path / "pairs__sft__1__*"))
     with open(os.path.join(folder, "args.json")) as file:
         about = json.load(file)
@@ -174,16 +165,14 @@ def test_a_run_from_scratch_and_on_from_its_model(tmp_path):
     assert tokenizer.decode(ids) == "<|im_start|>user\nSay 1.<|im_end|>\n<|im_start|>assistant\n"
     assert forged.count(tokenizer.eos_token_id) == ids.count(tokenizer.eos_token_id) == 1
 
-    done = run(tmp_path, "--data", str(data), "--model", agent, "--seed", "2", *SHORT)
-    assert done.returncode == 0, done.stderr
+    run(tmp_path, "--data", data, "--model", agent, "--seed", 2, *SHORT)
     assert len(glob.glob(str(tmp_path / "pairs__sft__2__*" / "agent" / "model.safetensors"))) == 1
 
 
 def test_a_trained_model_says_its_one_sentence_and_stops(tmp_path):
     data = tmp_path / "pairs.jsonl"
     data.write_text((json.dumps({"prompt": "Say it.", "completion": "one two three"}) + "\n") * 20)
-    done = run(tmp_path, "--data", str(data), *SMALL, "--num-steps", "80", "--learning-rate", "1e-2")
-    assert done.returncode == 0, done.stderr
+    run(tmp_path, "--data", data, *SMALL, "--num-steps", 80, "--learning-rate", 1e-2)
     (agent,) = glob.glob(str(tmp_path / "*" / "agent"))
     model, tokenizer = AutoModelForCausalLM.from_pretrained(agent), AutoTokenizer.from_pretrained(agent)
     ids = torch.tensor(sft.encode(tokenizer, ["Say it."]))
@@ -304,23 +293,14 @@ def test_a_full_disk_is_told(tmp_path, monkeypatch, capsys):
 def test_an_interrupt_is_no_traceback(tmp_path):
     data = tmp_path / "pairs.jsonl"
     data.write_text((json.dumps({"prompt": "Say it.", "completion": "one two three"}) + "\n") * 20)
-    command = [
-        sys.executable,
-        os.path.join(ROOT, "sft.py"),
-        "--data",
-        str(data),
-        "--model",
-        save_model(tmp_path / "m"),
-    ]
-    command += ["--num-steps", "100000"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, cwd=tmp_path, **pipes)
-    for line in process.stdout:
-        if "parameters on" in line:
-            break
+    flags = ("--data", data, "--model", save_model(tmp_path / "m"), "--num-steps", 100_000)
+    process = Started(os.path.join(ROOT, "sft.py"), *flags, cwd=tmp_path)
+    while "step " not in process.read() and "/100000" not in process.read():
+        assert process.poll() is None, process.read()
+        time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 1 and "interrupted; --save-every" in said and "Traceback" not in said
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 1 and "interrupted; --save-every" in printed and "Traceback" not in printed
 
 
 def test_a_context_as_short_as_max_length_suffices(tmp_path):
@@ -328,11 +308,10 @@ def test_a_context_as_short_as_max_length_suffices(tmp_path):
     data = tmp_path / "pairs.jsonl"
     pairs = [{"prompt": "p" * (70 if i == 0 else 9), "completion": "c" * (70 if i == 0 else 9)} for i in range(20)]
     data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    done = run(tmp_path, "--data", str(data), "--model", "short", "--max-length", "64", *SHORT)
-    assert done.returncode == 0, done.stderr
-    assert "19 pairs, 1 left out for --max-length 64" in done.stdout and "so it is" not in done.stdout
-    done = run(tmp_path, "--data", str(data), "--model", "short", "--max-length", "65", *SHORT)
-    assert "--max-length 65: the model reads 64 tokens, so it is 64\n19 pairs, 1 left out" in done.stdout
+    printed = run(tmp_path, "--data", data, "--model", "short", "--max-length", 64, *SHORT)
+    assert "19 pairs, 1 left out for --max-length 64" in printed and "so it is" not in printed
+    printed = run(tmp_path, "--data", data, "--model", "short", "--max-length", 65, *SHORT)
+    assert "--max-length 65: the model reads 64 tokens, so it is 64\n19 pairs, 1 left out" in printed
 
 
 def test_models_that_it_would_train_wrongly_are_refused(tmp_path, monkeypatch, capsys):
