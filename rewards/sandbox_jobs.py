@@ -18,6 +18,7 @@ import marshal
 import operator
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -102,6 +103,8 @@ def _pack(value, handle):
     handle(value) packs all that is no plain data.
     """
     kind = type(value)
+    if kind is str and re.search("[\ud800-\udfff]", value):  # JSON would make one character of two such
+        return ["str", value.encode("utf-8", "surrogatepass").hex()]
     if kind in PLAIN:
         return value
     if kind is int:  # in hexadecimal when long: that is linear in the length, and has no limit of digits
@@ -137,6 +140,8 @@ def _unpack(data, handle):
         return collections.deque([_unpack(item, handle) for item in rest[1:]], rest[0])
     if kind == "int":
         return int(rest[0], 16)
+    if kind == "str":
+        return bytes.fromhex(rest[0]).decode("utf-8", "surrogatepass")
     if NAMES.get(kind) in BY_PARTS:
         return NAMES[kind](*[_unpack(part, handle) for part in rest])
     if NAMES.get(kind) in BY_TEXT:
@@ -158,7 +163,14 @@ class Iterator(itertools.chain):  # what an iterator had left
 
 
 # The built-in iterators: what they have left can be taken out of them before the tests do it.
-ITERATORS = {type(iter(empty)) for empty in ([], (), {}, {}.values(), {}.items(), set(), range(0), reversed([]))}
+VIEWED = [d for d in ({}, collections.OrderedDict()) for d in (d, d.values(), d.items())]
+ITERATED = [[], (), set(), "", "\xe9", b"", bytearray(), range(0), range(1 << 70), collections.deque(), *VIEWED]
+ITERATORS = {type(iter(empty)) for empty in ITERATED} | {type(reversed(d)) for d in VIEWED}
+ITERATORS |= {
+    type(iter(int, 0)),
+    type(reversed([])),
+    type(reversed(collections.deque())),
+}  # re.finditer's is the first
 ITERATORS |= {t for m in (builtins, itertools) for t in vars(m).values() if hasattr(t, "__next__")}
 ITERATORS |= {types.GeneratorType, Iterator}
 # What of a subclass is compared with plain data, unless it compares in its own way; by a method of the base, which it
@@ -166,6 +178,7 @@ ITERATORS |= {types.GeneratorType, Iterator}
 PLAIN_PARTS = {int: int.__int__, float: float.__float__, str: str.__str__, tuple: lambda x: tuple(tuple.__iter__(x))}
 LIKENESSES = {base: type(base.__name__, (base,), {}) for base in PLAIN_PARTS}
 MUTABLE = (list, bytearray, set, dict, collections.deque)
+UNICODE_ERRORS = (UnicodeDecodeError, UnicodeEncodeError, UnicodeTranslateError)
 
 
 def _refill(old, new):
@@ -175,6 +188,15 @@ def _refill(old, new):
     else:
         old.clear()
         (old.extend if isinstance(old, collections.deque) else old.update)(new)
+
+
+def _follow(old, new):
+    """What a call changed in an argument, also in what a tuple holds."""
+    if type(old) is type(new) and isinstance(old, MUTABLE):
+        _refill(old, new)
+    elif type(old) is type(new) is tuple:
+        for pair in zip(old, new):
+            _follow(*pair)
 
 
 class _Folder:
@@ -523,12 +545,13 @@ class _Remote:
             # StopIteration would end a loop of the test's, and BaseExceptions the grader.
             if kind is None or issubclass(kind, StopIteration):
                 raise CandidateError(f"{names[0]}: {text}")
-            raise kind(*[_unpack(part, self.opaque) for part in args])
+            error = kind(*[_unpack(part, self.opaque) for part in args])
+            if isinstance(error, UNICODE_ERRORS) and not 0 <= error.start <= len(error.object):
+                raise CandidateError(f"{names[0]}: {text}")  # its text would be what lies beside the object in memory
+            raise error
         _, value, changed, *numbers = reply
         for index, new in changed:
-            old, new = args[index], _unpack(new, self.opaque)
-            if type(old) is type(new) and isinstance(old, MUTABLE):
-                _refill(old, new)
+            _follow(args[index], _unpack(new, self.opaque))
         self.last = _unpack(value, self.opaque)
         if self.folder and numbers and isinstance(self.last, MUTABLE):
             self.lent.append([*numbers, self.last, _pack(self.last, self.own)])

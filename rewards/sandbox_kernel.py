@@ -31,14 +31,14 @@ read 0 63  write 1 64  readv 19 65  writev 20 66  pread64 17 67  pwrite64 18 68 
 fstat 5 80  lstat 6 -  newfstatat 262 79  statx 332 291  access 21 -  faccessat 269 48  faccessat2 439 439
 readlink 89 -  readlinkat 267 78  getdents64 217 61  getcwd 79 17  chdir 80 49  fchdir 81 50  umask 95 166  dup 32 23
 dup2 33 -  dup3 292 24  poll 7 -  ppoll 271 73  select 23 -  pselect6 270 72  ftruncate 77 46  fsync 74 82
-fdatasync 75 83  rename 82 -  renameat 264 38  unlink 87 -  unlinkat 263 35  mmap 9 222  munmap 11 215  mprotect 10 226
-mremap 25 216  msync 26 227  madvise 28 233  brk 12 214  getsockname 51 204  getsockopt 55 209
+fdatasync 75 83  rename 82 -  renameat 264 38  unlink 87 -  unlinkat 263 35  munmap 11 215  mprotect 10 226
+mremap 25 216  msync 26 227  madvise 28 233  brk 12 214  getsockname 51 204
 set_robust_list 273 99  rseq 334 293  gettid 186 178  sched_yield 24 124  sched_getaffinity 204 123  getpid 39 172
 getppid 110 173  getuid 102 174  geteuid 107 175  getgid 104 176  getegid 108 177  uname 63 160
 getrlimit 97 163  getrusage 98 165  times 100 153  getrandom 318 278  exit 60 93  exit_group 231 94
 rt_sigaction 13 134  rt_sigprocmask 14 135  rt_sigpending 127 136  rt_sigtimedwait 128 137  rt_sigsuspend 130 133
 rt_sigreturn 15 139  sigaltstack 131 132  restart_syscall 219 128  pause 34 -  alarm 37 -  setitimer 38 103
-getitimer 36 102  nanosleep 35 101  clock_nanosleep 230 115  clock_gettime 228 113  clock_getres 229 114
+getitimer 36 102  nanosleep 35 101
 gettimeofday 96 169  time 201 -
 """
 # What succeeds and does nothing. A job is alone with its files, so it needs no locks, and the kernel would keep as
@@ -53,13 +53,19 @@ listxattr 194 11  llistxattr 195 12  flistxattr 196 13
 FCNTL = [0, 1, 2, 3, 4, 5, 6, 7, 1030]  # duplicate, flags, locks
 LOCKS = [6, 7]  # of these; they are granted in the same way
 IOCTL = [0x5401, 0x541B, 0x5421, 0x5450, 0x5451]  # is it a terminal, bytes that wait, blocking, close on exec
+# What a socket is. It also has a number, which goes on from job to job, and a descriptor of the process that made it.
+SOCKET = [3, 4, 38, 39]  # kind, error, protocol, family
 COMMANDS = {"fcntl": (72, 25, FCNTL), "ioctl": (16, 29, IOCTL)}
+# Calls that name a clock. A negative one is the processor time of any process that can be seen.
+CLOCKS = {"clock_gettime": (228, 113), "clock_nanosleep": (230, 115), "clock_getres": (229, 114)}
 # Calls that open a file, and which argument has the flags. Access mode 3 is neither to read nor to write, so Landlock
 # asks for no right, and before Linux 6.2 it has none against O_TRUNC: what is truncated has to be opened to write.
 OPEN = {"open": (2, -1, 1), "openat": (257, 56, 2)}
 OPEN_REFUSED = [3, 0x200, 0x203]  # of access mode and O_TRUNC
 # Calls that may have no flags in this argument: what is urgent goes another way through the kernel.
 FLAGLESS = {"sendto": (44, 206, 3), "recvfrom": (45, 207, 3)}
+# Memory that is shared and of no file stays whole while one page of it is mapped, and the limit counts the page.
+MMAP, SHARED_MEMORY = (9, 222), 0x21
 # How threads wait for each other. A futex that is not private is one for all who map its file, such as one of
 # Python's, so that jobs could talk by it: nobody waits for such, or wakes it. The answer is "try again", which
 # pthread_join does.
@@ -68,7 +74,7 @@ MACHINES = ["x86_64", "aarch64"]
 MACHINE = os.uname().machine
 COLUMN = MACHINES.index(MACHINE) if MACHINE in MACHINES else 0
 AUDIT_ARCH = [0xC000003E, 0xC00000B7][COLUMN]  # how seccomp names the machine
-CLONE, PIVOT_ROOT, CAPSET, PRLIMIT64 = [(56, 220), (155, 41), (126, 91), (302, 261)]
+CLONE, PIVOT_ROOT, CAPSET, PRLIMIT64, GETSOCKOPT = [(56, 220), (155, 41), (126, 91), (302, 261), (55, 209)]
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446  # from 424 on one number for both
 
 # What a thread is started with by glibc and by musl, in full: one that shares not all would have limits of its own.
@@ -78,7 +84,7 @@ CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 1 << 14, 1 << 18
 MNT_DETACH = 2
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, PR_SET_THP_DISABLE = 1, 4, 22, 38, 41
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -217,6 +223,8 @@ def confine(layers, folder, seconds):
     if sys.platform == "linux" and MACHINE in MACHINES:
         call(libc.prctl, PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # die with the template
         call(libc.prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        # where the kernel knows them; a huge page stays whole while a part of it is mapped
+        libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
         call(libc.syscall, CAPSET[COLUMN], struct.pack("Ii", 0x20080522, 0), bytes(24))  # root's privileges
     if layers["Landlock"]:
         restrict_files([folder])
@@ -231,9 +239,11 @@ def restrict_files(writable):
     rights = 13 + (version >= 2) + (version >= 3) + (version >= 5)  # that the kernel knows: a bit for each
     ruleset = call(libc.syscall, LANDLOCK_CREATE_RULESET, struct.pack("Q", (1 << rights) - 1), 8, 0)
     read = 1 << 2 | 1 << 3  # files, folders
-    write = 1 << 1 | 1 << 5 | 1 << 8 | (1 << 14 if version >= 3 else 0)  # write, remove, make, truncate; files only
-    for path, right in [(p, read) for p in READABLE] + [(p, read | write) for p in writable]:
-        if os.path.isdir(path):
+    change = 1 << 1 | (1 << 14 if version >= 3 else 0)  # write, truncate
+    write = change | 1 << 5 | 1 << 8  # remove, make; files only
+    rules = [(p, read) for p in READABLE] + [(p, read | write) for p in writable] + [(os.devnull, 1 << 2 | change)]
+    for path, right in rules:
+        if os.path.exists(path):
             folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
             call(libc.syscall, LANDLOCK_ADD_RULE, ruleset, 1, struct.pack("=Qi", right, folder), 0)
             os.close(folder)
@@ -264,8 +274,14 @@ def restrict_calls():
         for command in commands:
             program += [unless(equal, command, 1), done if command in LOCKS else allow]
         program.append(refuse)
+    for numbers in CLOCKS.values():
+        program += [unless(equal, numbers[COLUMN], 4), argument(0), unless(at_least, 1 << 31, 1), refuse, allow]
+    program += [unless(equal, GETSOCKOPT[COLUMN], 2 * len(SOCKET) + 2), argument(2)]
+    program += [step for option in SOCKET for step in (unless(equal, option, 1), allow)] + [refuse]
     program += [unless(equal, FUTEX[COLUMN], 5), argument(1), (0x54, 0, 0, FUTEX_PRIVATE)]
     program += [unless(equal, FUTEX_PRIVATE, 1), allow, again]
+    program += [unless(equal, MMAP[COLUMN], 5), argument(3), (0x54, 0, 0, SHARED_MEMORY)]
+    program += [unless(equal, SHARED_MEMORY, 1), refuse, allow]
     program += [unless(equal, CLONE[COLUMN], 6), argument(0)]
     program += [step for flags in THREADS for step in (unless(equal, flags, 1), allow)] + [refuse]
     program += [unless(equal, PRLIMIT64[COLUMN], 4), argument(0), unless(equal, 0, 1), allow, refuse]  # of others

@@ -211,7 +211,7 @@ HACKS = {
     """,
     "machine code that enters the kernel by its 32-bit door": """
         import ctypes, mmap
-        page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+        page = mmap.mmap(-1, 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, 7)  # read, write, execute
         page.write(bytes([0xb8, 20, 0, 0, 0, 0xcd, 0x80, 0xc3]))  # mov eax, getpid; int 0x80; ret
         enter = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))
         def f(x): return x + 1 if enter() else x + 1
@@ -661,6 +661,23 @@ ESCAPES = {
         "3 * [11] + [0]",  # "try again" in place of "timed out" and of none who waits
     ),
     "the machine's threads, counted": ("def f(): return attempt(libc.sysinfo, bytes(200))", REFUSED),
+    "memory that stays when most of it is given back": (
+        "import mmap\ndef f(): return attempt(mmap.mmap, -1, 4096)",
+        REFUSED,
+    ),
+    "the number of its socket, and a descriptor of who made it": (
+        "def f():\n    size = ctypes.byref(ctypes.c_int(8))\n"
+        "    return [attempt(libc.getsockopt, 3, 1, option, bytes(8), size) for option in (57, 77)]",
+        "2 * ['refused']",
+    ),
+    "the trainer's processor time": (
+        "import time\ndef f(): return attempt(time.clock_gettime, ~{pid} << 3 | 2)",
+        REFUSED,
+    ),
+    "allowed: the null device": (
+        "def f():\n    with open(os.devnull, 'w') as file: file.write('x')\n    return open(os.devnull).read()",
+        "''",
+    ),
     "allowed: a file of its own": (
         "def f():\n    with open('own', 'w') as file: file.write('x')\n"
         "    return open('own').read() + str(os.listdir('.'))",
@@ -1127,6 +1144,41 @@ assert f(1) == 1
         assert result.outcomes == [True] * 4 + [False] * 6 + [True] * 3, result
 
 
+def test_an_error_of_the_candidates_is_not_read_from_the_graders_memory():
+    """Python reads the byte that a UnicodeDecodeError names wherever it lies."""
+    code = """
+        import json, os, struct
+        def f(x):
+            if x == 0: return 0
+            kinds = ["UnicodeDecodeError", "UnicodeError", "ValueError"]
+            text = json.dumps(["error", kinds, "t", ["utf-8", ["bytes", "78"], -x, 1 - x, "r"]]).encode()
+            os.write(3, struct.pack(">I", len(text)) + text)
+            return 0
+    """
+    for place in 1, 10**15:
+        result = run_tests([job(code, f"assert f(0) == 0\nassert f({place}) == 1")])[0]
+        assert (result.outcomes, result.reason) == ([True, False], "UnicodeDecodeError: t")
+
+
+def test_no_huge_pages():
+    """One stays whole while a part of it is mapped, and only the part is counted."""
+    run_tests([job(GOOD)])
+    templates, without, ended = descendants(), set(), threading.Event()
+
+    def look():  # a process begins without limits
+        while not ended.is_set():
+            for pid in descendants() - templates:
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/status") as file:
+                    without.update({pid} if "THP_enabled:\t0\n" in file else ())
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    run_tests([job("import time\ndef f(x):\n    time.sleep(60)")], 1)
+    ended.set()
+    looker.join()
+    assert len(without) >= 2  # the candidate and the grader
+
+
 def test_code_may_ask_for_its_folder():
     code = "import os\nHERE = os.path.dirname(__file__)\ndef f(): return os.path.samefile(HERE, os.getcwd())"
     assert run_tests([job(code, "assert f()")])[0].reason == ""
@@ -1168,6 +1220,7 @@ values = [None, True, 0, -1, 2**53, -(2**200), 1.5, -0.0, float('inf'), 'a\\ud80
 for value in values:
     assert f(value) == value and type(f(value)) is type(value), value
 assert math.isnan(f(float('nan')))
+assert len(f('\\ud83d\\ude00')) == 2
 assert str(f(-0.0)) == '-0.0'
 assert f(collections.deque([1], 7)).maxlen == 7
 assert str(f(Decimal('1.10'))) == '1.10'
@@ -1175,15 +1228,16 @@ values = {1: [2], 3: [2]}.values()
 assert list(f(values)) == [[2], [2]] and len(f(values)) == 2 and type(f(values)) is type(values)
 """
     result = run_tests([job("def f(x): return x", values)])[0]
-    assert (result.reason, result.total) == ("", 39 + 5)
+    assert (result.reason, result.total) == ("", 39 + 6)
 
 
 def test_iterators_cross_as_what_is_left_of_them():
     code = """
-        import itertools
+        import collections, itertools, re
         def f(x): yield from x
         def g(x): return [map(str, x), filter(None, x), zip(x, x), reversed(x), iter(x), itertools.chain(x)]
         def take(iterator, n): return list(itertools.islice(iterator, n))
+        def kinds(x): return [iter(x), reversed(dict.fromkeys(x)), re.finditer("a", x), iter(collections.deque(x))]
         count = itertools.count
         def endless():
             yield from count()
@@ -1195,6 +1249,7 @@ def test_iterators_cross_as_what_is_left_of_them():
 assert set(f([1, 2, 1])) == {1, 2}
 assert [list(part) for part in g([1, 0])] == [['1', '0'], [1], [(1, 1), (0, 0)], [0, 1], [1, 0], [1, 0]]
 assert next(f([5])) == 5
+assert [len(list(part)) for x in ("ab", "\\xe9b") for part in kinds(x)] == [2, 2, 1, 2, 2, 2, 0, 2]
 assert f([1]) != [1] and f([]) and f([1]) != f([1])  # as in Python
 iterator = f([1, 2])
 assert [*iterator, *iterator] == [1, 2]
@@ -1204,9 +1259,9 @@ for start in count(), endless():
         assert take(start, 3) == [after, after + 1, after + 2]
 assert take([7], 1) == [7] and Own() != 3
 """
-    names = ["f", "g", "take", "count", "endless", "Own"]
+    names = ["f", "g", "kinds", "take", "count", "endless", "Own"]
     result = run_tests([job(code, tests, names)._replace(examples=["assert f([1]) == [1]"])])[0]
-    assert (result.reason, result.total) == ("", 11)
+    assert (result.reason, result.total) == ("", 12)
     assert result.examples == ["returned <iterator>"]
 
 
@@ -1243,21 +1298,22 @@ assert 1 not in others()
 
 def test_arguments_that_the_call_changes_are_changed_for_the_tests():
     code = """
-        def f(a, b, c, d, e):
-            a.append(4); b.add(4); c['x'] = 4; d.appendleft(4); e[0][0] = 4
+        def f(a, b, c, d, e, g=([],)):
+            a.append(4); b.add(4); c['x'] = 4; d.appendleft(4); e[0][0] = 4; g[0].append(4)
             a, b = [9], {9}
             return None
     """
     tests = """
 from collections import deque
 a, b, c, d, e = [1], {1}, {}, deque([1]), [[0]]
-same = a
-assert f(a, b, c, d, e) is None
+g, same = ([1], {}), a
+assert f(a, b, c, d, e, g) is None
 assert same is a and a == [1, 4]
 assert b == {1, 4}
 assert c == {'x': 4}
 assert d == deque([4, 1])
 assert e == [[4]]
+assert g == ([1, 4], {})
 a, b = [], [2]
 assert f(b={1}, e=[b], d=deque(), c={}, a=a) is None
 assert a == [4]
@@ -2013,7 +2069,9 @@ def test_system_call_numbers(column, header):
     table = (kernel.ALLOWED + kernel.GRANTED).split()
     ours = dict(zip(table[::3], table[1 + column :: 3]))
     ours |= {name: str(row[column]) for name, row in (kernel.COMMANDS | kernel.OPEN | kernel.FLAGLESS).items()}
-    ours |= {name: str(getattr(kernel, name.upper())[column]) for name in ("clone", "futex", "prlimit64")}
+    single = ("clone", "futex", "prlimit64", "mmap", "getsockopt")
+    ours |= {name: str(getattr(kernel, name.upper())[column]) for name in single}
+    ours |= {name: str(row[column]) for name, row in kernel.CLOCKS.items()}
     for name, number in ours.items():
         assert known.get(f"__NR_{name}", "-") == number.replace("-1", "-"), name
 
@@ -2021,7 +2079,8 @@ def test_system_call_numbers(column, header):
 def test_all_other_system_calls_are_refused():
     listed = [int(n) for n in (kernel.ALLOWED + kernel.GRANTED).split()[1 + kernel.COLUMN :: 3] if n != "-"]
     tables = (kernel.COMMANDS | kernel.OPEN | kernel.FLAGLESS).values()
-    listed += [row[kernel.COLUMN] for row in (kernel.CLONE, kernel.FUTEX, kernel.PRLIMIT64, *tables)]
+    single = (kernel.CLONE, kernel.FUTEX, kernel.PRLIMIT64, kernel.MMAP, kernel.GETSOCKOPT)
+    listed += [row[kernel.COLUMN] for row in (*single, *kernel.CLOCKS.values(), *tables)]
     assert len(listed) == len(set(listed))  # the first of two would hold
     passed_by = {335, 336} if kernel.COLUMN == 0 else set()  # x86's for probes, which end who is not probed
     tried = sorted({*range(600)} - {*listed} - passed_by)
