@@ -312,11 +312,14 @@ def _humaneval_task(row):
         raise ValueError("test has no function check")
     if not any(isinstance(n, ast.Assert) for n in ast.walk(test)):  # HumanEval+ has them in a function beside it
         raise ValueError("test has no assert")
+    # Objects of the prompt's classes have to be the candidate's: no others cross to it.
+    said = {n.id for n in ast.walk(test) if isinstance(n, ast.Name)}
+    classes = [n.name for n in body if isinstance(n, ast.ClassDef) and n.name in said]
     return {
         "task_id": row["task_id"],
         "problem": row["prompt"],
         "entry_point": entry_point,
-        "names": [entry_point],
+        "names": [entry_point, *classes],
         "tests": f"{row['test']}\n\ncheck({entry_point})\n",
         "examples": example_asserts(ast.get_docstring(asked) or ""),
         "prelude": prelude,

@@ -70,7 +70,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=None):
         body = _joined(body, others, owned)
         # What reads a function that is not there yet is an example of use.
         later = {*owned[i + 1 :]}.difference(dir(builtins), *map(_gives, body))
-        examples = _leading(body, lambda node, _, names, later=later: _loaded(node) & (later | names))
+        examples = _leading(body, lambda node, _, names, later=later: _reads(node) & (later | names))
         function = _function(body, name)
         defined.append(_returns(function))
         body = [node for node in body if isinstance(node, DEFINITIONS) or node not in examples]
@@ -78,6 +78,9 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=None):
         if function:
             run = [node for node in body[: body.index(function)] if not isinstance(node, NAMING)] + [function]
             needed = run + _named(body, run)
+            # An example behind it, as `list = [1, 2]`, would take the built-in from all that the agents wrote.
+            taken = {*dir(builtins)}.difference(owned)
+            body = [n for n in body if n in needed or isinstance(n, DEFINITIONS) or not _gives(n) & taken]
         may_fail.update({*body}.difference(needed))
         bodies.append(body)
     facts = {"defined": defined, "syntax": False, "uses": [], "ignored": []}
@@ -135,6 +138,7 @@ HOOKS = {"__getattribute__", "__getattr__", "__new__", "__init_subclass__", "__s
 UNSAID = {"globals", "locals", "vars", "exec", "eval"}
 REACH = UNSAID | {"builtins", "__builtins__", "__globals__", "f_globals", "f_locals", "modules", "__set_name__"}
 REACH |= {"_getframe", "currentframe"}
+LOOKUPS = REACH | {"getattr", "setattr", "__setattr__", "__dict__"}  # take a name as a text
 SAYING = "id", "attr", "value", "name", "module", "__class__"  # fields of a node that hold names
 
 
@@ -246,6 +250,7 @@ def _last_version(parts, name):
     """
     starts = [i for i, part in enumerate(parts) if i == 0 or name not in map(_root, part.decorator_list)]
     versions = [parts[i:j] for i, j in zip(starts, [*starts[1:], None])]
+    versions = [version for version in versions if not any(_begins(version[0], whole[0]) for whole in versions)]
     return [*versions, *[version for version in versions if _returns(version[0])]][-1]
 
 
@@ -289,7 +294,10 @@ def _not_using(statements, class_name):
     """
 
     def is_example(statement, said, names):
-        only_sets = said.count(class_name) == len(_stored(statement, class_name, methods=()))
+        # A text is the name where it is looked up, and no more than a text in logging.getLogger("Box").
+        texts = [n for n in ast.walk(statement) if isinstance(n, ast.Constant) and n.value == class_name]
+        count = said.count(class_name) - (len(texts) if LOOKUPS.isdisjoint(said) else 0)
+        only_sets = count == len(_stored(statement, class_name, methods=()))
         return not only_sets or not (UNSAID | names).isdisjoint(said)
 
     examples = _leading(statements, is_example)
@@ -465,6 +473,13 @@ def is_stub(function):
     return all(map(idle, function.body))
 
 
+def _begins(function, whole):
+    """Whether a function is no more than the beginning of another one, without what does nothing."""
+    idle = lambda n: isinstance(n, ast.Pass) or (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))
+    first, all_of_it = ([ast.dump(n) for n in f.body if not idle(n)] for f in (function, whole))
+    return 0 < len(first) < len(all_of_it) and all_of_it[: len(first)] == first
+
+
 def _function(body, name):
     """The last definition of the name: the one that Python would call."""
     return next((node for node in reversed(body) if isinstance(node, FUNCTIONS) and node.name == name), None)
@@ -495,8 +510,11 @@ NAME = rf"\b(?!({KEYWORDS})\b)[^\W\d]\w*"
 PROSE = rf"(?=\S)(?:'[^'\n]*'|\"[^\"\n]*\"|[^'\"#])*?(?:{NAME}|['\")\]]) +{NAME}"
 # How a line begins that is code and does not parse: indented, else, f(, a[, a.b += , a, b = , ), "a, (a
 BEGINS = rf"\s|$|({KEYWORDS})\b|[\w.]+(\(|\[| ?[^\w\s]{{0,3}}=)|[a-z]\w*[,:].*=|[\])}}@'\"]|[\[({{](?![A-Z/])"
-ARROW = rf"(?=\S)(?!({KEYWORDS})\b)[^'\"#]*[)\]] *(?:->|=+>|\u2192)"  # f([1, 2]) -> 3, as prose has it
-BROKEN = rf"(?!{PROSE}|{ARROW})({BEGINS})"
+STRING = r"'[^'\n]*'|\"[^\"\n]*\""
+# f([1, 2]) -> 3 and f("a") = 3, as prose has it
+ARROW = rf"(?=\S)(?!({KEYWORDS})\b)(?:{STRING}|[^'\"#])+?(?<=[)\]}}'\"]) *(?:->|=+>|\u2192)"
+EQUATION = rf"[\w.]+\((?:{STRING}|[^'\"#()])*\) *=(?!=)"
+BROKEN = rf"(?!{PROSE}|{ARROW}|{EQUATION})({BEGINS})"
 # What the parser and compiler raise: a NUL or a lone surrogate, much nesting, thousands of words in a row.
 UNREAD = (SyntaxError, ValueError, MemoryError, RecursionError)
 TOO_LARGE = "too deep or too long for Python"
@@ -516,6 +534,8 @@ def read_function(text, name, foreign=()):
     chosen = [body for body, function in zip(bodies, functions) if function and not is_stub(function)]
     # A part of it may be shown once more, to explain it.
     chosen = [body for body in chosen if _returns(_function(body, name))] or chosen
+    versions = [_function(body, name) for body in chosen]
+    chosen = [b for b, f in zip(chosen, versions) if not any(_begins(f, whole) for whole in versions)]
     if not chosen:
         blocks = _fenced(text)
         return _parse(next((block for block in blocks if re.search(rf"\bdef\s+{name}\b", block)), blocks[0]))
@@ -540,9 +560,10 @@ def read_methods(text, names, given, class_name):
     if not bodies:
         body, error = _parse("\n".join(_fenced(text)))
         bodies = [body]
+    # No example that takes a built-in from all that the agents wrote, as `list = [1, 2]` does.
+    bodies = [[n for n in b if isinstance(n, NAMING) or not _gives(n) & {*dir(builtins)}] for b in bodies]
     chosen = [b for b in bodies if any(_is_method(n) or getattr(n, "name", None) in given for n in b)] or bodies
     others = [node for body in bodies if body not in chosen for node in body]
-    others = [node for node in others if not (isinstance(node, ASSIGNING) and _gives(node) & {*dir(builtins)})]
     chosen = list(itertools.chain(*chosen))
     # One step too deep below another method, which does not read it.
     functions = [f for n in chosen for f in ast.walk(n) if isinstance(f, FUNCTIONS) and not is_stub(f)]
@@ -566,11 +587,12 @@ def read_blocks(text):
     lines = re.split(NEWLINE, _unwrapped(plain))
     fences = [i for i, line in enumerate(lines) if re.fullmatch(FENCE, line)][:100]
     ends = [i for i in fences if not lines[i].strip(" \t`~")] + [len(lines)]
-    bodies, end = [], -1
+    bodies, end, between = [], -1, []
     for start in fences:
         for stop in [i for i in ends if i > start > end][:8]:
             body = _statements_of("\n".join(lines[start + 1 : stop])) or []
             if any(isinstance(node, NAMING) for node in body):
+                between += _between_prose(lines[end + 1 : start])
                 end = stop
             else:
                 body = [node for node in body if isinstance(node, ASSIGNING)]
@@ -579,7 +601,7 @@ def read_blocks(text):
                 break
     if end < 0:
         return _between_prose(lines)
-    return [*_between_prose(lines[: fences[0]]), *_between_prose(lines[max(end, *fences) + 1 :]), *bodies]
+    return [*between, *_between_prose(lines[end + 1 :]), *bodies]
 
 
 def _between_prose(lines, most=20):
@@ -600,7 +622,7 @@ def _between_prose(lines, most=20):
     heading = re.match(r"[^\n]*\n\s*\n(?=\S)", "\n".join(even[first:]))  # such as the signature alone
     if heading and not body:
         return _between_prose(lines[first + 1 :], most - 1)
-    behind = even[first + body[-1].end_lineno :] if body else []
+    behind = even[first + (body[-1].end_lineno if body else 0) :]
     rest = list(itertools.dropwhile(lambda line: not line.strip() or line[0] == "#", behind))
     if error and re.match(BROKEN, [*rest, ""][0]):
         return []
@@ -700,6 +722,11 @@ def _loaded(node, hints=True):
     return {n.id for n in names if isinstance(n.ctx, ast.Load)}
 
 
+def _reads(statement):
+    """The names that a statement reads, without those that a function or comprehension in it binds for itself."""
+    return _loaded(statement) - ({name for n in ast.walk(statement) for name in _binds(n)} - _gives(statement))
+
+
 def _path(node):
     """The names of a.b[c].d(), from the left: a, b and d."""
     names = []
@@ -720,5 +747,7 @@ def _walk(nodes):
     while todo:
         node = todo.pop()
         yield node
-        if not isinstance(node, (*DEFINITIONS, ast.Lambda)):
+        if isinstance(node, ast.Lambda):
+            todo.extend(filter(None, node.args.defaults + node.args.kw_defaults))  # evaluated where it stands
+        elif not isinstance(node, DEFINITIONS):
             todo.extend(ast.iter_child_nodes(node))

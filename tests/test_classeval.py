@@ -763,3 +763,25 @@ def test_methods_at_unequal_depths():
     assert score(ONE, AREA + SIZE + deeper.replace("math.pi", "7")).reward == 6
     # Of another agent's methods none is written so.
     assert score(ADD + deeper + DOUBLE, SIZE).parts["written"] == 1.5
+
+
+@pytest.mark.parametrize("line", ['LOGGER = logging.getLogger("Box")', 'NAMES = {"Box": 1}'])
+def test_the_name_of_the_class_may_be_a_text(line):
+    name = line.split(" =")[0]
+    two = f"import logging\n{line}\n" + SIZE.replace("return", f"{name}\n    return")
+    assert score(ONE, two + AREA).reward == 6
+
+
+@pytest.mark.parametrize(
+    "example", ["list = [1, 2]\nbox = Box(list)", "len = 3", "for len in range(3):\n    print(len)"]
+)
+def test_an_example_that_is_named_as_a_built_in_takes_it_from_nobody(example):
+    one = ONE.replace("self.items.append(x)", "self.items = list(self.items) + [x]")
+    assert score(one, f"{TWO}\n{example}\n").reward == 6
+    assert score(one, f"```\n{TWO}\n{example}\n```").reward == 6
+
+
+def test_a_default_of_a_lambda_writes_no_other_method():
+    one = ADD + f"class Box:\n    double = staticmethod(lambda x, y=(size := {LEN}): 2 * x)\n"
+    found = score(one, TWO.replace("len(", "7 + len("))
+    assert found.findings["passed"] <= 4 and found.findings["doubled"] == ["size"]

@@ -1142,6 +1142,17 @@ def test_files_keep_the_benchmarks_split(tmp_path, capsys):
         make("humaneval", dataset=write_rows(tmp_path / "bad.jsonl", [{**row, "prompt": "def ("} for row in rows]))
 
 
+def test_tests_may_make_objects_of_the_prompts_classes(tmp_path):
+    prompt = "class Node:\n    def __init__(self, after=None):\n        self.after = after\n\n"
+    row = {"prompt": f'{prompt}def f(node):\n    """The length of a list."""\n', "entry_point": "f"}
+    row["test"] = "def check(candidate):\n    assert candidate(Node(Node())) == 2\n    assert candidate(Node()) == 1"
+    rows = [{**row, "task_id": f"own {i}"} for i in range(20)]
+    env = make("humaneval", num_agents=1, dataset=write_rows(tmp_path / "rows.jsonl", rows))
+    texts = ["def f(node):\n    return 1 + f(node.after) if node else 0", "def f(node):\n    return 1"]
+    steps = env.step([(env.tasks("train")[0], [], [text]) for text in texts])
+    assert [step.parts["passed_share"] for step in steps] == [1, 0.5]
+
+
 MBPP_ROW = {"prompt": "p", "code": "def f(x):\n    return x", "test_imports": []}
 MBPP_ROW["test_list"] = ["assert f(1) == 1", "assert f(2) == 2"]
 
@@ -1357,3 +1368,58 @@ def test_tags_in_a_string_stay():
     whole = main.format("'''\n</s>\n\u200b\u00a0\u200b'''")
     fenced = "So:\n```python\n{}```\nThat's it.".format(main.format("'\\n</s>\\n\u200b\u00a0\u200b'"))
     assert [score.parts["tests"] for score in scores([AUX, whole], [AUX, fenced], tests=tests)] == [1, 1]
+
+
+SIEVE = """def sieve(n):
+    {0} = [True] * n
+    for i in range(2, n):
+        {0}[2 * i :: i] = [False] * len({0}[2 * i :: i])
+    return [i for i in range(2, n) if {0}[i]]
+
+PRIMES = sieve(100)
+
+def aux(n):
+    return [p for p in PRIMES if n % p == 0]
+"""
+
+
+@pytest.mark.parametrize("name", ["marks", "prime"])
+def test_a_variable_that_is_named_as_the_asked_function_makes_no_example(name):
+    main = "def prime(n):\n    return aux(n) == [n]\n"
+    answer = Answer([SIEVE.format(name), main], ["aux"], "prime", "assert prime(7)\nassert not prime(8)", ["prime"])
+    assert coding_rewards([answer])[0].reward == 4
+    assert reward("TABLE = {f: 2 * f for f in range(-9, 9)}\ndef aux(x):\n    return TABLE[x]\n", MAIN) == 4
+
+
+@pytest.mark.parametrize(
+    "line", ["sum = {}([1])", "list = [1, 2]", "for map in [1]:\n    print(map)", "max = 3\nmin = max"]
+)
+def test_an_example_that_is_named_as_a_built_in_takes_it_from_nobody(line):
+    main = "def f(numbers):\n    return max(sum(list(map(aux, numbers))), -99)\n"
+    for texts in [AUX + line.format("aux"), main], [AUX, main + line.format("f")]:
+        assert reward(*texts) == 4
+    assert reward(AUX, "max = lambda *x: 7\n" + main) < 4  # what stands before it to be run counts
+
+
+@pytest.mark.parametrize("first", ["import math", "def g(x):\n    return x"])
+@pytest.mark.parametrize("last", ["print(f([1]))", "import math\nprint(math.pi)", "def test_f():\n    assert f([1])"])
+def test_code_without_a_fence_between_two_fences(first, last):
+    assert reward(AUX, f"First:\n```python\n{first}\n```\nThen:\n\n{MAIN}\nTest:\n```python\n{last}\n```\nDone.") == 4
+
+
+@pytest.mark.parametrize("line", ["f('abc') -> 3", "f(5) = 120", "'abc' \u2192 3", 'f("it\'s") => 4', "T(n) = O(n)"])
+def test_examples_that_are_no_code(line):
+    assert reward(AUX, f"{MAIN}\n{line}\n") == 4
+    assert reward(AUX, f"import the helper (it's there)\nand go on\n\n{MAIN}\n{line}\nThat is it.") == 4
+
+
+@pytest.mark.parametrize("end", ["", "    ...\n", "    # the rest as above\n"])
+@pytest.mark.parametrize(
+    "template",
+    ["```python\n{}```\nBase case:\n```python\n{}```\nIt ends here.", "{}\nThe base case:\n\n{}\nIt ends here."],
+)
+def test_the_beginning_of_a_function_does_not_replace_it(end, template):
+    begins = "def f(numbers):\n    if not numbers:\n        return 0\n"
+    whole = begins + "    return aux(numbers[0]) + f(numbers[1:])\n"
+    assert reward(AUX, template.format(whole, begins + end)) == 4
+    assert reward(AUX, template.format(begins + "    return 7\n", whole)) == 4  # what is last counts otherwise
