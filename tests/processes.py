@@ -1,6 +1,5 @@
 """Programs in processes of their own, forked from one that has imported what takes every program seconds."""
 
-import contextlib
 import multiprocessing
 import os
 import pathlib
@@ -36,7 +35,9 @@ class Started:
     """
 
     def __init__(self, program, *args, cwd, code="", processes=1):
-        self.output = pathlib.Path(tempfile.mkstemp()[1])
+        handle, name = tempfile.mkstemp()
+        os.close(handle)
+        self.output = pathlib.Path(name)
         with socket.create_server(("localhost", 0)) as free:
             port = free.getsockname()[1]
         several = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
@@ -71,8 +72,7 @@ class Started:
             process.kill()
             process.join()
         self.returncode, printed = self.poll(), self.read()
-        with contextlib.suppress(FileNotFoundError):
-            self.output.unlink()
+        self.output.unlink()
         assert not late, f"not ended after {timeout} s: {printed}"
         return printed, None
 

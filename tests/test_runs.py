@@ -713,8 +713,8 @@ def replace_and_copy(source, target):
 os.replace = replace_and_copy
 """
     flags = (*TOY, "--model", model_dir, "--output-dir", tmp_path / "runs", "--save-every", 2, "--num-iterations", 3)
-    for more in [flags, ("--resume", "copy")]:
-        printed = torchrun(script, *more, code=code, cwd=tmp_path)
+    first = torchrun(script, *flags, code=code, cwd=tmp_path)
+    for printed in first, printed_by(script, "--resume", "copy", cwd=tmp_path, processes=2):
         assert f"to go on: torchrun --nproc-per-node 2 {os.path.relpath(script, tmp_path)} --resume" in printed
     (whole,) = tmp_path.glob("runs/*")
     assert metrics_of(whole) == metrics_of(tmp_path / "copy")

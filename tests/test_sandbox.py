@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import pathlib
 import platform
 import signal
 import socket
@@ -947,11 +948,12 @@ def test_namespaces_alone_limit_timers():
 
 
 def descendants():
-    """Processes whose ancestor this one is."""
+    """Processes whose ancestor this one is, without those of tests/processes.py."""
     parents = {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/stat") as file:
-            parents[int(pid)] = int(file.read().rpartition(")")[2].split()[1])
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if "from multiprocessing" not in pathlib.Path(f"/proc/{pid}/cmdline").read_text():
+                parents[pid] = int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     found = {os.getpid()}
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
