@@ -712,7 +712,7 @@ if __name__ == "__main__":
         torch.set_float32_matmul_precision("high")  # TF32, for the head
         torch.backends.cuda.enable_cudnn_sdp(False)  # it re-plans for each length, so at every decoded token
     elif tiny and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # so small a model gains nothing from more, and loses much where a core is busy
+        torch.set_num_threads(1)  # so small a model gains little from more, and loses much where a core is busy
     if world_size > 1:
         # the default of ten minutes is too short: others wait while one writes a checkpoint or runs tests
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=1))
