@@ -560,8 +560,10 @@ def read_methods(text, names, given, class_name):
     if not bodies:
         body, error = _parse("\n".join(_fenced(text)))
         bodies = [body]
-    # No example that takes a built-in from all that the agents wrote, as `list = [1, 2]` does.
-    bodies = [[n for n in b if isinstance(n, NAMING) or not _gives(n) & {*dir(builtins)}] for b in bodies]
+    for body in bodies:
+        # An example behind the first definition, as `list = [1, 2]`, would take the built-in from all that there is.
+        begins = next((i for i, node in enumerate(body) if isinstance(node, DEFINITIONS)), 0)
+        body[begins:] = [n for n in body[begins:] if isinstance(n, NAMING) or not _gives(n) & {*dir(builtins)}]
     chosen = [b for b in bodies if any(_is_method(n) or getattr(n, "name", None) in given for n in b)] or bodies
     others = [node for body in bodies if body not in chosen for node in body]
     chosen = list(itertools.chain(*chosen))

@@ -166,11 +166,8 @@ class Iterator(itertools.chain):  # what an iterator had left
 VIEWED = [d for d in ({}, collections.OrderedDict()) for d in (d, d.values(), d.items())]
 ITERATED = [[], (), set(), "", "\xe9", b"", bytearray(), range(0), range(1 << 70), collections.deque(), *VIEWED]
 ITERATORS = {type(iter(empty)) for empty in ITERATED} | {type(reversed(d)) for d in VIEWED}
-ITERATORS |= {
-    type(iter(int, 0)),
-    type(reversed([])),
-    type(reversed(collections.deque())),
-}  # re.finditer's is the first
+# the first is also that of re.finditer
+ITERATORS |= {type(iter(int, 0)), type(reversed([])), type(reversed(collections.deque()))}
 ITERATORS |= {t for m in (builtins, itertools) for t in vars(m).values() if hasattr(t, "__next__")}
 ITERATORS |= {types.GeneratorType, Iterator}
 # What of a subclass is compared with plain data, unless it compares in its own way; by a method of the base, which it

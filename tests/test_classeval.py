@@ -779,6 +779,8 @@ def test_an_example_that_is_named_as_a_built_in_takes_it_from_nobody(example):
     one = ONE.replace("self.items.append(x)", "self.items = list(self.items) + [x]")
     assert score(one, f"{TWO}\n{example}\n").reward == 6
     assert score(one, f"```\n{TWO}\n{example}\n```").reward == 6
+    own = "all = {'more': 0}\n" + TWO.replace("len(", "all['more'] + len(")  # before the methods that read it
+    assert score(one, own).reward == 6
 
 
 def test_a_default_of_a_lambda_writes_no_other_method():
