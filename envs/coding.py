@@ -308,8 +308,9 @@ def _humaneval_task(row):
     prelude = ast.unparse(ast.Module(body=[n for n in body if n is not asked], type_ignores=[]))
     test = ast.parse(row["test"])
     _check_imports(body + test.body)
-    if not any(isinstance(n, ast.FunctionDef) and n.name == "check" for n in test.body):
-        raise ValueError("test has no function check")
+    checks = [n.args for n in test.body if isinstance(n, ast.FunctionDef) and n.name == "check"]
+    if not checks or len(checks[-1].args) - len(checks[-1].defaults) > 1:
+        raise ValueError("test has no function check of one argument")
     if not any(isinstance(n, ast.Assert) for n in ast.walk(test)):  # HumanEval+ has them in a function beside it
         raise ValueError("test has no assert")
     # Objects of the prompt's classes have to be the candidate's: no others cross to it.

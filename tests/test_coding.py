@@ -1187,6 +1187,15 @@ def test_a_class_that_mbpps_tests_use_is_known_and_is_not_what_is_asked_for():
     assert task["names"] == ["P", "f"] and task["entry_point"] == "f"
 
 
+@pytest.mark.parametrize("head", ["def test(candidate):", "def check(candidate, size):"])
+def test_tests_are_a_function_check_of_one_argument(head):
+    row = samples.coding_tasks("train", 1, 1)[0]
+    with pytest.raises(ValueError, match="no function check of one argument"):
+        coding._task({**row, "test": f"{head}\n    assert candidate([1]) == 1"}, "here")
+    more = "def check(candidate, size=1):\n    assert candidate([size]) == 1"
+    assert coding._task({**row, "test": more}, "here")["tests"].startswith(more)
+
+
 def test_tasks_may_import_modules_of_packages_and_what_they_can_do_without():
     row = samples.coding_tasks("train", 1, 1)[0]
     imports = "import os.path\ntry:\n    import absent\nexcept ImportError:\n    pass\n"
