@@ -241,12 +241,11 @@ def restrict_files(writable):
     read = 1 << 2 | 1 << 3  # files, folders
     change = 1 << 1 | (1 << 14 if version >= 3 else 0)  # write, truncate
     write = change | 1 << 5 | 1 << 8  # remove, make; files only
-    rules = [(p, read) for p in READABLE] + [(p, read | write) for p in writable] + [(os.devnull, 1 << 2 | change)]
-    for path, right in rules:
-        if os.path.exists(path):
-            folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            call(libc.syscall, LANDLOCK_ADD_RULE, ruleset, 1, struct.pack("=Qi", right, folder), 0)
-            os.close(folder)
+    rules = [(p, read) for p in READABLE if os.path.isdir(p)] + [(p, read | write) for p in writable]
+    for path, right in [*rules, (os.devnull, 1 << 2 | change)]:
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        call(libc.syscall, LANDLOCK_ADD_RULE, ruleset, 1, struct.pack("=Qi", right, place), 0)
+        os.close(place)
     call(libc.syscall, LANDLOCK_RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
 

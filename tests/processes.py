@@ -24,7 +24,7 @@ def _become(program, args, code, cwd, environment, output):
     os.chdir(cwd)
     sys.argv = [program, *args]
     sys.path[:0] = [os.path.dirname(program), str(ROOT / "tests"), str(ROOT)]
-    exec(code or "", {"sys": sys})
+    exec(code, {"sys": sys})
     runpy.run_path(program, run_name="__main__")
 
 
@@ -64,7 +64,7 @@ class Started:
         end = time.monotonic() + timeout
         while self.poll() is None and time.monotonic() < end:
             if any(process.exitcode for process in self.all):
-                time.sleep(1)
+                time.sleep(1)  # the others may be about to say the same
                 break
             time.sleep(0.02)
         late = self.poll() is None and time.monotonic() >= end

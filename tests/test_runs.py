@@ -53,9 +53,11 @@ def weights_of(run_dir, agent=0):
 def torchrun(script, *args, code, cwd):
     """What the script prints in two processes; `code` is run before it, to break something."""
     launcher = cwd / "launcher.py"
-    launcher.write_text(f"import runpy, sys; sys.argv[0] = {str(script)!r}\n{code}\n")
-    with open(launcher, "a") as file:
-        file.write("runpy.run_path(sys.argv[0], run_name='__main__')")
+    begin, end = (
+        f"import runpy, sys; sys.argv[0] = {str(script)!r}",
+        "runpy.run_path(sys.argv[0], run_name='__main__')",
+    )
+    launcher.write_text(f"{begin}\n{code}\n{end}")
     env = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
     command += ["--standalone", str(launcher), *map(str, args)]

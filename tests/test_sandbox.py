@@ -1181,6 +1181,18 @@ def test_no_huge_pages():
     assert len(without) >= 2  # the candidate and the grader
 
 
+def test_a_module_path_may_hold_a_file(tmp_path):
+    """As python311.zip, where there is one: its rights are those of a folder, which Landlock gives to no file."""
+    (tmp_path / "some.zip").touch()
+    said = in_a_process(f"""
+        kernel.READABLE.append({str(tmp_path / "some.zip")!r})
+        kernel.call(kernel.libc.prctl, kernel.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        kernel.restrict_files([])
+        print("restricted")
+    """)
+    assert "restricted" in said
+
+
 def test_code_may_ask_for_its_folder():
     code = "import os\nHERE = os.path.dirname(__file__)\ndef f(): return os.path.samefile(HERE, os.getcwd())"
     assert run_tests([job(code, "assert f()")])[0].reason == ""
