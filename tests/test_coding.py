@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import sys
 import textwrap
 
@@ -1110,6 +1111,19 @@ def test_arguments_that_make_no_sense():
 def write_rows(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
+
+
+def test_tasks_whose_tests_hand_over_a_lambda_are_named(tmp_path, capsys):
+    prompt = 'def f(g, x):\n    """g(x)"""\n'
+    test = "def check(asked):\n    assert asked(lambda y: y + 1, 1) == 2\n"
+    row = {"prompt": prompt, "entry_point": "f", "test": test}
+    harmless = {**row, "test": "def check(asked):\n    assert sorted(asked(str, x=[]), key=lambda y: y) == []\n"}
+    rows = [{**(row if i == 3 else harmless), "task_id": f"own {i}"} for i in range(20)]
+    env = make("humaneval", num_agents=1, dataset=write_rows(tmp_path / "rows.jsonl", rows))
+    assert re.findall("own [0-9]+", capsys.readouterr().out.partition("hand one over")[2]) == ["own 3"]
+    (task,) = [task for part in env.splits.values() for task in part if task["task_id"] == "own 3"]
+    (step,) = env.step([(task, [], ["def f(g, x):\n    return g(x)"])])
+    assert not step.done
 
 
 def test_files_keep_the_benchmarks_split(tmp_path, capsys):
