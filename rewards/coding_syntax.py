@@ -180,7 +180,7 @@ def prepare_class(texts, assigned, class_name, base):
         begun = {_root(decorator) for f in functions for decorator in f.decorator_list}  # as in @count.setter
         # What may be called by its bare name stands outside as well, though its argument is called self.
         bodies = [part for f in functions for part in f.body] + [n for n in statements if n not in functions]
-        elsewhere = given.union(*[_gives(n) for n in statements if not _is_method(n)])
+        elsewhere = given.union(dir(builtins), *[_gives(n) for n in statements if not _is_method(n)])
         bare = set().union(*map(_loaded, bodies)) - elsewhere
         found = {}  # by method: what defines it
         for node in statements:
@@ -512,8 +512,9 @@ PROSE = rf"(?=\S)(?:'[^'\n]*'|\"[^\"\n]*\"|[^'\"#])*?(?:{NAME}|['\")\]]) +{NAME}
 BEGINS = rf"\s|$|({KEYWORDS})\b|[\w.]+(\(|\[| ?[^\w\s]{{0,3}}=)|[a-z]\w*[,:].*=|[\])}}@'\"]|[\[({{](?![A-Z/])"
 STRING = r"'[^'\n]*'|\"[^\"\n]*\""
 # f([1, 2]) -> 3 and f("a") = 3, as prose has it
-ARROW = rf"(?=\S)(?!({KEYWORDS})\b)(?:{STRING}|[^'\"#])+?(?<=[)\]}}'\"]) *(?:->|=+>|\u2192)"
-EQUATION = rf"[\w.]+\((?:{STRING}|[^'\"#()])*\) *=(?!=)"
+ARROWS = r"-+>|=+>|[\u2190-\u21ff\u2794-\u27be\u27f0-\u27ff]"
+ARROW = rf"(?=\S)(?!({KEYWORDS})\b)(?:{STRING}|[^'\"#])+?(?<=[)\]}}'\"]) *(?:{ARROWS})"
+EQUATION = rf"[\w.]+\((?:{STRING}|[^'\"#])*\) *=(?!=)"
 BROKEN = rf"(?!{PROSE}|{ARROW}|{EQUATION})({BEGINS})"
 # What the parser and compiler raise: a NUL or a lone surrogate, much nesting, thousands of words in a row.
 UNREAD = (SyntaxError, ValueError, MemoryError, RecursionError)
@@ -609,14 +610,16 @@ def read_blocks(text):
 def _between_prose(lines, most=20):
     """The statements from the first line that begins code to one that is none; then of what follows, the same.
 
-    [] where broken code ends them. Assignments may stand before the first line, which is one without indentation, if
-    there is such a line.
+    [] where broken code ends them. Assignments may stand before the first line.
     """
-    begins = [i for blank in ("", r"\s+") for i, line in enumerate(lines) if re.match(f"{blank}({CODE})", line)]
+    begins = [i for i, line in enumerate(lines) if re.match(rf"\s*({CODE})", line)]
     if not begins or not most:
         return []
     indent = re.match(r"\s*", lines[begins[0]])[0]
-    even = [line.removeprefix(indent) for line in lines]
+    # what stands at the margin behind indented code, as a main guard, keeps its own indentation
+    outside = (i for i in range(begins[0], len(lines)) if lines[i].strip() and not lines[i].startswith(indent))
+    margin = next(outside, len(lines))
+    even = [line.removeprefix(indent) for line in lines[:margin]] + lines[margin:]
     before = {i: _parse("\n".join(even[i : begins[0]])) for i in range(begins[0])[-50:]}
     assigned = [i for i, (body, error) in before.items() if body and not error and all(map(_gives, body))]
     first = [*assigned, *begins][0]
@@ -625,7 +628,7 @@ def _between_prose(lines, most=20):
     if heading and not body:
         return _between_prose(lines[first + 1 :], most - 1)
     behind = even[first + (body[-1].end_lineno if body else 0) :]
-    rest = list(itertools.dropwhile(lambda line: not line.strip() or line[0] == "#", behind))
+    rest = list(itertools.dropwhile(lambda line: line.lstrip()[:1] in ("", "#"), behind))
     if error and re.match(BROKEN, [*rest, ""][0]):
         return []
     return [body, *_between_prose(lines[len(lines) - len(rest) + 1 :], most - 1)]
@@ -654,7 +657,7 @@ def _fenced(text):
 
 def _statements_of(code):
     """The statements, or None where it is no Python; it may be indented, also in the first or all other lines only."""
-    pieces = re.split(rf"^(?={CODE})", code, flags=re.MULTILINE)
+    pieces = re.split(r"^(?=\S)", code, flags=re.MULTILINE)
     # In this order: where the first line alone is moved, a body of comments and more could be read as one of comments.
     for form in (code, textwrap.dedent(code), textwrap.dedent("    " + code), "".join(map(textwrap.dedent, pieces))):
         try:

@@ -1430,10 +1430,29 @@ def test_code_without_a_fence_between_two_fences(first, last):
     assert reward(AUX, f"First:\n```python\n{first}\n```\nThen:\n\n{MAIN}\nTest:\n```python\n{last}\n```\nDone.") == 4
 
 
-@pytest.mark.parametrize("line", ["f('abc') -> 3", "f(5) = 120", "'abc' \u2192 3", 'f("it\'s") => 4', "T(n) = O(n)"])
+EXAMPLE_LINES = ["f('abc') -> 3", "f(5) = 120", "'abc' \u2192 3", 'f("it\'s") => 4', "T(n) = O(n)"]
+EXAMPLE_LINES += ["f([1]) --> 2", "f([1]) \u279e 2", "f([1]) \u27f6 2", "f((1, 2)) = 6", "f(abs(-1)) = 1"]
+
+
+@pytest.mark.parametrize("line", EXAMPLE_LINES)
 def test_examples_that_are_no_code(line):
     assert reward(AUX, f"{MAIN}\n{line}\n") == 4
     assert reward(AUX, f"import the helper (it's there)\nand go on\n\n{MAIN}\n{line}\nThat is it.") == 4
+
+
+@pytest.mark.parametrize("comment", ["    # It sums the doubles\n", "    # f([1]) -> 2\n\n    # f([]) -> 0\n"])
+def test_a_comment_may_end_a_function(comment):
+    for before in "", "Here it is:\n\n":
+        assert reward(AUX, f"{before}{MAIN}{comment}\nThis function uses the helper.\n") == 4
+    assert reward(AUX, f"{MAIN}{comment}    return =\n") == 1  # broken code ends the program as before
+
+
+@pytest.mark.parametrize("template", ["{}", "```python\n{}```", "Here it is:\n\n{}"])
+@pytest.mark.parametrize(
+    "last", ["if __name__ == '__main__':\n    print(f([1]))\n", "def test():\n    assert f([])\n"]
+)
+def test_what_stands_at_the_margin_behind_indented_code(template, last):
+    assert reward(AUX, template.format(textwrap.indent(MAIN, "    ") + "\n" + last)) == 4
 
 
 @pytest.mark.parametrize("end", ["", "    ...\n", "    # the rest as above\n"])
