@@ -108,7 +108,9 @@ def encode(tokenizer, prompts):
     if not all(tokenizer(prompts, add_special_tokens=False).input_ids):
         fail("--model makes no tokens of a prompt: are its tokenizer's files missing, or is a prompt of --data empty?")
     if tokenizer.chat_template is None:
-        return tokenizer(prompts).input_ids
+        prompt_ids = tokenizer(prompts).input_ids
+        # a tokenizer may end each text as if nothing were to follow
+        return [ids[:-1] if ids[-1] == tokenizer.eos_token_id else ids for ids in prompt_ids]
     # enable_thinking is read by the templates of reasoning models, which would spend every token on thoughts
     chat = {"add_generation_prompt": True, "tokenize": False, "enable_thinking": False}
     texts = [tokenizer.apply_chat_template([{"role": "user", "content": prompt}], **chat) for prompt in prompts]
@@ -136,9 +138,9 @@ def demonstrations(args):
     """Lists of (prompt, completion): one for the file, or one for each environment and number of agents."""
     if args.data:
         try:
-            with open(args.data, encoding="utf-8") as file:
+            with open(args.data, encoding="utf-8-sig") as file:
                 lines = [json.loads(line) for line in file if line.strip()]
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # nested too deeply
             fail(f"--data {args.data}: {error}; give a .jsonl file.")
         if not all(isinstance(line, dict) for line in lines):
             fail(f"--data {args.data}: every line needs to be an object, such as of prompt and completion.")
@@ -246,8 +248,8 @@ def token_losses(model, rows, pad_id):
 def check(model, row, pad_id):
     """Raises ValueError where the model computes its logits otherwise than token_losses, or sees later tokens."""
     prompt, completion = row
-    logits = model(torch.tensor([prompt + completion[:-1]])).logits[0, len(prompt) - 1 :]
-    theirs = torch.nn.functional.cross_entropy(logits.float(), torch.tensor(completion), reduction="none")
+    own = model(torch.tensor([prompt + completion[:-1]])).logits[0, len(prompt) - 1 :]
+    theirs = torch.nn.functional.cross_entropy(own.float(), torch.tensor(completion), reduction="none")
     if not torch.allclose(token_losses(model, [row], pad_id), theirs, atol=1e-3):
         raise ValueError("it has other log-probabilities than its head: scaled or capped logits? not causal?")
 
@@ -375,7 +377,6 @@ if __name__ == "__main__":
             json.dump(about | {"git_commit": commit}, file, indent=2)
     except OSError as error:
         fail(f"--output-dir {args.output_dir}: cannot make {run} ({error.strerror}); name another folder.")
-    metrics_file = open(os.path.join(run, "metrics.jsonl"), "w")  # noqa: SIM115
     print(f"{run}: {sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters on {device}")
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
@@ -412,12 +413,14 @@ if __name__ == "__main__":
             if step % args.eval_every == 0 or last:
                 metrics["eval/loss"] = evaluate(model, held_out, pad_id, args.max_batch_tokens)
                 tqdm.write(f"step {step}: loss {loss:.3f}, held out {metrics['eval/loss']:.3f}")
-            metrics_file.write(json.dumps(metrics) + "\n")
-            metrics_file.flush()
+            try:
+                with open(os.path.join(run, "metrics.jsonl"), "a") as file:
+                    file.write(json.dumps(metrics) + "\n")
+            except OSError as error:
+                fail(f"--output-dir: cannot write to {run} ({error}); make room.")
             logged = []
 
         # 4 SAVE
         if step % args.save_every == 0 or last:
             save(model, tokenizer, os.path.join(run, "agent"), getattr(torch, args.save_dtype))
-    metrics_file.close()
     print(f"{time.perf_counter() - start:.0f} s; use it with --model {os.path.join(run, 'agent')}")

@@ -168,7 +168,8 @@ def _file_rows(path):
         raise ValueError(f"--dataset {path}: it cannot be read ({error.strerror}); check the file.") from None
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, nested too deeply
         kind, where = path.rsplit(".")[-1], f" after row {len(rows)}" if rows else ""
-        raise ValueError(f"--dataset {path}: not valid {kind}{where} ({error}); mend the file.") from None
+        remedy = "mend the file, or call it .jsonl if each line is a row" if kind == "json" else "mend the file"
+        raise ValueError(f"--dataset {path}: not valid {kind}{where} ({error}); {remedy}.") from None
     if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
         raise ValueError(f"--dataset {path}: the file must hold one JSON object per row; mend the file.")
     return rows
@@ -199,7 +200,7 @@ def _datasets_rows(dataset, *args, **kwargs):
         return load_dataset(*args, **kwargs).to_list()
     except Exception as error:  # whatever the network, the hub and the file formats raise; all of it is reported
         remedy = "check the name, its splits and the network, or use sample"
-        if os.path.isfile(dataset):  # of which it may say that an error occurred, and which one below that
+        if os.path.exists(dataset):  # of which it may say that an error occurred, and which one below that
             remedy, error = "mend the file", error.__cause__ or error
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(f"--dataset {dataset}: it could not be loaded ({reason}); {remedy}.") from None

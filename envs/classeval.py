@@ -7,6 +7,7 @@ own. The reward is in rewards/classeval.py. In the published partition, methods 
 
 import ast
 import random
+from functools import partial
 
 from envs import samples
 from envs.coding import benchmark_rows, demonstrated, example_asserts, parsed, scored_step, syntax_remarks
@@ -203,12 +204,12 @@ def _task(row, dataset):
     The keys: task_id, problem, class_name, methods (the names to be written, in order), base (source of the module
     that they are put into), names (of that module, for the tests), tests, setup, examples, solution.
     """
-    return parsed(_parse, row, dataset, "ClassEval's")
+    return parsed(partial(_parse, dataset=dataset), row, dataset, "ClassEval's")
 
 
-def _parse(row):
+def _parse(row, dataset):
     solution = ast.parse(row["solution_code"])
-    base = _base(row, solution)
+    base = _base(row, solution, dataset)
     ast.parse(row["test"])
     owner, reference = [_class(tree, row["class_name"]) for tree in (base, solution)]
     # A constructor may do nothing in the reference too.
@@ -217,6 +218,8 @@ def _parse(row):
     if not todo:
         raise ValueError("no method is left to be written")
     names = list(dict.fromkeys(node.name for node in todo))  # once: a property and its setter are one agent's
+    if unseen := [name for name in [row["class_name"], *names] if name not in row["skeleton"]]:
+        raise ValueError(f"the skeleton, which agents read, does not name {unseen[0]}")
     given, needed = (
         {ast.unparse(n): n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))}
         for tree in (base, solution)
@@ -241,11 +244,13 @@ def _class(tree, name):
     return next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
 
 
-def _base(row, solution):
+def _base(row, solution, dataset):
     """The skeleton's syntax tree. A few skeletons have typing errors: then the solution's, without what was asked."""
     try:
         return ast.parse(row["skeleton"])
-    except SyntaxError:
+    except SyntaxError as error:
+        said = "answers are put into the solution's outline, and agents read the skeleton as it is"
+        print(f"--dataset {dataset}: the skeleton of {row['task_id']} is no Python ({error.msg}): {said}")
         base = ast.parse(ast.unparse(solution))
         for node in _class(base, row["class_name"]).body:
             if isinstance(node, FUNCTIONS) and node.name != "__init__":

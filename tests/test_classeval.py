@@ -483,7 +483,7 @@ def test_agents_take_turns(num_agents):
     assert step.parts["all_passed"] == 1 and step.parts["written"] == 2 and step.done
 
 
-def test_the_methods_to_write_are_those_without_a_body():
+def test_the_methods_to_write_are_those_without_a_body(capsys):
     row = {"task_id": "x", "skeleton": BASE, "class_name": "Box", "test": TESTS}
     solution = BASE.replace('"""Keeps x."""', "self.items.append(x)")
     assert _task({**row, "solution_code": solution}, "x")["methods"] == ["add"]  # the reference leaves the others so
@@ -500,7 +500,12 @@ def test_the_methods_to_write_are_those_without_a_body():
     assert _task({**row, **pair}, "x")["methods"] == [*METHODS, "width"]
     # A skeleton that does not parse: the solution's, emptied but for the constructor.
     made = solution.replace("class Box:", "class Box:\n    def __init__(self): self.items = []")
-    task = _task({**row, "skeleton": BASE.replace("class Box:", "class Box"), "solution_code": made}, "x")
+    cut = {**row, "skeleton": BASE.replace("class Box:", "class Box"), "solution_code": made}
+    assert capsys.readouterr().out == ""
+    task = _task(cut, "x")
+    assert "--dataset x: the skeleton of x is no Python" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"task x .*the skeleton, which agents read, does not name add"):
+        _task({**cut, "skeleton": cut["skeleton"].replace("def add(", "def ")}, "x")
     assert task["methods"] == METHODS and "return" not in task["base"] and "self.items = []" in task["base"]
     for broken in {"test": "class ("}, {"class_name": "Bag"}, {"solution_code": "def ("}, {"skeleton": solution}:
         with pytest.raises(ValueError, match=r"--dataset here: task x .*mend it"):
@@ -745,6 +750,25 @@ def test_methods_between_prose():
     assert score(ONE, pieces.format(SIZE.replace("len(", "7 + len("), SIZE + AREA)).reward == 6
     assert score(ONE, pieces.format(f"```\n{SIZE}```", AREA)).reward == 6
     assert score(ONE, pieces.format(f"```\n{SIZE}{AREA}```", AREA.replace("math.pi", "7"))).reward == 6
+
+
+@pytest.mark.parametrize("template", ["{}", "```python\n{}```", "The methods:\n\n{}"])
+@pytest.mark.parametrize(
+    "last", ["for x in [1]:\n    print(x)\n", "if Box:\n    Box(1, 2)\n", "def main():\n    pass\n"]
+)
+def test_what_stands_at_the_margin_behind_indented_methods(template, last):
+    assert score(ONE, template.format(textwrap.indent(f"{SIZE}\n{AREA}", "    ") + "\n" + last)).reward == 6
+
+
+def test_methods_that_end_in_a_comment():
+    assert score(ONE, f"{SIZE}    # counts\n\nThen area:\n\n{AREA}").reward == 6
+
+
+@pytest.mark.parametrize("name", ["sum", "len", "list", "print"])
+def test_a_further_method_named_as_a_built_in_takes_it_from_nobody(name):
+    own = f"def {name}(self):\n    return {name}(self.items)\n"
+    one = ONE.replace("self.items.append(x)", "self.items = list(self.items) + [x]")
+    assert score(one, own + TWO).reward == 6
 
 
 def test_methods_at_unequal_depths():

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import make_tokenizer, save_model
+from conftest import STOP, make_tokenizer, save_model
 from processes import Started, printed_by
-from tokenizers import Regex, pre_tokenizers
+from tokenizers import Regex, pre_tokenizers, processors
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -145,7 +145,7 @@ SHORT = ["--num-steps", "5", "--batch-size", "4", "--log-every", "2", "--eval-ev
 def test_a_run_from_scratch_and_on_from_its_model(tmp_path):
     data = tmp_path / "pairs.jsonl"
     pairs = [{"prompt": f"Say {i}.", "completion": f"{i} and the rest of it"} for i in range(60)]
-    data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs), encoding="utf-8-sig")
     run(tmp_path, "--data", data, "--save-dtype", "float16", *SMALL, *SHORT)
     (folder,) = glob.glob(str(tmp_path / "pairs__sft__1__*"))
     with open(os.path.join(folder, "args.json")) as file:
@@ -228,6 +228,7 @@ def test_turns_belong_to_their_environments(monkeypatch):
         (["--env"], ["Fewer than two pairs", "--env"]),
         (["--env", "tutti_bare_env:Bare"], ["error: --env tutti_bare_env:Bare: nothing to imitate"]),
         (["--env", "tutti_lame_env:Lame"], ["error: --env tutti_lame_env:Lame", "nosuch"]),
+        (["--data", "deep.jsonl"], ["--data deep.jsonl", "give a .jsonl file"]),
         (["--data", "numbers.jsonl"], ["--data numbers.jsonl", "object"]),
         (["--data", "null.jsonl"], ["--data null.jsonl", "texts prompt and completion"]),
         (["--data", "half.jsonl"], ["--data or --env", "no UTF-8 text"]),
@@ -259,12 +260,22 @@ def test_one_sentence_for_what_is_wrong(tmp_path, arguments, words, monkeypatch,
     (tmp_path / "tutti_bare_env.py").write_text(text.replace("Silent", "Bare") + bare)
     (tmp_path / "tutti_lame_env.py").write_text("import nosuch\n")
     (tmp_path / "numbers.jsonl").write_text("1\n2\n")
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000 + "]" * 100_000)
     pair = {"prompt": "a", "completion": "b"}
     (tmp_path / "half.jsonl").write_text(json.dumps(pair) + "\n" + json.dumps(pair | {"prompt": "\ud800"}) + "\n")
     (tmp_path / "mixed.jsonl").write_text(json.dumps(rollout_line()) + "\n" + json.dumps(pair) + "\n")
     (tmp_path / "null.jsonl").write_text('{"prompt": "a", "completion": null}\n' * 3)
     code, said = fails(tmp_path, monkeypatch, capsys, *[str(path) if a == "ROLLOUTS" else a for a in arguments])
     assert code == 2 and all(word in said for word in ["sft.py: error:", *words]), said
+
+
+def test_an_end_of_sequence_token_that_a_tokenizer_puts_behind_a_prompt_is_taken_off():
+    tokenizer = make_tokenizer(chat_template=None)
+    (bare,) = sft.encode(tokenizer, ["Say it."])
+    added = [("<|endoftext|>", 0), ("<|im_end|>", STOP)]
+    both = processors.TemplateProcessing("<|endoftext|> $A <|im_end|>", special_tokens=added)
+    tokenizer.backend_tokenizer.post_processor = both
+    assert sft.encode(tokenizer, ["Say it."]) == [[0, *bare]]
 
 
 def test_a_prompt_without_tokens_is_told(capsys):
@@ -288,6 +299,21 @@ def test_a_full_disk_is_told(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         sft.save(model, make_tokenizer(), "here", torch.float32)
     assert "--output-dir: cannot write to here (I/O error: No space left" in capsys.readouterr().err
+
+
+def test_a_disk_that_fills_between_two_saves_is_told(tmp_path, monkeypatch, capsys):
+    make = os.makedirs
+
+    def make_and_fill(path, **options):
+        make(path, **options)
+        os.symlink("/dev/full", os.path.join(path, "metrics.jsonl"))
+
+    data = tmp_path / "pairs.jsonl"
+    data.write_text((json.dumps({"prompt": "Say it.", "completion": "one two three"}) + "\n") * 20)
+    flags = "--data", str(data), "--model", save_model(tmp_path / "m"), *SHORT
+    monkeypatch.setattr(os, "makedirs", make_and_fill)
+    code, said = fails(tmp_path, monkeypatch, capsys, *flags)
+    assert code == 2 and "sft.py: error: --output-dir: cannot write to" in said and "No space left" in said
 
 
 def test_an_interrupt_is_no_traceback(tmp_path):
