@@ -35,6 +35,7 @@ import time
 import traceback
 import zlib
 from collections import Counter, defaultdict
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -727,11 +728,18 @@ if __name__ == "__main__":
     about["commit"] = git.stdout.strip()
     about["earlier"] = [*before["earlier"], {"until": saved, "args": before["args"]}] if args.resume else []
     about["versions"] = {name: sys.modules[name].__version__ for name in ("torch", "transformers", "numpy")}
-    if rank == 0:
+    last_saved = lambda: f"The last checkpoint: {f'iteration {saved} in {run_dir}' if saved else 'none yet'}."
+
+    @contextmanager
+    def writing():
         try:
+            yield
+        except Exception as error:  # torch and safetensors raise their own where the disk is full; it is reported
+            fail(f"--output-dir: cannot write to {run_dir} ({error}); name another, or make room. {last_saved()}")
+
+    if rank == 0:
+        with writing():
             os.makedirs(os.path.dirname(state_file), exist_ok=True)
-        except OSError as error:
-            fail(f"--output-dir {args.output_dir}: cannot make {run_dir} ({error.strerror}); name another folder.")
 
     # agents
     transformers.utils.logging.disable_progress_bar()
@@ -819,14 +827,9 @@ if __name__ == "__main__":
         if (before["tasks_crc"], before["processes"], before["args"]["model"]) != (tasks_crc, world_size, args.model):
             said = "with other tasks, processes or --model (only a LoRA's base is read from it)"
             say(f"--resume {args.resume}: {said}, so not the same numbers as without a stop")
-    last_saved = lambda: f"The last checkpoint: {f'iteration {saved} in {run_dir}' if saved else 'none yet'}."
-    cannot_write = lambda error: fail(f"--output-dir: cannot write to {run_dir} ({error}); make room. {last_saved()}")
     if rank == 0:
-        try:
-            with open(os.path.join(run_dir, "args.json"), "w") as file:
-                json.dump(about, file, indent=2)
-        except OSError as error:
-            cannot_write(error)
+        with writing(), open(os.path.join(run_dir, "args.json"), "w") as file:
+            json.dump(about, file, indent=2)
     # Generators are reseeded for each iteration and process, and for evaluation as for iteration 0: no state to save,
     # and training does not depend on how often it is evaluated.
     seed_of = lambda iteration: int(np.random.SeedSequence([args.seed, rank, iteration]).generate_state(1)[0])
@@ -844,13 +847,10 @@ if __name__ == "__main__":
             remedy = "Begin anew or --resume a checkpoint with a lower --learning-rate, other temperatures or rewards."
             fail(f"at iteration {iteration} {bad[0]} is {metrics[bad[0]]}. {remedy} {last_saved()}")
         if rank == 0:
-            try:
-                with open(os.path.join(run_dir, "metrics.jsonl"), "a") as file:
-                    file.write(json.dumps({"iteration": iteration} | metrics) + "\n")
-                with open(os.path.join(run_dir, "rollouts.jsonl"), "a") as file:
-                    file.writelines(lines)
-            except OSError as error:
-                cannot_write(error)
+            with writing(), open(os.path.join(run_dir, "metrics.jsonl"), "a") as file:
+                file.write(json.dumps({"iteration": iteration} | metrics) + "\n")
+            with writing(), open(os.path.join(run_dir, "rollouts.jsonl"), "a") as file:
+                file.writelines(lines)
             track(metrics, step=iteration)
 
     signals = []
@@ -944,11 +944,9 @@ if __name__ == "__main__":
                 state["optimizers"] = [agent.optimizer.state_dict() for agent in agents]
                 logs = ("metrics.jsonl", "rollouts.jsonl")
                 state["sizes"] = {name: os.path.getsize(os.path.join(run_dir, name)) for name in logs}
-                try:
+                with writing():
                     torch.save(state, state_file + ".tmp")
                     os.replace(state_file + ".tmp", state_file)  # a crash leaves the old one whole
-                except (OSError, RuntimeError) as error:  # torch's own, where the disk is full
-                    cannot_write(error)
             saved = iteration
         if stopping:
             break
@@ -956,7 +954,7 @@ if __name__ == "__main__":
 
     # what is left behind
     if rank == 0:
-        try:
+        with writing():
             for i, agent in enumerate(agents if saved else ()):
                 # the policy that was trained: not the part of it that a base model's generation_config would sample
                 policy = {"do_sample": True, "temperature": args.temperature, "top_k": 0, "top_p": 1.0}
@@ -965,8 +963,6 @@ if __name__ == "__main__":
                 agent.model.generation_config = transformers.GenerationConfig(**policy)
                 agent.model.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
                 agent.tokenizer.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
-        except Exception as error:  # safetensors has one of its own for a full disk; it is reported
-            cannot_write(error)
         for i, example in enumerate(json.loads(lines[-1])["agents"] if lines else ()):
             print(f"\nagent {i} wrote: {example['completions'][0]}")
         with open(os.path.join(run_dir, "metrics.jsonl")) as file:

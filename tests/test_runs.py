@@ -859,7 +859,7 @@ def test_a_disk_that_is_full_behind_the_last_checkpoint_is_told(script, run, mod
     with pytest.raises(SystemExit) as stop:
         run(script, *TOY, "--model", model_dir, "--num-iterations", 1)
     said = capsys.readouterr().err
-    assert stop.value.code == 2 and "No space left on device); make room" in said
+    assert stop.value.code == 2 and "No space left on device); name another, or make room" in said
     assert "The last checkpoint: iteration 1 in" in said
 
 
