@@ -433,7 +433,7 @@ def token_logprobs(agent, rows, temperature):
 
 
 def evaluate_tokens(agent, rows, temperature, with_entropy=True):
-    """Log-probabilities of the completions' tokens, entropies and values of the states before them: (tokens,) each."""
+    """Log-probabilities of the completions' tokens, entropies and values of the states before them: (3, tokens)."""
 
     def policy(hidden, target):
         logits = head(agent.model, hidden, temperature)  # (tokens, V)
@@ -442,14 +442,18 @@ def evaluate_tokens(agent, rows, temperature, with_entropy=True):
         logprobs = logits.log_softmax(-1)
         return torch.stack([logprobs.gather(-1, target[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)])
 
+    texts = [(tuple(prompt), tuple(ids)) for prompt, ids, *_ in rows]
+    distinct = list(dict.fromkeys(texts))  # equal completions of a prompt are computed once
     with autocast(agent.model):
-        hidden = completion_states(agent, rows)
-        seen = hidden if agent.critic is agent else completion_states(agent.critic, rows)
-    target = torch.tensor([token for _, ids, *_ in rows for token in ids], device=hidden.device)
+        hidden = completion_states(agent, distinct)
+        seen = hidden if agent.critic is agent else completion_states(agent.critic, distinct)
+    target = torch.tensor([token for _, ids in distinct for token in ids], device=hidden.device)
     size = max(1, 2**26 // agent.model.config.get_text_config().vocab_size)  # in pieces, as in token_logprobs
     compute = policy if len(target) <= size else partial(checkpoint, policy, use_reentrant=False)
-    logprobs, entropies = torch.cat([compute(h, y) for h, y in zip(hidden.split(size), target.split(size))], dim=1)
-    return logprobs, entropies, agent.value_head(seen.float())[:, 0]
+    pieces = [compute(h, y) for h, y in zip(hidden.split(size), target.split(size))]  # (2, tokens) each
+    computed = torch.cat([torch.cat(pieces, dim=1), agent.value_head(seen.float()).T])  # (3, tokens)
+    of_text = dict(zip(distinct, computed.split([len(ids) for _, ids in distinct], dim=1)))
+    return torch.cat([of_text[text] for text in texts], dim=1)
 
 
 def gae(rewards, values, gamma, gae_lambda):
@@ -989,26 +993,15 @@ if __name__ == "__main__":
             orders = (torch.randperm(len(trajectories)) for _ in range(args.update_epochs))
             # one loop, so that target_kl ends all passes
             for minibatch in (part for order in orders for part in order.tensor_split(args.num_minibatches)):
-                # by prompt and completion: equal ones are computed once
-                owners = defaultdict(list)
-                for trajectory in (trajectories[k] for k in minibatch.tolist()):
-                    for node, k in trajectory:
-                        group = node.groups[i]
-                        texts = tuple(group.prompt_ids), tuple(group.completion_ids[k])
-                        owners[texts].append((group, k))
-                rows = [(*texts, members) for texts, members in owners.items()]
+                members = [(node.groups[i], k) for index in minibatch.tolist() for node, k in trajectories[index]]
+                rows = [(group.prompt_ids, group.completion_ids[k], group, k) for group, k in members]
                 weight, totals = 1 / (len(minibatch) * args.max_new_tokens), torch.zeros(6, device=device)
                 for batch in micro_batches(agent, rows, args.max_batch_tokens):
-                    old, start = [], 0
-                    index = []  # where each trajectory's tokens stand among the computed ones
-                    for _, ids, members in batch:
-                        for group, k in members:
-                            old += zip(group.logprobs[k], group.values[k], group.advantages[k], group.targets[k])
-                            index += range(start, start + len(ids))
-                        start += len(ids)
+                    old = []  # one row a token
+                    for _, _, group, k in batch:
+                        old += zip(group.logprobs[k], group.values[k], group.advantages[k], group.targets[k])
                     old_logprobs, old_values, advantages, targets = torch.tensor(old, device=device).T
-                    computed = evaluate_tokens(agent, batch, args.temperature, with_entropy=args.ent_coef > 0)
-                    logprobs, entropies, values = torch.stack(computed)[:, torch.tensor(index, device=device)]
+                    logprobs, entropies, values = evaluate_tokens(agent, batch, args.temperature, args.ent_coef > 0)
                     ratios = (logratios := logprobs - old_logprobs).exp()
                     clipped = ratios.clamp(1 - args.clip_coef, 1 + args.clip_coef)
                     policy_loss = -torch.min(ratios * advantages, clipped * advantages).sum() * weight

@@ -113,7 +113,7 @@ TREE_DETAILS = [
 
 IPPO_DETAILS = [
     ("Values are read from the hidden state that predicts a token, before the token is seen.",
-     "return logprobs, entropies, agent.value_head("),
+     "agent.value_head(seen.float())"),
     ("The old log-probabilities are those of the sampling loop: in the first step every ratio is 1 up to rounding, "
      "which is coarse in bfloat16, and `approx_kl` shows it.", "ratios = (logratios := logprobs - old_logprobs).exp()"),
     ("Values start at the mean return of the first rollout. From zero, the first advantages would be the returns, which "

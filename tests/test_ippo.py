@@ -298,7 +298,7 @@ def test_values_are_of_the_state_before_the_token(kind, share, model_dir, tmp_pa
     logprobs, entropies, values = module.evaluate_tokens(agent, rows, 0.7)
     torch.testing.assert_close(logprobs, module.token_logprobs(agent, rows, 0.7))
     without = module.evaluate_tokens(agent, rows, 0.7, with_entropy=False)
-    torch.testing.assert_close(without, (logprobs, torch.zeros_like(entropies), values))
+    torch.testing.assert_close(without, torch.stack([logprobs, torch.zeros_like(entropies), values]))
     assert values[:3].tolist() == pytest.approx(values[3:6].tolist(), abs=1e-5)  # the last token changes no value
     assert values[6].item() == pytest.approx(values[0].item(), abs=1e-5)
     full = agent.model(torch.tensor([[5, 6, 7] * 4 + [8, 9, 10]]), output_hidden_states=True)
