@@ -688,8 +688,8 @@ if __name__ == "__main__":
         args.max_new_tokens = 96 if tiny and args.env != "arxiv" else 256
     if args.max_batch_tokens is None:
         args.max_batch_tokens = 4096 if tiny else 8192
-    if args.critic_learning_rate is None:
-        args.critic_learning_rate = args.learning_rate * (1 if args.use_separate_critic or args.lora_rank else 10)
+    times = 1 if args.use_separate_critic or args.lora_rank else 10  # also of a --learning-rate given with --resume
+    critic_learning_rate = args.critic_learning_rate or times * args.learning_rate
     may_be_zero = ("seed", "num_iterations", "log_groups", "eval_tasks", "eval_temperature", "gamma", "lora_rank")
     may_be_zero += ("gae_lambda", "vf_coef", "ent_coef")
     for name, value in vars(args).items():
@@ -859,7 +859,7 @@ if __name__ == "__main__":
         agent.learner = torch.nn.ModuleList([model, *valuing]).to(place)
         agent.trained = {key: p for key, p in agent.learner.named_parameters() if p.requires_grad}
         actor = {"params": [p for p in model.parameters() if p.requires_grad]}
-        critic = {"params": torch.nn.ModuleList(valuing).parameters(), "lr": args.critic_learning_rate}
+        critic = {"params": torch.nn.ModuleList(valuing).parameters(), "lr": critic_learning_rate}
         agent.optimizer = torch.optim.AdamW([actor, critic], args.learning_rate, weight_decay=0.0, fused=True)
         agents.append(agent)
         size = f"{sum(p.numel() for p in agent.trained.values()) / 1e6:.2f}M parameters to train on {place}"
@@ -988,7 +988,7 @@ if __name__ == "__main__":
             device, steps = agent.model.device, []
             decay = 1 - (iteration - 1) / args.num_iterations if args.anneal_lr else 1.0
             agent.optimizer.param_groups[0]["lr"] = decay * args.learning_rate
-            agent.optimizer.param_groups[1]["lr"] = decay * args.critic_learning_rate
+            agent.optimizer.param_groups[1]["lr"] = decay * critic_learning_rate
             train_mode(agent.learner)
             orders = (torch.randperm(len(trajectories)) for _ in range(args.update_epochs))
             # one loop, so that target_kl ends all passes
