@@ -327,8 +327,7 @@ def decode(agent, texts, S, temperature, C):
     def step(read):  # reads token t < read of each and draws the next one; in place, so that it can be recorded
         mask.index_fill_(1, P + t, 1)
         position_ids = (mask.sum(1, keepdim=True) - 1).expand_as(batch).reshape(-1, 1)
-        seen = mask[:, : P + read]
-        seen = seen[:, None, None].log() if cache is None else seen  # 0 or -inf, to be added to scores
+        seen = mask[:, None, None, : P + read].log() if cache is None else mask[:, : P + read]  # log(): 0 or -inf
         hidden = trunk(model, tokens[batch, t].view(-1, 1), seen, position_ids, cache, attend(t))[:, 0]
         t.add_(1)
         choose(hidden)
