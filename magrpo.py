@@ -134,7 +134,7 @@ def set_seed(seed):
 
 
 def train_mode(model):
-    """Training mode only for modules that checkpoint: transformers requires it there; dropout and noise stay off."""
+    """Training mode only for modules that checkpoint, as transformers requires; modules in them do not drop out."""
     for module in model.modules():
         module.training = getattr(module, "gradient_checkpointing", False)
 
@@ -520,7 +520,7 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
             break
 
     for node in itertools.chain.from_iterable(reversed(turns)):  # children before parents
-        # float64: what rounding leaves of equal returns is below 1e-9, and is not trained on
+        # float64: what rounding leaves of equal returns, if below 10^6, is below 1e-9, and is not trained on
         rewards = torch.tensor([step.reward for step in node.steps], dtype=torch.float64)  # (J,)
         future = torch.tensor([child.value if child else 0.0 for child in node.children], dtype=torch.float64)
         joint_returns = rewards + args.gamma * future
