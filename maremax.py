@@ -161,6 +161,8 @@ def encode(agent, prompts, max_new_tokens):
         chat |= {"enable_thinking": False, "date_string": "26 Jul 2024"}  # to templates that read them
         prompts = [agent.tokenizer.apply_chat_template([{"role": "user", "content": p}], **chat) for p in prompts]
     prompt_ids = agent.tokenizer(prompts, add_special_tokens=not agent.tokenizer.chat_template).input_ids
+    if not agent.tokenizer.chat_template:  # some tokenizers end each text as if nothing were to follow
+        prompt_ids = [ids[:-1] if ids[-1] == agent.tokenizer.eos_token_id else ids for ids in prompt_ids]
     longest, prompt = max(zip(map(len, prompt_ids), prompts))
     if longest + max_new_tokens > (most := max_context(agent.model)):
         too_long = f"--max-new-tokens {max_new_tokens} after a prompt of {longest} tokens exceeds the model's {most}"
@@ -520,7 +522,7 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
             break
 
     for node in itertools.chain.from_iterable(reversed(turns)):  # children before parents
-        # float64: what rounding leaves of equal returns, if below 10^6, is below 1e-9, and is not trained on
+        # float64: what rounding leaves of equal returns is less than a billionth of them, and is not trained on
         rewards = torch.tensor([step.reward for step in node.steps], dtype=torch.float64)  # (J,)
         future = torch.tensor([child.value if child else 0.0 for child in node.children], dtype=torch.float64)
         joint_returns = rewards + args.gamma * future
@@ -650,8 +652,9 @@ if __name__ == "__main__":
     if args.joint_mode is None:  # cross scores G^N joint actions, and each may start a branch
         args.joint_mode = "cross" if T == 1 and G**N <= 100 else "align"
     J = G**N if args.joint_mode == "cross" else G
-    if B * J**T > 10**6:
-        fail(f"--joint-mode {args.joint_mode}: {B * J**T} joint actions an iteration; lower --num-generations, say.")
+    if math.log10(B) + T * math.log10(J) > 6:
+        too_many = f"--joint-mode {args.joint_mode}: more than a million joint actions an iteration"
+        fail(f"{too_many}; lower --num-generations or --num-turns.")
     for flag, names in (("--model", args.model), ("--devices", args.devices or [None])):
         if len(names) not in (1, N):
             fail(f"{flag} names {len(names)} for {N} agents: give one for all, or one each.")
@@ -660,6 +663,8 @@ if __name__ == "__main__":
     if args.devices and world_size > 1:
         fail("--devices is for one process: under torchrun each takes a GPU of its own; leave one of the two out.")
     gpus = [f"cuda:{k}" for k in range(torch.cuda.device_count())]
+    if gpus and int(os.environ.get("LOCAL_RANK", 0)) >= len(gpus):
+        fail(f"--nproc-per-node: each process takes a GPU, and this machine has {len(gpus)}; start no more than that.")
     if unknown := set(args.devices or ()) - {"cpu", *gpus}:
         fail(f"--devices {min(unknown)}: this machine has {', '.join(['cpu', *gpus])}; name one of these.")
     if B % world_size:
@@ -778,7 +783,8 @@ if __name__ == "__main__":
             agent.graph_stream = torch.cuda.Stream(place) if args.cuda_graphs else None
             if args.gradient_checkpointing:
                 model.gradient_checkpointing_enable()
-            # find prompts that are too long now; a token is at least a byte, so only long texts are tokenized
+            # find prompts that are too long now: only long texts are tokenized, as a token is at least a byte, and
+            # half of the context is more than what a template adds
             *others, largest = sorted((prompts[i] for prompts in first_prompts), key=lambda text: len(text.encode()))
             bytes_left = max_context(model) // 2 - args.max_new_tokens
             large = [text for text in others if len(text.encode()) > bytes_left]
@@ -898,7 +904,8 @@ if __name__ == "__main__":
                 weight = node.weight / G * args.gamma ** len(node.history) / args.max_new_tokens
                 group = node.groups[i]
                 for ids, advantage in zip(group.completion_ids, group.advantages.tolist()):
-                    if not abs(advantage) <= 1e-9:  # equal returns leave only rounding; NaN stops the run below
+                    # equal returns leave only rounding; NaN stops the run below
+                    if not abs(advantage) <= 1e-9 * max(1.0, abs(node.value)):
                         weights[tuple(group.prompt_ids), tuple(ids)] += weight * advantage
             rows = [(*texts, weight) for texts, weight in weights.items()]
             loss = torch.zeros((), device=agent.model.device)

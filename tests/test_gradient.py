@@ -185,13 +185,14 @@ def backward_passes(monkeypatch):
     return calls
 
 
+@pytest.mark.parametrize("unit", [1, 10**10 + 7])
 def test_equal_rewards_leave_no_gradient_and_cost_no_backward_pass(
-    run, updates, backward_passes, model_dir, monkeypatch
+    unit, run, updates, backward_passes, model_dir, monkeypatch
 ):
     from toy import Letters, Step
 
-    # the mean of three of these is another number: of 0.7 in float64, of 0.9 in float32
-    pay = lambda branch, branches: 0.7 if branch[0] == branches[0][0] else 0.9
+    # the mean of three of these is another number: of 0.7 units in float64, of 0.9 in float32
+    pay = lambda branch, branches: (0.7 if branch[0] == branches[0][0] else 0.9) * unit
     equal = lambda self, branches: [Step(b[2], pay(b, branches), {}, False) for b in branches]
     monkeypatch.setattr(Letters, "step", equal)
     for script in (path for path in CRITIC_FREE if path.stem != "mareinforce"):

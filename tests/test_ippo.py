@@ -432,5 +432,5 @@ def test_more_minibatches_than_trajectories_is_one_sentence(count, processes, ru
     monkeypatch.setenv("WORLD_SIZE", str(processes))
     with pytest.raises(SystemExit) as stop:
         run(SCRIPT, *TOY, "--num-minibatches", count)
-    said = f"--num-minibatches {count}: there are only {6 // processes} trajectories to divide"
+    said = f"--num-minibatches {count}: give at most {6 // processes}, one for a trajectory"
     assert stop.value.code == 2 and said in capsys.readouterr().err

@@ -579,6 +579,17 @@ def test_without_a_template_a_prompt_holds_no_special_token_either(script, model
 
 
 @two_scripts
+def test_a_tokenizers_own_end_of_sequence_token_is_taken_off_a_bare_prompt(script, model_dir):
+    module, agent = load(script), agent_of(model_dir)
+    agent.tokenizer = make_tokenizer(chat_template=None)
+    (bare,) = module.encode(agent, ["say hi"], 10)
+    added = [("<|endoftext|>", END), ("<|im_end|>", STOP)]
+    both = processors.TemplateProcessing("<|endoftext|> $A <|im_end|>", special_tokens=added)
+    agent.tokenizer.backend_tokenizer.post_processor = both
+    assert module.encode(agent, ["say hi"], 10) == [[END, *bare]]
+
+
+@two_scripts
 def test_longrope_models_keep_to_the_length_up_to_which_keys_stay_what_they_are(script, tmp_path, capsys):
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
     limits = {"original_max_position_embeddings": 24, "pad_token_id": END}
