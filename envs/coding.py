@@ -337,7 +337,7 @@ def _mbpp_task(row):
     if not isinstance(row["test_list"], list) or not all(isinstance(source, str) for source in row["test_list"]):
         raise ValueError("test_list is no list of texts")
     if not isinstance(row["test_imports"], list):  # the letters of a text could be joined as well
-        raise ValueError("test_imports is no list")
+        raise ValueError("test_imports is no list, such as []")
     trees = [ast.parse(source) for source in row["test_list"]]
     if not all(isinstance(tree.body[0], ast.Assert) for tree in trees):
         raise ValueError("test_list has what is no assert")
