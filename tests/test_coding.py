@@ -50,6 +50,7 @@ def test_levels():
         ([AUX, "def f(numbers):\n    sum(numbers)\n"], 0.4),  # nothing returned
         (["def aux(x):\n    print(x)\n", ALONE], 0.6 + 0.5 + 1),
         (["def aux(x):\n    return None\n", ALONE], 0.6 + 0.5 + 1),
+        (["def aux(x):\n    yield 2 * x\n", MAIN.replace("aux(x)", "next(aux(x))")], 4.0),  # yielding is returning
         (["aux = lambda x: 2 * x\n", MAIN], 0.6 + 0.5 + 1),  # not defined as a function: no bonus
         ([AUX, "def f(numbers):\n    return aux(len(numbers)) * 0 + 7"], 1.5),  # no test passed: no bonus
         ([AUX, ALONE], 2.5),
@@ -288,6 +289,11 @@ def test_a_helper_that_its_text_binds_again_is_used(helper):
     assert reward(helper, MAIN) == pytest.approx(4.0)
 
 
+def test_a_method_of_what_is_not_needed_is_no_use():
+    main = "def f(numbers):\n    return 2 * sum(numbers) + 0 * len(aux(3).strip())"
+    assert reward("def aux(x):\n    return str(x)\n", main) == pytest.approx(2.5)
+
+
 def test_what_a_helper_does_in_place_is_a_use():
     helper = "def aux(numbers):\n    numbers[:] = [2 * x for x in numbers]\n    return numbers\n"
     real, none = scores(
@@ -387,6 +393,12 @@ def test_a_thought_that_is_cut_off_is_no_answer():
     thought = f"<think>\nMaybe\n```python\n{MAIN}```\nbut wait, at the edge"
     answers = [Answer([AUX, text], ["aux"], "f", TESTS, ["f"]) for text in (thought, f"{MAIN}\n{thought}")]
     assert [score.reward for score in coding_rewards(answers)] == pytest.approx([0.4, 4.0])
+
+
+def test_a_docstring_may_hold_fences():
+    doc = 'def aux(x):\n    """Twice.\n\n```\n    aux(1)\n```\n    """\n    return 2 * x\n'
+    helper = f"```python\ndef aux(x):\n    return 3 * x\n```\nBetter:\n```python\n{doc}```\nThis is right."
+    assert reward(helper, MAIN) == pytest.approx(4.0)
 
 
 def test_a_second_version_that_is_cut_off_does_not_replace_the_first():

@@ -38,6 +38,10 @@ class Forgetful:
     def __init__(self, num_agents, num_turns, dataset):
         pass
 
+class Open(Echo):
+    def __init__(self, num_agents, **options):
+        self.num_agents, self.options = num_agents, options
+
 class Demanding(Echo):
     def __init__(self, *, corpus, **options):
         pass
@@ -73,6 +77,7 @@ def test_users_class_gets_the_arguments_and_the_options(user_folder):
     assert (env.num_agents, env.num_turns, env.given) == (3, 2, ("mine", 7, "odd"))
     task = env.tasks("test")[0]
     assert env.step([(task, [], env.observe(task, []))])[0].reward == 1.0
+    assert envs.make("tutti_user_env:Open", reward="odd").options["reward"] == "odd"
 
 
 @pytest.mark.parametrize(
@@ -156,9 +161,10 @@ def test_what_train_and_test_share_is_said(tmp_path, capsys):
     lines = [{**row, "split": "test"} for row in rows(5)] + [{**row, "split": "train"} for row in rows(9)[3:]]
     envs.make("tldr", dataset=write_jsonl(tmp_path / "shared.jsonl", lines))
     assert "shared.jsonl: 2 rows of test have the prompt of a row of train" in capsys.readouterr().out
-    tasks = [{**row, "task_id": f"mine {i}"} for i, row in enumerate([HUMANEVAL] * 20)]
-    envs.make("humaneval", dataset=write_jsonl(tmp_path / "own.jsonl", tasks))
-    assert "own.jsonl: 2 rows of test have the prompt of a row of train" in capsys.readouterr().out
+    for env, row, asked in ("humaneval", HUMANEVAL, "prompt"), ("classeval", CLASSEVAL, "skeleton"):
+        tasks = [{**row, "task_id": f"mine {i}"} for i in range(20)]
+        envs.make(env, dataset=write_jsonl(tmp_path / "own.jsonl", tasks))
+        assert f"own.jsonl: 2 rows of test have the {asked} of a row of train" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -359,6 +365,7 @@ def test_a_package_may_be_tried(tmp_path):
         (("f(5, 9) == 9", "f(1, 2) == 1", "f(4, 3) == 4"), 1),
         (("f(1, 2) == 2", "f(3, 4) == 4", "f(5, 6) == 6"), 0),
         (("f(1) == 5", "f(2) == 2", "f(3) == 2"), 1),
+        (("f(1, 1) == 1", "f(2, 5) == 5", "f(5, 3) == 5"), 1),  # rather an argument than a constant
     ],
 )
 def test_no_constant_and_no_argument_passes_the_tests_of_mbpp_where_that_can_be_had(tests, shown, tmp_path):

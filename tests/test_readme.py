@@ -28,10 +28,11 @@ def test_a_copied_script_trains_on_the_readmes_environment_in_an_empty_folder(sc
 
 def test_a_copied_script_says_that_it_has_no_environments(run, tmp_path, capsys):
     shutil.copy(SCRIPTS[0], tmp_path)
-    with pytest.raises(SystemExit):
-        run(tmp_path / SCRIPTS[0].name)
-    said = "error: --env tldr: no such class, and no envs/ beside this file; use module:Class of your own."
-    assert capsys.readouterr().err == f"{SCRIPTS[0].name}: {said}\n"
+    for name in "tldr", ":Class", ".module:Class":
+        with pytest.raises(SystemExit):
+            run(tmp_path / SCRIPTS[0].name, "--env", name)
+        said = f"error: --env {name}: no such class, and no envs/ beside this file; use module:Class of your own."
+        assert capsys.readouterr().err == f"{SCRIPTS[0].name}: {said}\n"
 
 
 def test_every_flag_in_the_readme_exists():

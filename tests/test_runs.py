@@ -288,10 +288,11 @@ def test_a_resume_remembers_what_the_one_before_changed(script, run, model_dir, 
     assert [line["iteration"] for line in metrics_of(run_dir)] == [0, 1, 2, 3]
     about = json.loads(pathlib.Path(run_dir, "args.json").read_text())
     assert [(before["until"], before["args"]["gamma"]) for before in about["earlier"]] == [(1, 1.0), (2, 0.5)]
-    with pytest.raises(SystemExit) as stop:  # only evaluate: it would not
-        run(script, "--resume", run_dir, "--num-iterations", 0)
-    said = f"--num-iterations 0: the run has made 3; give more, or evaluate with --num-iterations 0 --model {run_dir}"
-    assert stop.value.code == 2 and said in capsys.readouterr().err
+    for fewer in 0, 2:  # only evaluate: it would not
+        with pytest.raises(SystemExit) as stop:
+            run(script, "--resume", run_dir, "--num-iterations", fewer)
+        said = f"--num-iterations {fewer}: the run has made 3; give more, or evaluate with --num-iterations 0 --model"
+        assert stop.value.code == 2 and f"{said} {run_dir}" in capsys.readouterr().err
     assert json.loads(pathlib.Path(run_dir, "args.json").read_text()) == about
 
 
@@ -1256,6 +1257,14 @@ def test_the_end_of_a_turn_stops_a_base_model(script, run, tmp_path):
     path = save_model(tmp_path / "base", stops=[END], tokenizer=tokenizer)
     names = run(script, *TOY, "--model", path, "--num-iterations", 0)
     assert [set(agent.stop_ids.tolist()) for agent in names["agents"]] == [{END, STOP}] * 2
+    tokenizer.chat_template += "{% if not add_generation_prompt %}<|im_start|>{% endif %}"  # what begins the next one
+    path = save_model(tmp_path / "next", stops=[END], tokenizer=tokenizer)
+    names = run(script, *TOY, "--model", path, "--num-iterations", 0)
+    assert [set(agent.stop_ids.tolist()) for agent in names["agents"]] == [{END, STOP}] * 2
+    tokenizer.unk_token = "<|im_end|>"  # which stands for whatever the tokenizer does not know
+    path = save_model(tmp_path / "unknown", stops=[END], tokenizer=tokenizer)
+    names = run(script, *TOY, "--model", path, "--num-iterations", 0)
+    assert STOP not in names["agents"][0].stop_ids
 
 
 @two_scripts

@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import ctypes
 import fcntl
+import itertools
 import os
 import pathlib
 import platform
@@ -17,6 +18,7 @@ import textwrap
 import threading
 import time
 import zlib
+from types import SimpleNamespace
 
 import pytest
 
@@ -907,6 +909,15 @@ def test_an_interpreter_that_does_not_start_is_no_missing_layer(monkeypatch):
             ask()
 
 
+@pytest.mark.parametrize("missing", ["landlock", "seccomp"])
+def test_landlock_and_seccomp_protect_together_only(missing):
+    in_a_process(f"""
+        without('unshare', {missing!r})
+        with pytest.raises(ValueError, match="--allow-unsafe-code"):
+            run_tests([job(GOOD)])
+    """)
+
+
 def test_an_environment_is_content_with_landlock_and_seccomp():
     in_a_process("import envs\nwithout('unshare')\nenvs.make('humaneval')")
 
@@ -945,6 +956,103 @@ def test_namespaces_alone_limit_timers():
         ''', 'assert 0 < f() <= 64')
         assert [r.reason for r in run_tests([job(GOOD), timers, job(GOOD)])] == [''] * 3
     """)
+
+
+KEPT = "environment, environments of others, read, read by the C library, list, read the repository, write, truncate"
+KEPT += ", list another folder, delete, rename, write into Python, shared memory folder, TCP, kill the trainer, mount"
+
+
+def test_namespaces_alone_keep_the_system_out_of_reach(tmp_path):
+    # They count as protection where Landlock and seccomp are missing.
+    in_a_process(
+        """
+        without('landlock', 'seccomp')
+        with socket.create_server(('127.0.0.1', 0)) as server:
+            jobs = escape_jobs(sys.argv[2], server.getsockname()[1])
+            jobs = {name: jobs[name] for name in KEPT.split(', ')}
+            null = 'import os\\ndef f():\\n    try: os.chmod(os.devnull, 0o666)\\n    except OSError: return True'
+            jobs['mode of the null device'] = job(null, 'assert f()')
+            failed = {name: r.reason for name, r in zip(jobs, run_tests(jobs.values())) if r.reason}
+        assert not failed, failed
+        assert os.listdir(sys.argv[2]) == ['secret']
+        shared = job('import ctypes\\ndef f(flags): return ctypes.CDLL(None).shmget(77, 4096, flags) >= 0')
+        for flags, found in (0o1600, True), (0, False), (0, False):  # made, then looked for by later jobs
+            assert run_tests([shared._replace(tests=f'assert f({flags}) is {found}')] * 4)[0].reason == ''
+    """,
+        str(tmp_path),
+    )
+
+
+def test_a_jobs_folder_is_small():
+    code = """
+        def f(count, size):
+            try:
+                for i in range(count):
+                    with open(str(i), 'wb') as file: file.write(bytes(size))
+            except OSError as error: return error.errno
+    """
+    calls = "f(9, 4 << 20)", "f(2000, 0)"
+    results = run_tests([job(code, f"assert {call} == 28") for call in calls])  # ENOSPC
+    assert [r.reason for r in results] == ["", ""]
+
+
+def test_without_protection_what_was_forked_is_killed():
+    in_a_process("""
+        without('unshare', 'landlock', 'seccomp')
+        fork = 'import os, time\\npid = os.fork()\\nif not pid: time.sleep(100)\\ndef f(): return pid'
+        forks = Job([fork], 'assert f() > 0', ['f'], examples=['assert f() == 0'])
+        (result,) = run_tests([forks], allow_unsafe_code=True)
+        path, end = pathlib.Path(f"/proc/{result.examples[0].split()[1]}/stat"), time.monotonic() + 10
+        state = lambda: path.read_text().rpartition(")")[2].split()[0] if path.exists() else "X"
+        while state() not in "ZX":  # Z: dead, and nobody has asked
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    """)
+
+
+def test_a_message_in_single_bytes_ends_at_the_deadline(monkeypatch):
+    clock, said = itertools.count(), itertools.chain(struct.pack(">I", 1000), itertools.repeat(ord("x")))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    sock = SimpleNamespace(settimeout=lambda _: None, recv=lambda _: bytes([next(said)]))
+    with pytest.raises(TimeoutError):
+        sandbox_jobs.receive(sock, 100)
+
+
+def test_processes_of_a_machine_share_its_cores(monkeypatch):
+    at_once, semaphore = [], threading.Semaphore
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(threading, "Semaphore", lambda n: at_once.append(n) or semaphore(n))
+    run_tests([job(GOOD)] * 8)
+    assert at_once[0] == 2
+
+
+def test_an_endless_text_is_not_run():
+    result = run_tests([job("x = 1\n" * 200_000 + GOOD)])[0]
+    assert (result.passed, result.reason) == (0, "more than 1000000 characters")
+
+
+def test_the_standard_library_is_all_there_is():
+    code = "import sys\ndef f(): return [path for path in sys.path if 'packages' in path]"
+    assert run_tests([job(code, "assert f() == []")])[0].reason == ""
+
+
+def test_limits_of_the_kernel():
+    """For when the grader is not there to mind them; a memory dump would be written where the system says."""
+    code = """
+        import resource
+        def f(name): return resource.getrlimit(getattr(resource, "RLIMIT_" + name))[1]
+    """
+    tests = "assert 0 < f('CPU') <= 7 and 0 < f('NPROC') <= 4096 and f('CORE') == 0"
+    assert run_tests([job(code, tests)], timeout=5)[0].reason == ""
+
+
+def test_system_calls_of_another_kind_end_the_process():
+    """x86's 32-bit pointers have numbers of their own for all calls."""
+    if platform.machine() != "x86_64":
+        pytest.skip("x86_64 only")
+    code = "import ctypes\ndef f(): return ctypes.CDLL(None).syscall(0x40000000 + 39)"
+    assert run_tests([job(code, "assert f()")])[0].reason == "the code ended the interpreter"
 
 
 def descendants():
@@ -1757,6 +1865,7 @@ def test_a_file_is_not_written_through_a_link(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "inside")
     folder = sandbox_jobs._Folder()
     os.symlink("../outside", "link")
+    os.symlink("/proc/self/status", "other")
     assert folder.changes() == {}  # a link is no plain file
     with pytest.raises(OSError):
         folder.apply({"link": "41"})

@@ -1,6 +1,7 @@
 """sft.py: the loss against one sequence at a time, what is trained, the data filters, and a run from end to end."""
 
 import glob
+import itertools
 import json
 import os
 import runpy
@@ -169,6 +170,63 @@ def test_a_run_from_scratch_and_on_from_its_model(tmp_path):
     assert len(glob.glob(str(tmp_path / "pairs__sft__2__*" / "agent" / "model.safetensors"))) == 1
 
 
+SHOWN = """
+class Few:
+    count = 10
+    def __init__(self, num_agents, num_turns, dataset, seed):
+        self.seed = seed
+    def demonstrations(self):
+        return [{"prompt": "p" * (i % 7 + 1), "completion": f"{self.count}, {i}"} for i in range(self.count)]
+
+class Many(Few):
+    count = 90
+"""
+
+
+def test_steps_and_logs_are_those_of_the_batches(tmp_path, monkeypatch):
+    """However a batch is cut into pieces, without dropout, and at a rate that warms up and then falls to a tenth."""
+    seen = []
+
+    def step(optimizer, closure=None):
+        frame = sys._getframe(1)
+        while "num_tokens" not in frame.f_globals:
+            frame = frame.f_back
+        gradient = torch.cat([p.grad.flatten() for p in optimizer.param_groups[0]["params"]])
+        seen.append((optimizer.param_groups[0]["lr"], gradient, frame.f_globals["batch"]))
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)  # none is taken: all losses are of the same weights
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tutti_shown_env.py").write_text(SHOWN)
+    path = save_model(tmp_path / "m", attention_dropout=0.5)
+    flags = ("--num-steps", 5, "--warmup", 2, "--batch-size", 50, "--max-batch-tokens", 300, "--max-grad-norm", 0.1)
+    flags += ("--env", "tutti_shown_env:Few", "tutti_shown_env:Many", "--eval-fraction", 0.1, "--log-every", 2)
+    flags += ("--model", path, "--learning-rate", 1.0, "--output-dir", "runs", "--device", "cpu")
+    monkeypatch.setattr(sys, "argv", ["sft.py", *map(str, flags)])
+    twice = [runpy.run_path(os.path.join(ROOT, "sft.py"), run_name="__main__") for _ in range(2)]
+    names, batches = twice[1], [batch for *_, batch in seen]
+    assert batches[:5] == batches[5:] and all(a != b for a, b in itertools.combinations(batches[:5], 2))
+    del seen[5:]
+    assert [lr for lr, *_ in seen] == pytest.approx([0.5, 1.0, 0.775, 0.325, 0.1])
+    few, many = names["train"]
+    assert (len(few), len(many), len(names["held_out"])) == (9, 81, 1 + 9)
+    assert not any(row in source for source in (few, many) for row in names["held_out"])
+    model, losses = AutoModelForCausalLM.from_pretrained(path), []
+    for _, gradient, batch in seen:
+        assert 15 <= sum(row in few for row in batch) <= 35  # every source has an equal chance
+        model.zero_grad()
+        loss = torch.cat([reference(model, *row) for row in batch]).mean()
+        loss.backward()
+        losses.append(loss.item())
+        expected = torch.cat([p.grad.flatten() for p in model.parameters()])
+        torch.testing.assert_close(gradient, 0.1 * expected / expected.norm(), atol=1e-6, rtol=1e-3)
+    with open(os.path.join(names["run"], "metrics.jsonl")) as file:
+        logged = [json.loads(line) for line in file]
+    means = [sum(losses[:2]) / 2, sum(losses[2:4]) / 2, losses[4]]
+    assert [line["train/loss"] for line in logged] == pytest.approx(means, rel=1e-4)
+    held_out = torch.cat([reference(model, *row) for row in names["held_out"]]).mean().item()
+    assert logged[-1]["eval/loss"] == pytest.approx(held_out, rel=1e-4)
+
+
 def test_a_trained_model_says_its_one_sentence_and_stops(tmp_path):
     data = tmp_path / "pairs.jsonl"
     data.write_text((json.dumps({"prompt": "Say it.", "completion": "one two three"}) + "\n") * 20)
@@ -195,10 +253,11 @@ def test_reloaded_tokenizer_is_the_one_that_was_trained(tmp_path):
 
 def test_turns_belong_to_their_environments(monkeypatch):
     """The second of two environments is made with two turns, each with one and two agents."""
-    made = []
+    made, seeds = [], []
 
     def make(name, num_agents, num_turns, dataset, seed, **options):
         made.append((name, num_agents, num_turns, *options.items()))
+        seeds.append(seed)
         return SimpleNamespace(demonstrations=lambda: [{"prompt": "p", "completion": "c"}])
 
     monkeypatch.setattr(envs, "make", make)
@@ -208,6 +267,8 @@ def test_turns_belong_to_their_environments(monkeypatch):
     assert made[4:] == [("mbpp", 2, 3), ("humaneval", 2, 3)]
     sft.demonstrations(sft.Args(env=["mbpp"], allow_unsafe_code=True))
     assert made[6:] == [("mbpp", 2, 1, ("allow_unsafe_code", True))]
+    (source,) = sft.demonstrations(sft.Args(draws=3))  # each draw has a seed of its own
+    assert len(source) == len(set(seeds[7:])) == 3 and seeds[7] == 1
 
 
 @pytest.mark.parametrize(
@@ -332,7 +393,7 @@ def test_an_interrupt_is_no_traceback(tmp_path):
 def test_a_context_as_short_as_max_length_suffices(tmp_path):
     save_model(tmp_path / "short", model_class=GPT2LMHeadModel, max_position_embeddings=64)
     data = tmp_path / "pairs.jsonl"
-    pairs = [{"prompt": "p" * (70 if i == 0 else 9), "completion": "c" * (70 if i == 0 else 9)} for i in range(20)]
+    pairs = [{"prompt": "p" * (40 if i == 0 else 9), "completion": "c" * (40 if i == 0 else 9)} for i in range(20)]
     data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     printed = run(tmp_path, "--data", data, "--model", "short", "--max-length", 64, *SHORT)
     assert "19 pairs, 1 left out for --max-length 64" in printed and "so it is" not in printed

@@ -128,6 +128,9 @@ def test_grounded_weight():
     assert reward == pytest.approx(0.5 + (plain[0] - 0.5) / 2)
     assert reward == pytest.approx(sum(parts[k] for k in ("structure", "length", "unique", "style")))
     assert pair_reward(text(8), text(16), source=text(8), grounded=True)[0] == plain[0]  # half is enough
+    for source in text(8, first=50), text(16):  # the words of the first text only, of the second only
+        parts = pair_reward(text(8, first=50), text(16), source=source)[1]
+        assert parts["grounded"] == len(source.split()) / 24
 
 
 def test_stop_words_and_repetition_are_no_way_around_grounded():
