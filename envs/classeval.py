@@ -124,7 +124,7 @@ class ClassEval:
         """The text of each agent."""
         answer = []
         for names in self._assigned(task):
-            surplus = [row["surplus"]] if names and self.num_agents > 1 else []
+            surplus = [row["surplus"]] if names else []
             answer.append("\n\n".join(row["methods"][n] for n in task["methods"] if n in [*names, *surplus]))
         return answer
 

@@ -162,7 +162,7 @@ def pair_reward(text1, text2, scale=TLDR, source="", reference=None, grounded=Fa
 
     # Level 4, style
     k = transition_categories(text1 + " | " + text2 if scale.transitions_in_both else text2)  # no phrase spans them
-    transition = min(1.0, 0.4 + min(0.05 * (k - 1), 0.6)) if k else 0.0
+    transition = 0.4 + 0.05 * (k - 1) if k else 0.0  # of twelve; the published limit of 1 is never reached
     parts["transitions"], parts["overlap"] = float(k), jaccard(content1, content2)
     parts["style"] = weight * (0.4 * transition + 0.6 * min(parts["overlap"], scale.overlap_cap) / scale.overlap_cap)
     return reward()
