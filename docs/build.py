@@ -25,107 +25,118 @@ ABOUT = {
     "magrpo": "Multi-agent group relative policy optimization ([arXiv 2508.04652](https://arxiv.org/abs/2508.04652)). "
     "With one agent it is GRPO ([2402.03300](https://arxiv.org/abs/2402.03300)) in the form of Dr. GRPO "
     "([2503.20783](https://arxiv.org/abs/2503.20783)).\n\n"
-    "The group's mean holds R_g itself, so the gradient, before clipping, is (G-1)/G times an unbiased estimate of the policy's. "
-    "The factor is the same for every completion: Adam hardly sees it.",
+    "The mean of the group includes R_g itself, so the gradient, before clipping, is (G-1)/G times an unbiased "
+    "estimate of the policy gradient. This factor is the same for every completion, and Adam nearly cancels it.",
     "marloo": "Multi-agent REINFORCE leave-one-out. With one agent it is RLOO "
     "([Kool et al., 2019](https://openreview.net/forum?id=r1lgTGL5DE); "
     "[arXiv 2402.14740](https://arxiv.org/abs/2402.14740)).\n\n"
-    "The baseline of a completion does not depend on it, so the gradient, before clipping, is an unbiased estimate of the policy's. "
-    "It is G/(G-1) times MAGRPO's. Adam divides by the gradient's size, so the two give nearly equal curves, and equal "
-    "ones but for clipping and Adam's epsilon: that is arithmetic, not a bug.",
-    "maremax": "The baseline is the best return of the group, as in CoMLRL, which named it. ReMax "
-    "([arXiv 2310.10505](https://arxiv.org/abs/2310.10505)) subtracts the reward of a greedy answer instead, which does "
-    "not depend on the sampled completion and so keeps the gradient unbiased.\n\n"
-    "The group's maximum does depend on it. The update is biased on purpose: no advantage is positive, the best "
-    "completion is left alone, and all others are pushed down, to wherever probability goes when it leaves them. The "
-    "sum of a group's advantages is negative, which lowers the likelihood of whatever is sampled and raises entropy.",
+    "The baseline of a completion does not depend on that completion, so the gradient, before clipping, is an "
+    "unbiased estimate of the policy gradient. It is G/(G-1) times MAGRPO's. Adam divides by the size of the "
+    "gradient, so the two scripts give nearly equal curves; but for clipping and Adam's epsilon they would be equal. "
+    "That is arithmetic, not a bug.",
+    "maremax": "The baseline is the best return of the group, as in CoMLRL, which named the method. ReMax "
+    "([arXiv 2310.10505](https://arxiv.org/abs/2310.10505)) instead subtracts the reward of a greedy answer, which "
+    "does not depend on the sampled completion and so keeps the gradient unbiased.\n\n"
+    "The maximum of the group does depend on the completion, so the update is biased on purpose: no advantage is "
+    "positive, the best completion gets no gradient, and all others are made less likely; nothing decides where their "
+    "probability goes. The sum of a group's advantages is negative, which lowers the likelihood of whatever is "
+    "sampled and raises entropy.",
     "mareinforce": "REINFORCE (Williams, 1992) with the shared return and no baseline.\n\n"
-    "The gradient, before clipping, is an unbiased estimate of the policy's, and a noisy one. Where all returns are positive, as in "
-    "`tldr`, every sampled completion is pushed up and the better ones more, so that what is learned is the difference "
-    "of large, nearly equal pushes.",
+    "The gradient, before clipping, is an unbiased but noisy estimate of the policy gradient. Where all returns are "
+    "positive, as in `tldr`, every sampled completion is made more likely, the better ones more so: what is learned "
+    "is the difference of large, nearly equal updates.",
     "ippo": "Independent PPO ([arXiv 2011.09533](https://arxiv.org/abs/2011.09533)): each agent runs PPO "
-    "([1707.06347](https://arxiv.org/abs/1707.06347)) with a value function of its own, on the shared reward. Agents "
+    "([1707.06347](https://arxiv.org/abs/1707.06347)) on the shared reward, with a value function of its own. Agents "
     "share no parameters. With one agent it is PPO.",
 }
 
 TREE_EQUATION = """    {advantage}
     L_i = - sum over nodes and g of  w * gamma^turn * A_g * sum_t log pi_i(y_g,t | x, y_g,<t) / max_new_tokens
 
-At a node of the rollout tree agent i draws G completions y_1 .. y_G of its own prompt x. R_g is the mean return of the
-joint actions that contain y_g, where the return of a joint action is its reward plus gamma times the mean return of
-the node it leads to. w is the chance that a trajectory drawn from the tree passes through y_g: 1/B for the task, 1/J
-for each joint action above, 1/G for the completion."""
+At a node of the rollout tree, agent i draws G completions y_1 .. y_G of its own prompt x. R_g is the mean return of
+the joint actions that contain y_g; the return of a joint action is its reward plus gamma times the mean return of the
+node that it leads to. w is the probability that a trajectory drawn from the tree passes through y_g: 1/B for the task
+(one of B), times 1/J for each earlier joint action (one of J), times 1/G for the completion. Turns count from 0."""
 
 IPPO_EQUATION = """    delta_t = r_t + gamma_t V_i(s_t+1) - V_i(s_t)              A_t = delta_t + gamma_t * gae_lambda * A_t+1
     rho_t = pi_i(y_t | s_t) / pi_i,old(y_t | s_t)              R_t = A_t + V_i,old(s_t)
     L_i = - sum gamma^turn min(rho_t A_t, clip(rho_t) A_t)
           + vf_coef * 1/2 max((V_i - R_t)^2, (V_i clipped around V_i,old - R_t)^2) - ent_coef * entropy
 
-A state s_t of agent i is its prompt and the tokens before t. The reward of a turn arrives with its last token, and the
-first state of the next turn follows it; gamma_t is gamma behind a turn's last token and 1 elsewhere, so that gamma
-discounts turns, as in the other scripts. Sums are over tokens, averaged over trajectories, over max_new_tokens."""
+The state s_t of agent i is its prompt and its tokens before t in this turn. The reward of a turn arrives with the
+turn's last token, and the next state is the first one of the next turn. gamma_t is gamma at a turn's last token and 1
+elsewhere, so that gamma discounts turns, as in the other scripts. Turns count from 0. Each sum is over tokens; it is
+averaged over trajectories and divided by max_new_tokens."""
 
 # (what it is, a part of the line to link to)
 DETAILS = [
-    ("Sampling draws from the model's whole distribution: no top-k, no top-p, no repetition penalty, and of the "
-     "model's own generation_config only stop tokens are read, so the policy that acts is the one in the loss.", "torch.searchsorted("),
-    ("A completion ends with its first stop token, which is trained like every other token: any of the model's "
-     "`eos_token_id`s and the tokenizer's. Nothing after it exists, so there is no padding to mask in the loss.",
+    ("Sampling draws from the model's whole distribution: no top-k, no top-p, no repetition penalty. Only the stop "
+     "tokens are read from the model's own generation_config. So the policy that acts is the one in the loss.",
+     "torch.searchsorted("),
+    ("A completion ends with its first stop token (any of the model's `eos_token_id`s or the tokenizer's), which is "
+     "trained like every other token. Nothing is kept after it, so there is no padding to mask in the loss.",
      "stops = torch.isin("),
-    ("A prompt is computed once for its G completions, when sampling ...", "distinct = {text: b"),
-    ("... and when training, where the completions go on from the prompt's cache with gradients.",
+    ("In sampling, a prompt is computed once for its G completions.", "distinct = {text: b"),
+    ("In training, a prompt is also computed once: its completions continue from its cache, with gradients.",
      "branch.reorder_cache(owner)"),
-    ("Completions that stopped leave their row, and empty rows the batch, where that makes it an eighth smaller.", "if 8 * len(remaining) * most <="),
-    ("The completions of a prompt decode as one row: attention reads its keys once for all of them, and they stay apart "
-     "from the completions' own.", "def attention("),
-    ("The cache has room for all tokens from the start; transformers' own copies everything for each new one.",
+    ("Completions that have stopped are removed from their row, and empty rows from the batch, where that makes the "
+     "batch at least an eighth smaller.", "if 8 * len(remaining) * most <="),
+    ("The completions of a prompt decode as one row: attention reads the prompt's keys once for all of them. The "
+     "completions' own keys are kept apart.", "def attention("),
+    ("The cache has room for all tokens from the start; transformers' own cache copies everything for each new token.",
      "buffers = [keys.new_zeros("),
-    ("Logits are float32 (on CUDA TF32 products) whatever the model runs in, and at the sampling temperature.",
-     "with torch.autocast(model.device.type, enabled=False):"),
-    ("Logits of more than 256 MB come in pieces that are computed again in the backward pass.",
+    ("Logits are float32 (on CUDA with TF32 products) whatever precision the model runs in, and are divided by the "
+     "sampling temperature.", "with torch.autocast(model.device.type, enabled=False):"),
+    ("Logits of more than 256 MB are computed in pieces, which the backward pass computes again.",
      "use_reentrant=False)"),
-    ("A branch that ended early adds nothing more; nothing is renormalised over the others.", "None if step.done or"),
-    ("Evaluation has random numbers of its own: training does not depend on how often it is evaluated.",
+    ("A branch that ends early adds no further reward; the other branches are not reweighted.",
+     "None if step.done or"),
+    ("Evaluation has random numbers of its own: training does not depend on how often the agents are evaluated.",
      "seed_of = lambda"),
-    ("Every epoch visits the tasks in an order of its own; no state is needed to find it again.",
-     "np.random.default_rng([args.seed, epoch])"),
-    ("With several processes the gradient is the mean of theirs, and each has its own seed.", "dist.all_reduce(flat)"),
-    ("A number that is not finite, such as a loss, a gradient norm or the entropy of what was sampled, stops the run "
-     "before that iteration is logged or saved; no constant takes its place.", "if bad := [name for name, value in metrics"),
-    ("A checkpoint is written beside the old one and renamed.", "os.replace(state_file"),
+    ("Every epoch visits the tasks in its own random order, which follows from the seed and the epoch: a resume needs "
+     "no saved state to find it again.", "np.random.default_rng([args.seed, epoch])"),
+    ("With several processes the gradient is the mean of theirs, and each process has its own seed.",
+     "dist.all_reduce(flat)"),
+    ("A metric that is not finite, such as a loss, a gradient norm or the entropy of what was sampled, stops the run "
+     "before that iteration is logged or saved; it is not replaced by a constant.",
+     "if bad := [name for name, value in metrics"),
+    ("A checkpoint is written to a new file, which then replaces the old one by a rename.", "os.replace(state_file"),
 ]  # fmt: skip
 
 TREE_DETAILS = [
-    ("Returns are float64: in a group of equal returns only rounding is left of an advantage, below 1e-9, and that is "
-     "not trained on; Adam would blow it up.", "dtype=torch.float64)  # (J,)"),
-    ("A completion is credited with the mean, not the sum, over the joint actions that hold it, so that the scale does "
-     "not grow with `--joint-mode cross`.", "group.returns = member.bincount("),
+    ("Returns are float64: in a group of equal returns, an advantage is only a rounding error, below 1e-9. It is not "
+     "trained on, because Adam would blow it up.", "dtype=torch.float64)  # (J,)"),
+    ("A completion is credited with the mean, not the sum, over the joint actions that contain it, so that the scale "
+     "does not grow with `--joint-mode cross`.", "group.returns = member.bincount("),
     ("The loss is a sum over tokens divided by the constant `max_new_tokens`, not by each completion's length, which "
      "would favour long bad answers.", "weight = node.weight / G * args.gamma ** len(node.history)"),
-    ("All denominators are fixed before batches are cut: the gradient does not depend on `--max-batch-tokens`.",
-     "for batch in micro_batches(agent, rows, args.max_batch_tokens):"),
-    ("Equal completions of a prompt are computed once, with the sum of their weights, and those without an advantage, "
-     "such as of a group whose returns are all equal, not at all. Where no completion has one, the gradient is zero and "
-     "AdamW steps on.", "if not abs(advantage) <= 1e-9"),
-    ("One optimizer step per rollout, so the policy is always the one that sampled and no ratio is needed.",
-     "agent.optimizer.step()"),
+    ("All denominators are fixed before the rollout is cut into batches: the gradient does not depend on "
+     "`--max-batch-tokens`.", "for batch in micro_batches(agent, rows, args.max_batch_tokens):"),
+    ("Equal completions of a prompt are computed once, with the sum of their weights. Completions without an "
+     "advantage, such as those of a group whose returns are all equal, are not computed at all. Where no completion "
+     "has one, the gradient is zero and AdamW still takes a step.", "if not abs(advantage) <= 1e-9"),
+    ("There is one optimizer step per rollout, so the policy in the loss is always the one that sampled, and no ratio "
+     "is needed.", "agent.optimizer.step()"),
 ]  # fmt: skip
 
 IPPO_DETAILS = [
-    ("Values are read from the hidden state that predicts a token, before the token is seen.",
+    ("The value of a token is read from the hidden state that predicts it, before the token is seen.",
      "agent.value_head(seen.float())"),
-    ("The old log-probabilities are those of the sampling loop: in the first step every ratio is 1 up to rounding, "
-     "which is coarse in bfloat16, and `approx_kl` shows it.", "ratios = (logratios := logprobs - old_logprobs).exp()"),
-    ("Values start at the mean return of the first rollout. From zero, the first advantages would be the returns, which "
-     "push up all that was drawn; a model that already solves most tasks forgets them.",
-     "torch.nn.init.constant_(agent.value_head.bias"),
-    ("The first turn draws G completions, each later turn one: G independent trajectories, no tree.",
-     "[G] + [1] * (T - 1)"),
-    ("GAE runs over the tokens of a turn and on into the next turn of the same trajectory.",
+    ("The old log-probabilities are those of the sampling loop: in the first step every ratio is 1 up to rounding. "
+     "In bfloat16 this rounding is coarse, and `approx_kl` shows it.",
+     "ratios = (logratios := logprobs - old_logprobs).exp()"),
+    ("Values start at the mean return of the first rollout. If they started at zero, the first advantages would be "
+     "the returns, which make every sampled completion more likely; a model that already solves most tasks forgets "
+     "them that way.", "torch.nn.init.constant_(agent.value_head.bias"),
+    ("The first turn draws G completions, and each later turn one for each branch: G independent trajectories, no "
+     "tree.", "[G] + [1] * (T - 1)"),
+    ("GAE runs over the tokens of a turn and continues into the next turn of the same trajectory.",
      "def gae("),
-    ("Minibatches are of whole trajectories, shuffled anew in each pass.", "torch.randperm(len(trajectories))"),
-    ("`--target-kl` ends the passes over a rollout; all processes see the same approx_kl.", "args.target_kl is not None"),
-    ("`--norm-adv` is off by default: it hides the size of the returns, and stands in a block of its own.",
+    ("Minibatches consist of whole trajectories, and are shuffled anew in each pass.",
+     "torch.randperm(len(trajectories))"),
+    ("`--target-kl` ends the passes over a rollout early; all processes use the same approx_kl.",
+     "args.target_kl is not None"),
+    ("`--norm-adv` is off by default, because it hides the size of the returns. It stands in a block of its own.",
      "# >>> NORMALISATION"),
 ]  # fmt: skip
 
@@ -153,38 +164,43 @@ IPPO_METRICS = """
 | `agent_0/explained_variance` | share of the variance of R_t that the values explained before the update; at most 1 |
 | `agent_0/optimizer_steps` | steps taken; fewer than epochs x minibatches where `--target-kl` ended the passes |"""
 
-DIFFERENCES = """The published library of this family, [CoMLRL](https://pypi.org/project/comlrl/), differs in these points, as
-`trainers/reinforce/magrpo.py` of its version 1.4.3 reads:
+DIFFERENCES = """The published library of this family, [CoMLRL](https://pypi.org/project/comlrl/), differs in these points (read in
+`trainers/reinforce/magrpo.py` of its version 1.4.3):
 
-- it feeds the completion without its last token and then slices the logits one short as well, so that the last token of
-  every completion gets no gradient;
-- `advantage_normalization` is on by default and comes after the baseline, which makes mean, leave-one-out, maximum and
-  raw returns one and the same number: the four algorithms are one;
-- it samples at temperature 0.6, top-p 0.6 and top-k 50, and trains the whole distribution at temperature 1;
+- it feeds the model the completion without its last token and then also slices the logits one position short, so that
+  the last token of every completion gets no gradient;
+- `advantage_normalization` is on by default and comes after the baseline. The mean, leave-one-out, maximum and zero
+  baselines then give the same advantages: the four algorithms are one;
+- it samples at temperature 0.6, top-p 0.6 and top-k 50, but trains the whole distribution at temperature 1;
 - it replaces a loss that is not finite by the constant 0.1;
-- in cross mode it sums the returns of the joint actions that hold a completion, so that they grow with G^(N-1);
-- where a pad token stands in a prompt, it takes the rest of the prompt for the beginning of the completion, and the
-  completion's text for empty.
+- in cross mode it sums the returns of the joint actions that contain a completion, so that they grow with G^(N-1);
+- if a pad token occurs in a prompt, it takes the rest of the prompt for the beginning of the completion, and treats
+  the completion's text as empty.
 
-We do not divide by the group's standard deviation (Dr. GRPO), and multiply a turn's weight by `gamma^turn`, which
-makes the discounted return the objective; with the default gamma of 1 it is nothing."""
+We do not divide by the group's standard deviation (as in Dr. GRPO). We multiply the weight of a turn by `gamma^turn`,
+which makes the discounted return the objective; with the default gamma of 1 this factor is 1."""
 
-IPPO_DIFFERENCES = """The published library of this family, [CoMLRL](https://pypi.org/project/comlrl/), differs in these points, as
-`trainers/actor_critic/iac.py` of its version 1.4.3 reads: its policy loss is the log-probability of the whole answer
-times the advantage, without ratio or clipping; it has no entropy bonus; and it has one value for an answer, not one for
+IPPO_DIFFERENCES = """The published library of this family, [CoMLRL](https://pypi.org/project/comlrl/), differs in these points (read in
+`trainers/actor_critic/iac.py` of its version 1.4.3): its policy loss is the log-probability of the whole answer times
+the advantage, without ratio or clipping; it has no entropy bonus; and it has one value for each answer, not one for
 each token.
 
-Defaults that differ from the other scripts': the value function has a learning rate of its own
-(`--critic-learning-rate`), ten times the actor's for a head, whose weights start at zero (with `--lora-rank` the
-actor's, which is ten times as high already); and the actor's is a quarter of theirs for `models/tiny`, since it takes
-several optimizer steps per rollout (`--update-epochs` x `--num-minibatches`), where the others take one.
+Defaults that differ from the other scripts: the value function has a learning rate of its own
+(`--critic-learning-rate`). For a value head on the actor, whose weights start at zero, it is ten times the actor's;
+with `--lora-rank` it is equal to the actor's, which is ten times as high already. For `models/tiny` the actor's
+learning rate is a quarter of the other scripts', since this script takes several optimizer steps per rollout
+(`--update-epochs` x `--num-minibatches`) and the others take one.
 
-Defaults and details that differ from CleanRL's `ppo.py`: `--gae-lambda` is 1, advantages are not normalised, and with
-`--norm-adv` over an iteration, not over each minibatch; values start at the mean return; `--gamma` is 1 and per turn,
-and weighs a turn's policy loss by `gamma^turn`; the old log-probabilities are the sampling loop's; `--ent-coef` is 0,
-`--max-grad-norm` 1, passes and minibatches are two each; `--clip-coef` also clips values, in units of the return;
-`--target-kl` is looked at after each minibatch, not after each epoch; Adam's eps is 1e-8, not 1e-5; the sums of the
-loss are divided by constants, not by the number of tokens."""
+Defaults and details that differ from CleanRL's `ppo.py`:
+
+- `--gae-lambda` is 1; `--ent-coef` is 0; `--max-grad-norm` is 1; there are two passes of two minibatches each;
+- advantages are not normalised, and with `--norm-adv` over an iteration, not over each minibatch;
+- values start at the mean return, and `--clip-coef` also clips values, in units of the return;
+- `--gamma` is 1, applies per turn, and weights the policy loss of a turn by `gamma^turn`;
+- the old log-probabilities are those of the sampling loop;
+- `--target-kl` is checked after each minibatch, not after each epoch;
+- Adam's eps is 1e-8, not 1e-5;
+- the sums in the loss are divided by constants, not by the number of tokens."""
 
 
 def details(script, items):
@@ -200,7 +216,7 @@ def details(script, items):
 
 def rendered_diff(script):
     if script == "magrpo":
-        return "The other scripts are compared with this one. What makes it MAGRPO is a line:\n\n" + block(script)
+        return "The other pages show their diff to this one. What makes it MAGRPO is one line:\n\n" + block(script)
     ours, theirs = ((ROOT / f"{name}.py").read_text().splitlines() for name in ("magrpo", script))
     diff = list(difflib.unified_diff(ours, theirs, "magrpo.py", f"{script}.py", lineterm="", n=0))
     changed = sum(line[:1] in "+-" for line in diff[2:])
@@ -244,8 +260,9 @@ def page(script):
 
 ## Results
 
-The evaluation return on sample posts that were never trained on (`--env tldr --num-agents 2`), all scripts side by
-side; `{command}` makes the runs of this script alone, `python benchmarks/compare.py && python benchmarks/plot.py` all.
+The evaluation return of all scripts on held-out sample posts (`--env tldr --num-agents 2`).
+`{command}` runs this script alone;
+`python benchmarks/compare.py && python benchmarks/plot.py` runs all scripts and draws the curves.
 
 {results}
 
