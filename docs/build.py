@@ -104,8 +104,8 @@ DETAILS = [
 ]  # fmt: skip
 
 TREE_DETAILS = [
-    ("Returns are float64: in a group of equal returns, an advantage is only a rounding error, below 1e-9. It is not "
-     "trained on, because Adam would blow it up.", "dtype=torch.float64)  # (J,)"),
+    ("Returns are float64. An advantage of less than a billionth of the node's mean return is not trained on: it is "
+     "the rounding error of equal returns, which Adam would blow up.", "dtype=torch.float64)  # (J,)"),
     ("A completion is credited with the mean, not the sum, over the joint actions that contain it, so that the scale "
      "does not grow with `--joint-mode cross`.", "group.returns = member.bincount("),
     ("The loss is a sum over tokens divided by the constant `max_new_tokens`, not by each completion's length, which "
@@ -113,8 +113,8 @@ TREE_DETAILS = [
     ("All denominators are fixed before the rollout is cut into batches: the gradient does not depend on "
      "`--max-batch-tokens`.", "for batch in micro_batches(agent, rows, args.max_batch_tokens):"),
     ("Equal completions of a prompt are computed once, with the sum of their weights. Completions without an "
-     "advantage, such as those of a group whose returns are all equal, are not computed at all. Where no completion "
-     "has one, the gradient is zero and AdamW still takes a step.", "if not abs(advantage) <= 1e-9"),
+     "advantage (with a baseline, those of a group whose returns are all equal) are not computed at all. Where no "
+     "completion has one, the gradient is zero and AdamW still takes a step.", "if not abs(advantage) <= 1e-9"),
     ("There is one optimizer step per rollout, so the policy in the loss is always the one that sampled, and no ratio "
      "is needed.", "agent.optimizer.step()"),
 ]  # fmt: skip
@@ -233,7 +233,7 @@ def page(script):
     ippo = script == "ippo"
     equation = IPPO_EQUATION if ippo else TREE_EQUATION.format(advantage=EQUATIONS[script])
     results = (DOCS / "tldr.md").read_text().strip()
-    command = f"python benchmarks/compare.py --scripts {script}"
+    command = f"python benchmarks/compare.py --scripts {script} --name {script}"
     return f"""# {script}.py
 
 {ABOUT[script]}
