@@ -8,15 +8,15 @@ The algorithm is the loop at the end of this file, from `# 1 ROLLOUT` on; read i
     L_i = - sum over nodes and g of  w * gamma^turn * A_g * sum_t log pi_i(y_g,t | x, y_g,<t) / max_new_tokens
 
 At a node of the rollout tree agent i draws G completions y_1 .. y_G of its own prompt x. R_g is the mean return of the
-joint actions that contain y_g, and w the chance that a trajectory drawn from the tree passes through y_g.
+joint actions that contain y_g, and w is the probability that a trajectory drawn from the tree passes through y_g.
 Turns count from 0.
 
 E[-grad L_i] = (G-1)/G * grad E[return] / max_new_tokens, with (G-1)/G because the mean includes R_g. Source: MAGRPO,
-arXiv 2508.04652. With one agent it is GRPO, arXiv 2402.03300, as Dr. GRPO has it.
+arXiv 2508.04652. With one agent this is GRPO, arXiv 2402.03300, in the form of Dr. GRPO.
 
-Left out on purpose, though GRPO has it: division by the group's standard deviation and by a completion's length (both
-bias the gradient: Dr. GRPO, arXiv 2503.20783), the clipped ratio (1 at one step per rollout), and the KL penalty to a
-reference model.
+Parts of GRPO left out on purpose: division by the group's standard deviation and by the completion's length (both bias
+the gradient: Dr. GRPO, arXiv 2503.20783), the clipped ratio (always 1 with one optimizer step per rollout), and the KL
+penalty to a reference model.
 """
 
 import atexit
@@ -55,59 +55,59 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 # N agents, B tasks, G generations, J joint actions, T turns, P prompt tokens, C completion tokens, V vocabulary,
-# R rows of a batch, U distinct ones, S completions of a row, W of their tokens attended to, L tokens of a row,
-# D hidden size, H heads, K key heads, E a head's size. A node belongs to all agents; what is per agent is a list of N.
+# R rows of a batch, U distinct rows, S completions of a row, W of their tokens attended to, L tokens of a row,
+# D hidden size, H heads, K key-value heads, E head size. A node belongs to all agents; per-agent data are lists of N.
 
 
 @dataclass
 class Args:
     # experiment
-    seed: int = 1  # of sampling, of the order of the tasks and of the environment
-    num_iterations: int = 120  # rollouts, each followed by an update of each agent; 0 only evaluates
-    output_dir: str = "runs"  # the run folder is made in here
-    resume: str | None = None  # run folder to continue; the same numbers follow unless other arguments are given too
+    seed: int = 1  # seeds sampling, the order of the tasks and the environment
+    num_iterations: int = 120  # rollouts, each followed by an update of every agent; 0: only evaluate
+    output_dir: str = "runs"  # where the run folder is made
+    resume: str | None = None  # run folder to continue; with unchanged arguments, as if it had never stopped
     save_every: int = 20  # iterations between checkpoints
     log_groups: int = 2  # tree nodes per turn that are written to rollouts.jsonl each iteration
-    track: Literal["none", "tensorboard", "wandb", "trackio"] = "none"  # where else the metrics go
+    track: Literal["none", "tensorboard", "wandb", "trackio"] = "none"  # where metrics go besides metrics.jsonl
 
     # environment and agents
-    env: str = "tldr"  # one of envs/, or module:Class of your own
+    env: str = "tldr"  # a name that envs/ knows, or module:Class of your own
     num_agents: int = 2  # N, each with its own prompt and its own policy
-    num_turns: int = 1  # T, joint actions in a row
+    num_turns: int = 1  # T, joint actions in a trajectory
     dataset: str = "sample"  # sample (offline), hub, a hub id, or a .jsonl or .parquet file
     reward: str | None = None  # variant of the environment's reward, such as grounded for tldr
-    feedback: str | None = None  # what agents are told of their last turn; for code plain or level
-    allow_unsafe_code: bool = False  # run model-written code even where the system has no sandbox for it
-    model: list[str] = field(default_factory=lambda: ["tiny"])  # tiny, a folder or a hub id; one for all or one each
-    lora_rank: int = 0  # above 0: agents of one model share its weights, frozen, and each trains a LoRA of this rank
-    devices: list[str] | None = None  # such as cuda:0 cuda:1: one for all, or one each; by default the GPU, if any
+    feedback: str | None = None  # what agents are told about their last turn; for code: plain or level
+    allow_unsafe_code: bool = False  # run model-written code even if the system offers no sandbox
+    model: list[str] = field(default_factory=lambda: ["tiny"])  # tiny, a folder or a hub id; one for all, or one each
+    lora_rank: int = 0  # above 0: agents with the same model share its frozen weights; each trains a LoRA of this rank
+    devices: list[str] | None = None  # such as cuda:0 cuda:1; one for all, or one each; by default the GPU, if any
     gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, more time
-    cuda_graphs: bool = False  # replay a sampled token's kernels as one graph, so that a GPU need not wait for Python
+    cuda_graphs: bool = False  # replay a decoding step's kernels as one graph, so the GPU does not wait for Python
 
     # sampling
-    num_generations: int = 8  # G, completions of each agent in a group
-    joint_mode: Literal["align", "cross"] | None = None  # g-th with g-th, or all G^N (default if T=1, G^N <= 100)
-    temperature: float = 1.0  # of sampling and of the trained log-probabilities
+    num_generations: int = 8  # G, completions per agent in a group
+    joint_mode: Literal["align", "cross"] | None = None  # g-th with g-th, or all G^N (default if T=1 and G^N <= 100)
+    temperature: float = 1.0  # for sampling and for the trained log-probabilities
     max_new_tokens: int | None = None  # C; by default 96 for tiny (arxiv: 256), 256 for other models
-    max_batch_tokens: int | None = None  # of a training batch (sampling: 4 times as many); 4096 for tiny, else 8192
+    max_batch_tokens: int | None = None  # per training batch (4 times as many in sampling); 4096 for tiny, else 8192
 
     # optimization
-    num_tasks: int = 4  # B, tasks per iteration, over all processes
+    num_tasks: int = 4  # B, tasks per iteration, of all processes together
     learning_rate: float | None = None  # of AdamW; by default 4e-4 for tiny, 5e-6 for others; 10 times that for a LoRA
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     gamma: float = 1.0  # discount per turn
     max_grad_norm: float = 1.0  # each agent's gradient is clipped to this norm
 
     # evaluation
-    eval_every: int = 20  # iterations between evaluations; also before and after training
+    eval_every: int = 20  # iterations between evaluations; there is always one before and one after training
     eval_tasks: int = 64  # held-out tasks, always the same ones; 0: all
-    eval_generations: int = 1  # trajectories per held-out task; pass@k is estimated for k = 1, 2, 4 ... of them
+    eval_generations: int = 1  # trajectories per held-out task; pass@k is estimated for k = 1, 2, 4 ... up to this
     eval_temperature: float = 1.0  # 0: greedy
 
 
 def fail(sentence):
-    """Ends the program with one sentence to the person who can correct it."""
-    tqdm.write(f"{os.path.basename(__file__)}: error: {sentence}", file=sys.stderr)  # print would garble the bar
+    """Exits with status 2 and one sentence that says what to change."""
+    tqdm.write(f"{os.path.basename(__file__)}: error: {sentence}", file=sys.stderr)  # print garbles the bar
     sys.exit(2)
 
 
@@ -120,48 +120,48 @@ def gather(value):
 
 
 def average(tensors):
-    """Makes each the mean over processes. One message for all, since each has its latency."""
+    """Replaces each tensor by its mean over processes; a single message pays the latency once."""
     flat = torch.nn.utils.parameters_to_vector(tensors)
     dist.all_reduce(flat)
     torch.nn.utils.vector_to_parameters(flat.div_(dist.get_world_size()), tensors)
 
 
 def set_seed(seed):
-    """Seeds all libraries; each GPU in its own way, or agents on two GPUs would draw with the same random numbers."""
+    """Seeds all libraries, and each GPU differently: agents on two GPUs must not draw the same random numbers."""
     transformers.set_seed(seed)
     for k, generator in enumerate(torch.cuda.default_generators):
         generator.manual_seed(seed + k)
 
 
 def train_mode(model):
-    """Training mode only for modules that checkpoint, as transformers requires; modules in them do not drop out."""
+    """Sets training mode only on modules that checkpoint, as transformers requires; their submodules do no dropout."""
     for module in model.modules():
         module.training = getattr(module, "gradient_checkpointing", False)
 
 
 def max_context(model):
-    """How many tokens it can read."""
+    """How many tokens the model can read."""
     config = model.config.get_text_config()
     rope = config.to_dict().get("rope_parameters") or {}
-    if rope.get("rope_type") == "longrope":  # beyond it the rotary factors of all keys change, cached ones too
+    if rope.get("rope_type") == "longrope":  # beyond it, the rotary factors of all keys change, cached ones too
         return rope["original_max_position_embeddings"]
     return config.max_position_embeddings
 
 
 def encode(agent, prompts, max_new_tokens):
-    """Token ids of each prompt as a user's message, or of the bare text where the tokenizer has no chat template."""
+    """Token ids of each prompt: as a user message, or as bare text if the tokenizer has no chat template."""
     if not all(agent.tokenizer(prompts, add_special_tokens=False).input_ids):
         fail("--model makes no tokens of a prompt: are its tokenizer's files missing, or is a prompt of --env empty?")
     for token in agent.tokenizer.added_tokens_decoder.values():
-        if token.special:  # a space disarms it: a prompt may quote another agent
+        if token.special:  # a prompt may quote an agent: a space makes its special tokens plain text
             text = f"{token.content[0]} {token.content[1:]}"
             prompts = [prompt.replace(token.content, text) for prompt in prompts]
     if agent.tokenizer.chat_template:
         chat = {"add_generation_prompt": True, "tokenize": False}
-        chat |= {"enable_thinking": False, "date_string": "26 Jul 2024"}  # to templates that read them
+        chat |= {"enable_thinking": False, "date_string": "26 Jul 2024"}  # ignored by most templates
         prompts = [agent.tokenizer.apply_chat_template([{"role": "user", "content": p}], **chat) for p in prompts]
     prompt_ids = agent.tokenizer(prompts, add_special_tokens=not agent.tokenizer.chat_template).input_ids
-    if not agent.tokenizer.chat_template:  # some tokenizers end each text as if nothing were to follow
+    if not agent.tokenizer.chat_template:  # some tokenizers append an end token to every text
         prompt_ids = [ids[:-1] if ids[-1] == agent.tokenizer.eos_token_id else ids for ids in prompt_ids]
     longest, prompt = max(zip(map(len, prompt_ids), prompts))
     if longest + max_new_tokens > (most := max_context(agent.model)):
@@ -175,25 +175,25 @@ def autocast(model):
 
 
 def head(model, hidden, temperature):  # (..., D) -> (..., V)
-    # float32 (TF32 on CUDA) whatever the model runs in: bfloat16 puts log-probabilities off by hundredths of a nat
+    # always float32 (TF32 on CUDA): with bfloat16, log-probabilities would be off by hundredths of a nat
     with torch.autocast(model.device.type, enabled=False):
         logits = model.get_output_embeddings()(hidden.float())
-    return logits if temperature in (0, 1) else logits / temperature  # 0 takes the likeliest token
+    return logits if temperature in (0, 1) else logits / temperature  # 0: greedy
 
 
 def sdpa(module, query, key, value, attention_mask, **kwargs):  # (R, H, L, E) -> (R, L, H, E)
-    """transformers' sdpa, but under a mask query heads become extra queries: keys are not copied for each."""
+    """transformers' sdpa, but with a mask, heads that share keys become extra queries: keys are never copied."""
     (R, H, L, E), K = query.shape, key.shape[1]
-    if attention_mask is None or attention_mask.shape[1] > 1:  # or each head has a mask of its own
+    if attention_mask is None or attention_mask.shape[1] > 1:  # no mask, or one per head
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    # cached on the mask, so that all layers share one: each would keep its own copy for the backward pass
+    # cached on the mask, which all layers share: otherwise each would keep a copy for the backward pass
     added = vars(attention_mask).setdefault("added", {})
     if H // K not in added:
         kind = query.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
         scores = attention_mask if attention_mask.is_floating_point() else attention_mask.log()  # 0 or -inf
         scores = scores.to(dtype).repeat(1, 1, H // K, 1)
-        # a view of rows whose lengths CUDA's kernels take: of others each layer would make a copy
+        # a view of rows padded to a multiple of 8, which CUDA's kernels need: otherwise each layer would copy it
         added[H // K] = pad(scores, (0, -scores.shape[-1] % 8))[..., : scores.shape[-1]]
     query = query.reshape(R, K, -1, E)
     states, _ = sdpa_attention_forward(None, query, key, value, added[H // K], **kwargs)  # (R, H / K * L, K, E)
@@ -201,16 +201,16 @@ def sdpa(module, query, key, value, attention_mask, **kwargs):  # (R, H, L, E) -
 
 
 def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # (rows, H, L, E) -> (rows, L, H, E)
-    """sdpa of prompts; then that of completions to their prompt and, apart from it, to themselves.
+    """Attention within prompts, and then of completions to their prompt and, as a separate product, to themselves.
 
-    t is None: rows are R prompts; each module's keys (K, R, E, P) and values (K, R, P, E) are stored in `held`.
-    Otherwise rows are R * S tokens, the t-th (1,) of each completion. `held` also has buffers for their keys
+    If t is None, rows are R prompts, and each module's keys (K, R, E, P) and values (K, R, P, E) are stored in `held`.
+    Otherwise rows are R * S tokens, the t-th (1,) of each completion. `held` then also has buffers for completion keys
     (K, R * S, E, C) and values (K, R * S, C, E), of which the first W are read; the mask (R, 1, 1, P + W) is added to
     the scores. A prompt's keys are read once for its S completions, and never copied for each query head.
     """
-    # sdpa in training multiplies what autocast rounded to bfloat16 and adds up in float32: so do the scores here
+    # as in training, where sdpa multiplies numbers that autocast rounded to bfloat16, and sums in float32
     rounded = lambda x: x.to(value.dtype).float()
-    # keys lie as columns: products of few queries with them are faster on a CPU
+    # keys are stored as columns: on a CPU, products with few queries are then faster
     new_keys, new_values = rounded(key).permute(1, 0, 3, 2), value.transpose(0, 1)  # (K, rows, E, L), (K, rows, L, E)
     if t is None:
         held[module] = [new_keys.contiguous(), new_values.contiguous()]
@@ -231,21 +231,21 @@ def attention(held, t, module, query, key, value, attention_mask, **kwargs):  # 
 
 
 def trunk(model, input_ids, mask, position_ids, cache, attend=sdpa):  # (R, L) -> (R, L, D)
-    """The last hidden states, of a model whose layers attend by `attend`, in the autocast of the caller."""
+    """The last hidden states, with `attend` as the attention of all layers and under the caller's autocast."""
     inputs = {"attention_mask": mask, "position_ids": position_ids, "past_key_values": cache}
     precision = torch.get_float32_matmul_precision()
-    # TF32 is for the head: attention's scores are float32 products, and so are rotary angles before transformers 5.19
+    # TF32 is for the head only: attention scores, and rotary angles before transformers 5.19, need full float32
     torch.set_float32_matmul_precision("highest")
-    AttentionInterface.register("sdpa", attend)  # models take their attention from a table, by name
+    AttentionInterface.register("sdpa", attend)  # models look up their attention by name
     try:
         return model.base_model(input_ids, **inputs, use_cache=cache is not None).last_hidden_state
     finally:
         torch.set_float32_matmul_precision(precision)
-        AttentionInterface.register("sdpa", sdpa)  # also for what the backward pass computes again
+        AttentionInterface.register("sdpa", sdpa)  # the backward pass recomputes with this one
 
 
 def prefill(agent, texts, cache, attend=sdpa):
-    """Runs the U distinct texts of R: hidden states (U, P, D), mask (U, P), index of each text among them (R,)."""
+    """Runs the U distinct texts among R: hidden states (U, P, D), mask (U, P), each text's row in them (R,)."""
     distinct = {text: b for b, text in enumerate(dict.fromkeys(map(tuple, texts)))}
     device, P = agent.model.device, max(map(len, distinct))  # padded on the left
     input_ids = torch.tensor([[0] * (P - len(ids)) + [*ids] for ids in distinct], device=device)
@@ -255,9 +255,9 @@ def prefill(agent, texts, cache, attend=sdpa):
 
 
 def draw(weights):  # (rows, n) -> (rows, 1)
-    """Samples a column of each row in proportion to its weight, by inverse CDF: of many, first a block of 256.
+    """Samples a column of each row in proportion to its weight, by inverse CDF; of many, first a block of 256.
 
-    That takes one to three random numbers for a row, where torch.multinomial takes n.
+    This takes one to three random numbers per row, where torch.multinomial takes n.
     """
     n = weights.shape[1]
     if n > 256:
@@ -267,11 +267,11 @@ def draw(weights):  # (rows, n) -> (rows, 1)
     else:
         total = weights.cumsum(-1, dtype=torch.float64)
         column = torch.searchsorted(total, total[:, -1:] * torch.rand_like(total[:, :1]), right=True)
-    return column.clamp(max=n - 1)  # NaN lands past the end; its metrics stop the run
+    return column.clamp(max=n - 1)  # NaN lands past the end; the metrics then stop the run
 
 
 def grouped(model):
-    """Whether a prompt's completions can decode as one row: attention sees all tokens, and can be replaced."""
+    """Whether a prompt's completions can decode as one row: all attention is full, and can be replaced by ours."""
     layers, most = DynamicCache(config=model.config).layers, max_context(model)
     full = lambda layer: type(layer) is DynamicLayer or getattr(layer, "sliding_window", 0) >= most  # never slides
     return all(map(full, layers)) and model.is_backend_compatible()
@@ -279,7 +279,7 @@ def grouped(model):
 
 def repeat(step, times, record):
     """Calls step `times` times; with a CUDA stream `record`, captures the second call as a graph and replays it."""
-    step()  # this one also loads and plans what cannot be loaded while recording
+    step()  # also loads and plans what cannot be loaded during capture
     if record and times > 1:
         graph = torch.cuda.CUDAGraph()
         try:
@@ -300,33 +300,33 @@ def repeat(step, times, record):
 def decode(agent, texts, S, temperature, C):
     """Draws S completions of each of R prompts, as one batch: tokens and their log-probabilities, (R * S, C) each."""
     model, device = agent.model, agent.model.device
-    held = {}  # keys and values as `attention` holds them, if not in a cache of transformers
+    held = {}  # keys and values as `attention` stores them, unless they are in a transformers cache
     cache = None if grouped(model) else DynamicCache(config=model.config)
     attend = lambda t: partial(attention, held, t) if cache is None else sdpa
     hidden, mask, of_row = prefill(agent, texts, cache, attend(None))
     hidden, P = hidden[of_row, -1].repeat_interleave(S, 0), mask.shape[1]  # (R * S, D)
-    mask = pad(mask[of_row], (0, C))  # (R, P + C): the prompt's tokens, and those that were read since
+    mask = pad(mask[of_row], (0, C))  # (R, P + C): 1 at the prompt's tokens and at those read since
     if cache is not None:
         cache.reorder_cache(of_row)
     for module, (keys, values) in held.items():
-        # room for all tokens from the start: a DynamicCache copies itself for each
+        # room for all tokens from the start: a DynamicCache copies everything for each new token
         (K, _, E, _), rows = keys.shape, len(texts) * S
         buffers = [keys.new_zeros(K, rows, E, C), values.new_zeros(K, rows, C, values.shape[3])]
         held[module] = [keys[:, of_row], values[:, of_row]], buffers
     tokens = torch.zeros(len(texts) * S, C, dtype=torch.long, device=device)
     logprobs = torch.zeros(len(texts) * S, C, device=device)
-    batch = torch.arange(len(tokens), device=device).view(-1, S)  # (R, S), which rows of tokens decode: all at first
-    running = torch.ones_like(batch, dtype=torch.bool)  # which of them have not stopped
-    t = torch.zeros(1, dtype=torch.long, device=device)  # number of the token to be read, which a recorded step counts
+    batch = torch.arange(len(tokens), device=device).view(-1, S)  # (R, S), rows of `tokens` that decode: all at first
+    running = torch.ones_like(batch, dtype=torch.bool)  # which of these have not stopped
+    t = torch.zeros(1, dtype=torch.long, device=device)  # index of the token to read: a tensor, for recorded steps
 
     def choose(hidden):  # (R * S, D)
         probs = head(model, hidden, temperature).softmax(-1)  # (R * S, V)
         chosen = draw(probs) if temperature else probs.argmax(-1, keepdim=True)
-        logprobs[batch, t] = (temperature > 0) * probs.gather(-1, chosen).log().view_as(batch)  # greedy: certain
+        logprobs[batch, t] = (temperature > 0) * probs.gather(-1, chosen).log().view_as(batch)  # greedy: probability 1
         tokens[batch, t] = chosen.view_as(batch)
         running.logical_and_((chosen != agent.stop_ids).all(-1).view_as(batch))
 
-    def step(read):  # reads token t < read of each and draws the next one; in place, so that it can be recorded
+    def step(read):  # reads each row's token t < read and draws the next, all in place, so that it can be recorded
         mask.index_fill_(1, P + t, 1)
         position_ids = (mask.sum(1, keepdim=True) - 1).expand_as(batch).reshape(-1, 1)
         seen = mask[:, None, None, : P + read].log() if cache is None else mask[:, : P + read]  # log(): 0 or -inf
@@ -335,12 +335,12 @@ def decode(agent, texts, S, temperature, C):
         choose(hidden)
 
     choose(hidden)
-    at_once = 64 if agent.graph_stream else 1  # tokens between checks of what stopped: each makes the CPU wait
-    read = 0  # tokens of each that the model has read
+    at_once = 64 if agent.graph_stream else 1  # tokens between checks for stopped rows, which make the CPU wait
+    read = 0  # tokens of each completion that the model has read
     while read < C - 1 and len(remaining := running.any(1).nonzero()[:, 0]):
         # drop prompts whose completions have all stopped, and columns that no prompt needs any more
         most = running.sum(1).max()
-        if 8 * len(remaining) * most <= 7 * running.numel():  # only if an eighth goes: what stays is copied
+        if 8 * len(remaining) * most <= 7 * running.numel():  # only if an eighth goes: the rest is copied
             columns = running[remaining].int().argsort(1, descending=True)[:, :most]
             index, mask = (remaining[:, None] * batch.shape[1] + columns).flatten(), mask[remaining]
             batch, running = (x[remaining].gather(1, columns) for x in (batch, running))
@@ -354,22 +354,22 @@ def decode(agent, texts, S, temperature, C):
 
 
 def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_batch_tokens):
-    """Draws completions from the model's whole distribution at `temperature`; 0 takes the likeliest token.
+    """Draws completions from the model's full distribution at `temperature`; 0 is greedy.
 
-    prompts: B lists of token ids. Returns B lists of G pairs (token ids, log-probabilities), each up to and with the
+    prompts: B lists of token ids. Returns B lists of G pairs (token ids, log-probabilities), up to and including the
     first stop token. S completions of a prompt (all G, if `max_batch_tokens` allows) decode as one row, for which
-    attention reads its keys once; where layers see a window or are of another kind, each is a row of its own.
+    attention reads the prompt's keys once; unless all attention is full, each completion is a row of its own.
     """
     G, C, drawn = num_generations, max_new_tokens, [[] for _ in prompts]
-    most = (max_batch_tokens - max(map(len, prompts))) // C  # completions beside a prompt
-    pieces = math.ceil(G / max(1, most)) if grouped(agent.model) else G  # rows of a prompt
+    most = (max_batch_tokens - max(map(len, prompts))) // C  # completions that fit beside a prompt
+    pieces = math.ceil(G / max(1, most)) if grouped(agent.model) else G  # rows per prompt
     S = math.ceil(G / pieces)
     # longest first, so that neighbours need little padding
     waiting = sorted([*range(len(prompts))] * pieces, key=lambda b: (-len(prompts[b]), b))
     while waiting:
         R = max(1, max_batch_tokens // (len(prompts[waiting[0]]) + S * C))
         rows, waiting = waiting[:R], waiting[R:]
-        # inference mode is faster, but in it autocast casts all weights again for each token
+        # inference mode is faster, but under autocast it casts all weights again for every token
         with torch.no_grad() if torch.is_autocast_enabled(agent.model.device.type) else torch.inference_mode():
             tokens, logprobs = decode(agent, [prompts[b] for b in rows], S, temperature, C)
         stops = torch.isin(tokens, agent.stop_ids)
@@ -380,11 +380,11 @@ def sample(agent, prompts, num_generations, temperature, max_new_tokens, max_bat
 
 
 def completion_states(agent, rows):
-    """Hidden states that predict the tokens of the completions, one after the other: (tokens, D).
+    """Hidden states that predict the completions' tokens, concatenated over completions: (tokens, D).
 
-    rows: (prompt, completion, ...), of token ids, by length of completion. As in `sample`, a prompt is computed once
-    and its completions go on from its cache, here with gradients; an agent that cannot share computes it again for
-    each completion.
+    rows: (prompt, completion, ...), as token ids, sorted by completion length. As in `sample`, a prompt is computed
+    once and its completions continue from its cache, here with gradients; if the agent cannot share a cache, the
+    prompt is computed again for each completion.
     """
     prompts, completions, *_ = zip(*rows)
     if not agent.share:
@@ -392,8 +392,8 @@ def completion_states(agent, rows):
         return torch.cat([hidden[b, -len(ids) - 1 : -1] for b, ids in zip(of_row.tolist(), completions)])
     cache, states = DynamicCache(config=agent.model.config), []
     hidden, mask, of_row = prefill(agent, prompts, cache)
-    last = hidden[:, -1:]  # (U, 1, D), which predict the first tokens
-    # neighbours of like length together, so that little is padding
+    last = hidden[:, -1:]  # (U, 1, D), predicts the first tokens
+    # completions of similar length together, so that there is little padding
     for _, part in itertools.groupby(zip(completions, of_row), key=lambda row: int(math.log(len(row[0]), 1.5))):
         chunk, owner = zip(*part)
         owner, C = torch.stack(owner), max(map(len, chunk))
@@ -410,12 +410,12 @@ def completion_states(agent, rows):
 
 
 def token_logprobs(agent, rows, temperature):
-    """Log-probabilities of the completions' tokens, one after the other: (tokens,)."""
+    """Log-probabilities of the completions' tokens, concatenated over completions: (tokens,)."""
     logprob = lambda hidden, target: -cross_entropy(head(agent.model, hidden, temperature), target, reduction="none")
-    with autocast(agent.model):  # around all of it, so that weights are cast once
+    with autocast(agent.model):  # one context for all passes, so that weights are cast once
         hidden = completion_states(agent, rows)
     target = torch.tensor([token for _, ids, *_ in rows for token in ids], device=hidden.device)
-    # Where there are many, logits come in pieces that the backward pass computes again.
+    # Many logits are computed in pieces, which the backward pass recomputes: they are never all in memory.
     size = max(1, 2**26 // agent.model.config.get_text_config().vocab_size)
     compute = logprob if len(target) <= size else partial(checkpoint, logprob, use_reentrant=False)
     return torch.cat([compute(h, y) for h, y in zip(hidden.split(size), target.split(size))])
@@ -424,8 +424,8 @@ def token_logprobs(agent, rows, temperature):
 def micro_batches(agent, rows, max_batch_tokens):
     """Halves rows (prompt, completion, ...) until no batch has more than max_batch_tokens.
 
-    Texts count with their padding; completions that share a prompt without theirs, which adds at most half. Such a one
-    also keeps a copy of its prompt's keys and values, which weighs about an eighth of the activations.
+    Texts count with their padding. Completions of a shared prompt count without it (it adds at most half), but each
+    with an eighth of the prompt: a copy of its keys and values takes about an eighth of its activations' memory.
     """
     # the unit of computation: a prompt shared by its completions, or prompt + completion
     text = lambda row: tuple(row[0]) if agent.share else (*row[0], *row[1])
@@ -433,7 +433,7 @@ def micro_batches(agent, rows, max_batch_tokens):
     of_completions = sum(len(prompt) / 8 + len(ids) for prompt, ids, *_ in rows) if agent.share else 0
     if len(rows) < 2 or len(texts) * len(texts[-1]) + of_completions <= max_batch_tokens:
         return [sorted(rows, key=lambda row: len(row[1]))] if rows else []
-    if len(texts) > 1:  # those of like length stay together, and those of one prompt
+    if len(texts) > 1:  # texts of similar length stay together, and rows of one prompt
         short = set(texts[: len(texts) // 2])
         halves = [row for row in rows if text(row) in short], [row for row in rows if text(row) not in short]
     else:
@@ -443,7 +443,7 @@ def micro_batches(agent, rows, max_batch_tokens):
 
 @torch.no_grad()
 def disagreement(args, agent, prompt_ids):
-    """How far log-probabilities of sampling and training are from the model's own, for a prompt and its second half.
+    """How far sampling's and training's log-probabilities are from the model's own, on a prompt and its second half.
 
     Finds models that scale logits, attend in another way or count left padding: they would be trained wrongly.
     """
@@ -462,7 +462,7 @@ def disagreement(args, agent, prompt_ids):
 
 
 def observe(args, env, task, history):
-    """The agents' prompts."""
+    """The agents' prompts, checked."""
     prompts = env.observe(task, history)
     text = lambda x: isinstance(x, str) and x and x == x.encode(errors="ignore").decode()  # no lone surrogates
     if not isinstance(prompts, (list, tuple)) or len(prompts) != args.num_agents or not all(map(text, prompts)):
@@ -475,10 +475,10 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
     """Grows a tree of joint actions for each task, with G = generations[t] at turn t.
 
     Returns (turns, seconds): turns[t] lists the nodes of turn t. A node has task, history (the Steps before it),
-    weight (the chance that a trajectory drawn from the tree passes it), value (its mean return), joint (J tuples:
-    which completion of each agent), steps and children (J each), ends (J: the last Step down the first children),
-    groups: for each agent its prompt, prompt_ids, G completions (text), completion_ids, logprobs (of the sampling
-    loop), stopped (by themselves) and returns (G,).
+    weight (the probability that a trajectory drawn from the tree reaches it), value (its mean return), joint (J tuples
+    of completion indices, one per agent), steps and children (J each), ends (J: the last Step when following first
+    children) and groups, per agent: prompt, prompt_ids, G completions (text), completion_ids, logprobs (as sampled),
+    stopped (whether with a stop token) and returns (G,).
     """
     turns, seconds, N = [], Counter(), len(agents)
     nodes = [SimpleNamespace(task=task, history=[], weight=1 / len(tasks)) for task in tasks]
@@ -489,8 +489,8 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
         for i, agent in enumerate(agents):
             groups, stops = [node.groups[i] for node in nodes], set(agent.stop_ids.tolist())
             prompt_ids = encode(agent, [group.prompt for group in groups], args.max_new_tokens)
-            with autocast(agent.model):  # around all of it, so that weights are cast once
-                # 4 times as many as are trained at once: only keys and values are kept of them, not all activations
+            with autocast(agent.model):  # one context for all tokens, so that weights are cast once
+                # 4 times the training batch: sampling keeps only keys and values, not all activations
                 drawn = sample(agent, prompt_ids, G, temperature, args.max_new_tokens, 4 * args.max_batch_tokens)
             for group, ids, pairs in zip(groups, prompt_ids, drawn):
                 group.prompt_ids, (group.completion_ids, group.logprobs) = ids, zip(*pairs)
@@ -505,7 +505,7 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
             bad = [x for step in steps for x in (step.reward, step.done, *step.parts.values()) if not math.isfinite(x)]
             if bad or len(steps) != len(branches):
                 raise ValueError(f"{len(steps)} Steps for {len(branches)} branches, not finite: {bad[:1]}")
-            floats = lambda parts: {name: float(value) for name, value in parts.items()}  # of tensors, Decimals ...
+            floats = lambda parts: {name: float(value) for name, value in parts.items()}  # from tensors, Decimals ...
             steps = [step._replace(reward=float(step.reward), parts=floats(step.parts)) for step in steps]
         except (AttributeError, TypeError, ValueError, OverflowError) as error:
             fail(f"--env {args.env}: step() must return a list with a Step of finite numbers per branch ({error}).")
@@ -522,20 +522,20 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
             break
 
     for node in itertools.chain.from_iterable(reversed(turns)):  # children before parents
-        # float64: what rounding leaves of equal returns is less than a billionth of them, and is not trained on
+        # float64: equal returns then differ by less than a billionth, and such advantages are not trained on
         rewards = torch.tensor([step.reward for step in node.steps], dtype=torch.float64)  # (J,)
         future = torch.tensor([child.value if child else 0.0 for child in node.children], dtype=torch.float64)
         joint_returns = rewards + args.gamma * future
         node.value = joint_returns.mean().item()
         node.ends = [child.ends[0] if child else step for step, child in zip(node.steps, node.children)]
-        for group, member in zip(node.groups, torch.tensor(node.joint).T):  # (J,): which completion is in each
-            # the mean over the joint actions that contain it
+        for group, member in zip(node.groups, torch.tensor(node.joint).T):  # (J,): each one's completion index
+            # the mean over the joint actions that contain a completion
             group.returns = member.bincount(joint_returns) / member.bincount()  # (G,)
     return turns, seconds
 
 
 def summarize(split, turns, num_turns):
-    """Means over the nodes, completions and (weighted by their chance) trajectories of all processes, as logged.
+    """The logged metrics: means over nodes, completions and (weighted by probability) trajectories of all processes.
 
     pass@k is the unbiased estimate from n >= k trajectories of a task (Chen et al., 2021, arXiv 2107.03374).
     """
@@ -546,10 +546,10 @@ def summarize(split, turns, num_turns):
                 if len(group.returns) > 1:
                     sums["zero_variance_groups"] += ((group.returns.max() - group.returns.min()).item() <= 1e-9, 1)
                 for ids, logprobs, stopped in zip(group.completion_ids, group.logprobs, group.stopped):
-                    sums[f"agent_{i}/entropy"] += (-sum(logprobs), len(ids))  # an estimate, in nats a token
+                    sums[f"agent_{i}/entropy"] += (-sum(logprobs), len(ids))  # an estimate, in nats per token
                     sums[f"agent_{i}/completion_length"] += (len(ids), 1)
                     sums[f"agent_{i}/stopped"] += (stopped, 1)
-            # of the joint action given its task: every task counts the same, also across processes
+            # probability of a joint action given its task: every task counts the same, also across processes
             chance = node.weight * len(turns[0]) / len(node.steps)
             for step, child in zip(node.steps, node.children):
                 sums[f"reward_turn{t}"] += (chance * step.reward, chance)
@@ -571,12 +571,12 @@ def summarize(split, turns, num_turns):
     for process in gather({**sums, **parts}):
         for name, total in process.items():
             totals[name] += total
-    prefix = lambda name: "" if split == "train" and "/" in name else f"{split}/"  # agent_0/entropy has one
+    prefix = lambda name: "" if split == "train" and "/" in name else f"{split}/"  # agent_0/entropy has a prefix
     return {prefix(name) + name: float(total / weight) for name, (total, weight) in totals.items()}
 
 
 def records(iteration, split, turns, most=None):
-    """Lines for rollouts.jsonl, one a node: what each agent read and wrote, and what it was worth."""
+    """Lines for rollouts.jsonl, one per node: what each agent read and wrote, and what it was worth."""
     plain = lambda x: x.tolist() if isinstance(x, (torch.Tensor, np.ndarray, np.generic)) else str(x)
     dump = lambda line, **strict: json.dumps(line, default=plain, **strict) + "\n"
     keys = ("prompt", "completions", "stopped", "returns", "advantages")
@@ -587,12 +587,12 @@ def records(iteration, split, turns, most=None):
             line["agents"] = [{key: vars(group)[key] for key in keys if key in vars(group)} for group in node.groups]
             try:
                 yield dump(line, allow_nan=False)
-            except (TypeError, ValueError):  # keys or numbers that JSON lacks, or a task that contains itself
+            except (TypeError, ValueError):  # a task with keys or numbers that JSON lacks, or that contains itself
                 yield dump(line | {"task": str(node.task)})
 
 
 def evaluate(args, env, agents, tasks, iteration, seed, lines):
-    """Metrics of independent trajectories, drawn from a seed of their own; `lines` gets those of rollouts.jsonl."""
+    """Metrics of independent trajectories, drawn with their own seed; adds their rollouts.jsonl lines to `lines`."""
     set_seed(seed)
     generations = [args.eval_generations] + [1] * (args.num_turns - 1)
     turns, _ = rollout(args, env, agents, tasks, generations, "align", args.eval_temperature)
@@ -604,7 +604,7 @@ if __name__ == "__main__":
     # arguments
     here, script = os.path.split(os.path.abspath(__file__))
     signal.signal(signal.SIGINT, lambda *_: sys.exit("interrupted before the first iteration"))
-    if isinstance(sys.stdout, io.TextIOWrapper):  # models write what not every terminal can show
+    if isinstance(sys.stdout, io.TextIOWrapper):  # models write characters that not every terminal can show
         sys.stdout.reconfigure(errors="backslashreplace")
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     args = tyro.cli(Args, description=__doc__)
@@ -617,16 +617,16 @@ if __name__ == "__main__":
             for name, size in state["sizes"].items():
                 if os.path.getsize(os.path.join(args.resume, name)) < size:
                     raise EOFError(f"{name} is cut")
-        except Exception as error:  # whatever a missing or damaged file raises; it is reported
+        except Exception as error:  # missing and damaged files raise many types; all are reported
             fail(f"--resume {args.resume}: no checkpoint, or a damaged one ({error!r:.200}); name a run that has one.")
         if (before["script"], before["args"].keys()) != (script, vars(args).keys()):
             fail(f"--resume {args.resume}: use {before['script']} (commit {before['commit']}), as before.")
         args = tyro.cli(Args, description=__doc__, default=Args(**before["args"]))  # new arguments win
-        for name in ("env", "num_agents", "lora_rank"):  # which its curves and weights are of
+        for name in ("env", "num_agents", "lora_rank"):  # the run's curves and weights depend on these
             if vars(args)[name] != before["args"][name]:
                 fail(f"--{name.replace('_', '-')}: the run to --resume has {before['args'][name]}; begin a new one.")
     N, T, B, G = args.num_agents, args.num_turns, args.num_tasks, args.num_generations
-    # a run may be resumed, and its agents loaded, from another folder
+    # made absolute: the run may be resumed, or its agents loaded, from another working directory
     args.model = [os.path.abspath(name) if name != "tiny" and os.path.isdir(name) else name for name in args.model]
     if os.path.isfile(args.dataset) and args.dataset not in ("sample", "hub"):
         args.dataset = os.path.abspath(args.dataset)
@@ -684,7 +684,7 @@ if __name__ == "__main__":
     try:
         if os.path.exists(os.path.join(here, "envs", "writing.py")):
             env = importlib.import_module("envs").make(args.env, **setup)
-        else:  # beside a copy of this file there may be none
+        else:  # a copied script may have no envs/ beside it
             module, colon, name = args.env.partition(":")
             found = vars(importlib.import_module(module)) if colon and module[:1] not in ("", ".") else {}
             if name not in found:
@@ -715,11 +715,11 @@ if __name__ == "__main__":
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")  # TF32, for the head
-        torch.backends.cuda.enable_cudnn_sdp(False)  # it re-plans for each length, so at every decoded token
+        torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN plans anew for each length, so at every token
     elif tiny and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # so small a model gains little from more, and loses much where a core is busy
+        torch.set_num_threads(1)  # so small a model gains little from more threads, and loses much if a core is busy
     if world_size > 1:
-        # the default of ten minutes is too short: others wait while one writes a checkpoint or runs tests
+        # the default of ten minutes is too short: processes wait while one writes a checkpoint or runs tests
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=1))
         if len(set(gather(tasks_crc))) > 1:
             fail(f"--env {args.env}: each process has other tasks; let them follow from --dataset and --seed alone.")
@@ -738,7 +738,7 @@ if __name__ == "__main__":
     def writing():
         try:
             yield
-        except Exception as error:  # torch and safetensors raise their own where the disk is full; it is reported
+        except Exception as error:  # torch and safetensors raise types of their own if the disk is full; reported
             fail(f"--output-dir: cannot write to {run_dir} ({error}); name another, or make room. {last_saved()}")
 
     if rank == 0:
@@ -747,7 +747,7 @@ if __name__ == "__main__":
 
     # agents
     transformers.utils.logging.disable_progress_bar()
-    torch.manual_seed(args.seed)  # of new adapters: the same in all processes
+    torch.manual_seed(args.seed)  # new adapters are the same in all processes
     agents, shared = [], {}  # shared: (name, device) -> the model whose frozen weights the adapters share
     for i, name, path, place in zip(range(N), args.model * N, paths * N, (args.devices or [device]) * N):
         try:
@@ -761,12 +761,12 @@ if __name__ == "__main__":
                     fail(f"--model {name}: quantized or an adapter, which is not trained further; merge it first.")
             if args.lora_rank:
                 shared[name, place] = model
-                model = copy.deepcopy(model, {id(p): p for p in model.parameters()})  # new layers, the same weights
+                model = copy.deepcopy(model, {id(p): p for p in model.parameters()})  # new modules, the same weights
                 form = {"lora_alpha": 2 * args.lora_rank, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
                 model.add_adapter(peft.LoraConfig(r=args.lora_rank, **form))
             tokenizer = AutoTokenizer.from_pretrained(path)
             stops = [tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id)]
-            if tokenizer.chat_template:  # what ends a turn there: base models do not name it as a stop token
+            if tokenizer.chat_template:  # its end-of-turn token also stops: base models do not list it
                 turn = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "ANSWER"}]
                 _, said, behind = tokenizer.apply_chat_template(turn, tokenize=False).rpartition("ANSWER")
                 special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special and said}
@@ -774,32 +774,32 @@ if __name__ == "__main__":
                 stops += [id for id in tokenizer(behind, add_special_tokens=False).input_ids if id in special][:1]
             agent = SimpleNamespace(model=model.eval(), tokenizer=tokenizer)  # eval: no dropout
             agent.stop_ids = torch.tensor([int(stop) for stop in stops if stop is not None], device=place)
-            # The cache of recurrent layers cannot be shared, and gradient checkpointing knows no cache.
+            # Recurrent layers' caches cannot be shared, and gradient checkpointing works without a cache.
             layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
             agent.share = layers <= {DynamicLayer, DynamicSlidingWindowLayer} and not args.gradient_checkpointing
             if args.cuda_graphs and not (agent.stop_ids.device.type == "cuda" and grouped(model)):
                 fail(f"--cuda-graphs needs a GPU, and layers that see all earlier tokens: not for {name} on {place}.")
-            # one stream for all of its graphs: torch may keep a workspace per stream
+            # one stream for all of an agent's graphs: torch may keep a workspace per stream
             agent.graph_stream = torch.cuda.Stream(place) if args.cuda_graphs else None
             if args.gradient_checkpointing:
                 model.gradient_checkpointing_enable()
-            # find prompts that are too long now: only long texts are tokenized, as a token is at least a byte, and
-            # half of the context is more than what a template adds
+            # find overlong prompts now; only long texts are tokenized, since a token is at least a byte, and a chat
+            # template adds less than half of the context
             *others, largest = sorted((prompts[i] for prompts in first_prompts), key=lambda text: len(text.encode()))
             bytes_left = max_context(model) // 2 - args.max_new_tokens
             large = [text for text in others if len(text.encode()) > bytes_left]
             prompt_ids = encode(agent, [*large, largest], args.max_new_tokens)[-1]
-            # few tokens show most of what can be wrong, but a window shows only beyond its end
+            # a few tokens show most faults, but a wrong window shows only beyond its end
             config = model.config.get_text_config().to_dict()
             reach = min(T * (len(prompt_ids) + args.max_new_tokens), max_context(model) - 16)
             windows = [config.get(key) or reach for key in ("sliding_window", "attention_chunk_size")]
             length = max([min(64, len(prompt_ids)), *(window + 8 for window in windows if window < reach)])
             prompt_ids = (prompt_ids * (length // len(prompt_ids) + 1))[-length:]
-            # models load on the CPU, in float32; one already on a GPU is shared, and was compared before
+            # models load on the CPU, in float32; one already on a GPU is shared, and was checked before
             if model.device.type == "cpu" and not (off := disagreement(args, agent, prompt_ids)) <= 1e-3:
                 why = "scaled or capped? another attention? dropout with --gradient-checkpointing?"
                 fail(f"--model {name}: log-probabilities would be off by {off:.2g} ({why}); use another.")
-        except Exception as error:  # whatever transformers, its backends, the hub and a template raise; it is reported
+        except Exception as error:  # transformers, backends, the hub and templates raise many types; all are reported
             reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
             line = [f.lineno for f in traceback.extract_tb(error.__traceback__) if script in f.filename][-1]
             fail(f"--model {name}: agent {i} cannot use it on {place} ({reason}; line {line} here); name what works.")
@@ -816,7 +816,7 @@ if __name__ == "__main__":
     for agent in (agent for agent in agents if args.lora_rank and agent.model.device.type == "cuda"):
         for module in agent.model.modules():
             if isinstance(module, peft.tuners.lora.LoraLayer):
-                module.get_base_layer().to(torch.bfloat16)  # frozen: no float32 master, no cast for each token
+                module.get_base_layer().to(torch.bfloat16)  # frozen: no float32 copy is needed, and no cast per token
     say(f"{len(train_tasks)} tasks to train on, {len(held_out)} to evaluate, {torch.get_num_threads()} thread(s)")
     say(f"joint mode {args.joint_mode}: {J} joint actions a group")
     say(f"learning rate {args.learning_rate}, {args.max_new_tokens} new tokens, {args.max_batch_tokens} per batch")
@@ -825,18 +825,18 @@ if __name__ == "__main__":
     if args.resume:
         shapes = lambda models: [{key: p.shape for key, p in trained.items()} for trained in models]
         if shapes(state["models"]) != shapes(agent.trained for agent in agents):
-            fail(f"--resume {args.resume}: other weights; use its --model and versions.")
+            fail(f"--resume {args.resume}: its weights do not fit these agents; use its --model and package versions.")
         for agent, weights, moments in zip(agents, state["models"], state["optimizers"]):
             agent.model.load_state_dict(weights, strict=False)
             agent.optimizer.load_state_dict(moments)
         if (before["tasks_crc"], before["processes"], before["args"]["model"]) != (tasks_crc, world_size, args.model):
-            said = "with other tasks, processes or --model (only a LoRA's base is read from it)"
-            say(f"--resume {args.resume}: {said}, so not the same numbers as without a stop")
+            said = "other tasks, processes or --model than before (only a LoRA's base is read from it)"
+            say(f"--resume {args.resume}: {said}, so results differ from an uninterrupted run")
     if rank == 0:
         with writing(), open(os.path.join(run_dir, "args.json"), "w") as file:
             json.dump(about, file, indent=2)
-    # Generators are reseeded for each iteration and process, and for evaluation as for iteration 0: no state to save,
-    # and training does not depend on how often it is evaluated.
+    # Each iteration and process reseeds its generators, and evaluation always uses iteration 0's seed: there is no
+    # state to save, and training does not depend on how often evaluation runs.
     seed_of = lambda iteration: int(np.random.SeedSequence([args.seed, rank, iteration]).generate_state(1)[0])
     order_of = lambda epoch: np.random.default_rng([args.seed, epoch]).permutation(len(train_tasks))
     track = lambda metrics, step: None
@@ -862,7 +862,7 @@ if __name__ == "__main__":
 
     def on_signal(number, _):
         signals.append(number)
-        signal.signal(number, signal.SIG_DFL)  # a second one of its kind ends the program at once
+        signal.signal(number, signal.SIG_DFL)  # the same signal again ends the program at once
         say("\nfinishing the iteration, then saving")
 
     signal.signal(signal.SIGINT, on_signal)
@@ -880,7 +880,7 @@ if __name__ == "__main__":
         # 1 ROLLOUT: a tree for each of this process's tasks
         began = time.perf_counter()
         set_seed(seed_of(iteration))
-        drawn = range((iteration - 1) * B + rank, iteration * B, world_size)  # counted through all epochs
+        drawn = range((iteration - 1) * B + rank, iteration * B, world_size)  # counted across epochs
         tasks = [train_tasks[order_of(k // len(train_tasks))[k % len(train_tasks)]] for k in drawn]
         turns, seconds = rollout(args, env, agents, tasks, [G] * T, args.joint_mode, args.temperature)
 
@@ -898,13 +898,13 @@ if __name__ == "__main__":
         metrics = summarize("train", turns, T)
         updating = time.perf_counter()
         for i, agent in enumerate(agents):
-            weights = Counter()  # by prompt and completion: equal ones are computed once
+            weights = Counter()  # by prompt and completion: equal ones are computed only once
             for node in nodes:
-                # normalised here, so that the cut into batches changes nothing
+                # normalised here, so that the gradient does not depend on the split into batches
                 weight = node.weight / G * args.gamma ** len(node.history) / args.max_new_tokens
                 group = node.groups[i]
                 for ids, advantage in zip(group.completion_ids, group.advantages.tolist()):
-                    # equal returns leave only rounding; NaN stops the run below
+                    # equal returns leave only rounding errors, which Adam would blow up; NaN passes and stops the run
                     if not abs(advantage) <= 1e-9 * max(1.0, abs(node.value)):
                         weights[tuple(group.prompt_ids), tuple(ids)] += weight * advantage
             rows = [(*texts, weight) for texts, weight in weights.items()]
@@ -917,9 +917,9 @@ if __name__ == "__main__":
                 loss += batch_loss.detach()
             agent.model.eval()
             for p in agent.trained.values():
-                if p.grad is None:  # an expert that got no token, or no advantages at all: AdamW still steps
+                if p.grad is None:  # an expert without tokens, or no advantage in any row: AdamW still steps
                     p.grad = torch.zeros_like(p)
-            if world_size > 1:  # each of which has the mean over its tasks
+            if world_size > 1:  # each process has the mean over its own tasks
                 average([*(p.grad for p in agent.trained.values()), loss])
             grad_norm = torch.nn.utils.clip_grad_norm_(agent.trained.values(), args.max_grad_norm)
             decay = 1 - (iteration - 1) / args.num_iterations if args.anneal_lr else 1.0
@@ -952,17 +952,17 @@ if __name__ == "__main__":
                 state["sizes"] = {name: os.path.getsize(os.path.join(run_dir, name)) for name in logs}
                 with writing():
                     torch.save(state, state_file + ".tmp")
-                    os.replace(state_file + ".tmp", state_file)  # a crash leaves the old one whole
+                    os.replace(state_file + ".tmp", state_file)  # a crash leaves the old one intact
             saved = iteration
         if stopping:
             break
     bar.close()
 
-    # what is left behind
+    # final output
     if rank == 0:
         with writing():
             for i, agent in enumerate(agents if saved else ()):
-                # the policy that was trained: not the part of it that a base model's generation_config would sample
+                # the full trained policy: a base model's own generation_config may cut it to top-k or top-p
                 policy = {"do_sample": True, "temperature": args.temperature, "top_k": 0, "top_p": 1.0}
                 policy["eos_token_id"] = sorted({*agent.stop_ids.tolist()}) or None
                 policy["pad_token_id"] = agent.tokenizer.pad_token_id
@@ -984,7 +984,7 @@ if __name__ == "__main__":
         print(f"{speed:.0f} tokens/s sampled and trained; to go on: {how}")
     if world_size > 1:
         dist.barrier()  # no process leaves while another still writes
-        # An ordinary exit now and then aborts in gloo's threads, and torchrun then calls the whole run failed.
+        # A normal exit sometimes aborts in gloo's threads, and torchrun then reports the whole run as failed.
         atexit._run_exitfuncs()
         sys.stdout.flush()
         os._exit(0)

@@ -1064,7 +1064,7 @@ def test_resume_of_another_configuration_is_refused(script, run, model_dir, tmp_
     other = save_model(tmp_path / "wider", hidden_size=64)
     with pytest.raises(SystemExit) as stop:
         run(script, "--resume", run_dir, "--num-iterations", 2, "--model", other)
-    assert stop.value.code == 2 and "other weights; use its --model" in capsys.readouterr().err
+    assert stop.value.code == 2 and "its weights do not fit these agents; use its --model" in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in pathlib.Path(run_dir).rglob("*") if path.is_file()}
     path = os.path.join(run_dir, "checkpoint", "state.pt")
     state = torch.load(path, weights_only=False)
@@ -1083,8 +1083,8 @@ def test_a_resume_with_other_tasks_or_processes_says_so(script, run, model_dir, 
 
     run_dir = run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
     run(script, "--resume", run_dir, "--num-iterations", 2)
-    assert "with other tasks" not in capsys.readouterr().out
-    said = f"--resume {run_dir}: with other tasks, processes or --model (only a LoRA's base is read from it)"
+    assert "other tasks" not in capsys.readouterr().out
+    said = f"--resume {run_dir}: other tasks, processes or --model than before (only a LoRA's base is read from it)"
     path = os.path.join(run_dir, "checkpoint", "state.pt")
     state = torch.load(path, weights_only=False)
     torch.save(state | {"about": state["about"] | {"processes": 2}}, path)
