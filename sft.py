@@ -1,4 +1,4 @@
-"""Supervised warm start: one model imitates demonstrations, before agents made of it learn from a shared reward.
+"""Supervised warm start: one model imitates demonstrations before its copies, the agents, learn from a shared reward.
 
 With prompt x and completion y, whose last token is the stop token, a step minimizes the mean over the batch's tokens
 
@@ -8,8 +8,8 @@ With prompt x and completion y, whose last token is the stop token, a step minim
     python sft.py --env tldr humaneval --model scratch            (models/tiny was made this way, see its README.md)
     python sft.py --data runs/RUN/rollouts.jsonl --min-reward 2.5 (imitate the best of an earlier run)
 
-Left out on purpose: the prompt in the loss, truncation (a pair that is too long is left out: its stop token would be
-cut off), several pairs in one row, resuming, and many processes: a warm start takes minutes.
+Left out on purpose: the prompt in the loss, truncation (pairs that are too long are left out, or their stop token
+would be cut off), several pairs in one row, resuming, and many processes: a warm start takes minutes.
 """
 
 import copy
@@ -49,24 +49,24 @@ class Args:
     # experiment
     seed: int = 1  # seeds the model, the order of the pairs and the environment
     num_steps: int = 1000  # optimizer steps
-    output_dir: str = "runs"  # the run folder is made in here
+    output_dir: str = "runs"  # where the run folder is made
     log_every: int = 20  # steps between lines of metrics.jsonl
-    eval_every: int = 200  # steps between held-out losses; there is one at the end in any case
-    save_every: int = 1000  # steps between saves of the model; there is one at the end in any case
-    save_dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the saved weights; training is in float32
-    device: str = "auto"  # cpu, cuda, cuda:1, mps; auto takes CUDA where there is one
+    eval_every: int = 200  # steps between held-out losses; there is always one at the end
+    save_every: int = 1000  # steps between saves of the model; there is always one at the end
+    save_dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the saved weights; training uses float32
+    device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: CUDA if there is one
 
     # demonstrations
-    env: list[str] = field(default_factory=lambda: ["tldr"])  # environments that demonstrate, each an equal share
-    num_agents: list[int] = field(default_factory=lambda: [2])  # agents in them; several numbers share equally as well
-    num_turns: list[int] = field(default_factory=lambda: [1])  # turns in them: one number for all, or one for each
+    env: list[str] = field(default_factory=lambda: ["tldr"])  # environments that demonstrate, in equal shares
+    num_agents: list[int] = field(default_factory=lambda: [2])  # agents in them; several numbers also get equal shares
+    num_turns: list[int] = field(default_factory=lambda: [1])  # turns in them; one number for all, or one each
     dataset: str = "sample"  # sample (offline), hub, a hub id, or a .jsonl, .json or .parquet file
-    allow_unsafe_code: bool = False  # make environments of code also where the system has no sandbox for it
-    draws: int = 1  # times an environment is made, each with a seed of its own: more different sample demonstrations
-    data: str | None = None  # .jsonl of prompt and completion, or a rollouts.jsonl, instead of the environments
-    min_reward: float | None = None  # with a rollouts.jsonl: keep what joint actions of at least this reward wrote
-    max_length: int = 1024  # tokens of prompt and completion; longer pairs are left out
-    eval_fraction: float = 0.02  # held-out share of the demonstrations, at least one of each source
+    allow_unsafe_code: bool = False  # make coding environments even if the system offers no sandbox
+    draws: int = 1  # times an environment is made, each with its own seed: gives more varied sample demonstrations
+    data: str | None = None  # .jsonl with prompt and completion, or a rollouts.jsonl, instead of environments
+    min_reward: float | None = None  # for a rollouts.jsonl: keep joint actions of at least this reward
+    max_length: int = 1024  # tokens of prompt plus completion; longer pairs are left out
+    eval_fraction: float = 0.02  # held-out share of the demonstrations; at least one per source
 
     # model
     model: str = "tiny"  # tiny, a folder, a hub id, or scratch: a new tokenizer and a new model of this size
@@ -76,15 +76,15 @@ class Args:
     num_heads: int = 4  # scratch: attention heads, half as many for keys and values
 
     # optimization
-    learning_rate: float | None = None  # of AdamW, at its highest; unset: 3e-3 for scratch, 1e-3 for tiny, else 1e-5
-    warmup: int = 50  # steps until it is reached; a cosine then takes it to a tenth
+    learning_rate: float | None = None  # AdamW's peak; by default 3e-3 for scratch, 1e-3 for tiny, else 1e-5
+    warmup: int = 50  # steps up to the peak; a cosine then decays to a tenth of it
     batch_size: int = 32  # pairs per step
-    max_batch_tokens: int = 8192  # tokens that one forward pass holds
+    max_batch_tokens: int = 8192  # tokens per forward pass, with padding
     max_grad_norm: float = 1.0  # gradient clipping
 
 
 def fail(message):
-    """Ends the program with one sentence to the person who can correct it."""
+    """Exits with status 2 and one sentence that says what to change."""
     print(f"{os.path.basename(__file__)}: error: {message}", file=sys.stderr)
     sys.exit(2)
 
@@ -94,38 +94,38 @@ def autocast(model):
 
 
 def logits(model, hidden):  # (..., D) -> (..., V)
-    # float32 throughout: bfloat16 logits put the log-probability of a token off by several hundredths of a nat
+    # always float32: with bfloat16 logits, log-probabilities would be off by several hundredths of a nat
     with torch.autocast(model.device.type, enabled=False):
         return model.get_output_embeddings()(hidden.float())
 
 
 def encode(tokenizer, prompts):
-    """Token ids of each prompt as a user's message; of the bare text where the tokenizer has no chat template."""
+    """Token ids of each prompt: as a user message, or as bare text if the tokenizer has no chat template."""
     for token in tokenizer.added_tokens_decoder.values():
-        if token.special:  # within a prompt it is text
+        if token.special:  # in a prompt it must be plain text, hence the space
             text = f"{token.content[0]} {token.content[1:]}"
             prompts = [prompt.replace(token.content, text) for prompt in prompts]
     if not all(tokenizer(prompts, add_special_tokens=False).input_ids):
         fail("--model makes no tokens of a prompt: are its tokenizer's files missing, or is a prompt of --data empty?")
     if tokenizer.chat_template is None:
         prompt_ids = tokenizer(prompts).input_ids
-        # a tokenizer may end each text as if nothing were to follow
+        # some tokenizers append an end token to every text
         return [ids[:-1] if ids[-1] == tokenizer.eos_token_id else ids for ids in prompt_ids]
-    # enable_thinking is read by the templates of reasoning models, which would spend every token on thoughts
+    # templates of reasoning models read enable_thinking; else every token would be spent on thoughts
     chat = {"add_generation_prompt": True, "tokenize": False, "enable_thinking": False}
     texts = [tokenizer.apply_chat_template([{"role": "user", "content": prompt}], **chat) for prompt in prompts]
     return tokenizer(texts, add_special_tokens=False).input_ids
 
 
 def pairs_of_rollouts(lines, min_reward):
-    """(prompt, completion) of every agent in the training joint actions of at least `min_reward`, each once.
+    """The distinct pairs (prompt, completion) of all agents in training joint actions of at least `min_reward`.
 
-    Completions that were cut off are left out: a stop token behind them would teach to stop anywhere.
+    Truncated completions are left out: a stop token after them would teach the model to stop anywhere.
     """
     pairs = {}
     for line in lines:
         if line["split"] != "train":
-            continue  # imitating answers to evaluation tasks would spoil them
+            continue  # answers to evaluation tasks would spoil the evaluation
         for joint, reward in zip(line["joint"], line["rewards"]):
             if reward >= min_reward:
                 for agent, g in zip(line["agents"], joint):
@@ -140,7 +140,7 @@ def demonstrations(args):
         try:
             with open(args.data, encoding="utf-8-sig") as file:
                 lines = [json.loads(line) for line in file if line.strip()]
-        except (OSError, ValueError, RecursionError) as error:  # nested too deeply
+        except (OSError, ValueError, RecursionError) as error:  # RecursionError: nested too deeply
             fail(f"--data {args.data}: {error}; give a .jsonl file.")
         if not all(isinstance(line, dict) for line in lines):
             fail(f"--data {args.data}: every line needs to be an object, such as of prompt and completion.")
@@ -158,9 +158,9 @@ def demonstrations(args):
         return [[(line["prompt"], line["completion"]) for line in lines]]
 
     try:
-        import envs  # here, so that a copy of this file with --data needs no other file of this repository
+        import envs  # here, so that a copy of this file works by itself with --data
     except ModuleNotFoundError as error:
-        fail(f"--env: {error}, which stands beside this file in its repository; give pairs with --data.")
+        fail(f"--env: {error}; copy envs/ and rewards/ beside this file too, or give pairs with --data.")
     sources = []
     for name, num_turns in zip(args.env, itertools.cycle(args.num_turns)):
         unsafe = {"allow_unsafe_code": True} if args.allow_unsafe_code and name not in ("tldr", "arxiv") else {}
@@ -178,9 +178,9 @@ def demonstrations(args):
 
 
 def new_tokenizer(texts, vocab_size):
-    """Byte-level BPE with ChatML messages. The pad token is not a stop token, so no mask can mix them up."""
+    """Byte-level BPE with ChatML messages. Pad and stop token differ, so no mask can confuse them."""
     bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
-    # Exactly Qwen2's, for transformers loads the tokenizer of a Qwen2 model with these, whatever was saved.
+    # Exactly Qwen2's: transformers loads a Qwen2 model's tokenizer with these, whatever was saved.
     bpe.normalizer = tokenizers.normalizers.NFC()
     split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(QWEN2_WORDS), "isolated")
     byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -221,7 +221,7 @@ def new_model(args, tokenizer):
 
 
 def token_losses(model, rows, pad_id):
-    """-log pi of each completion token, the stop token included, row after row: (tokens,).
+    """-log pi of each completion token, the stop token included, concatenated over rows: (tokens,).
 
     rows: list of R pairs (prompt token ids, completion token ids). Only completion positions go through lm_head.
     """
@@ -234,9 +234,9 @@ def token_losses(model, rows, pad_id):
         source += range(r * L + len(prompt) - 1, r * L + end - 1)  # each token is predicted one position before it
         target += completion
     precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")  # no TF32: in some versions the angles of positions are a product
+    torch.set_float32_matmul_precision("highest")  # no TF32: in some versions rotary angles are a product
     with autocast(model):
-        # No attention mask: the pads stand on the right, where a causal model's tokens do not look.
+        # No attention mask: padding is on the right, which causal attention never sees.
         hidden = model.base_model(input_ids.to(model.device), use_cache=False).last_hidden_state  # (R, L, D)
     torch.set_float32_matmul_precision(precision)
     hidden = hidden.flatten(0, 1).index_select(0, torch.tensor(source, device=model.device))  # (tokens, D)
@@ -246,7 +246,7 @@ def token_losses(model, rows, pad_id):
 
 @torch.no_grad()
 def check(model, row, pad_id):
-    """Raises ValueError where the model computes its logits otherwise than token_losses, or sees later tokens."""
+    """Raises ValueError if the model computes its logits differently from token_losses, or sees later tokens."""
     prompt, completion = row
     own = model(torch.tensor([prompt + completion[:-1]])).logits[0, len(prompt) - 1 :]
     theirs = torch.nn.functional.cross_entropy(own.float(), torch.tensor(completion), reduction="none")
@@ -255,7 +255,7 @@ def check(model, row, pad_id):
 
 
 def micro_batches(rows, max_batch_tokens):
-    """Cuts the rows into batches of like length."""
+    """Splits the rows into batches of similar length."""
     rows = sorted(rows, key=lambda row: -len(row[0]) - len(row[1]))
     while rows:
         R = max(1, max_batch_tokens // (len(rows[0][0]) + len(rows[0][1])))
@@ -270,11 +270,11 @@ def evaluate(model, rows, pad_id, max_batch_tokens):
 
 
 def save(model, tokenizer, folder, dtype):
-    """Writes a copy in `dtype`, for the weights in training stay float32."""
+    """Saves a copy in `dtype`; the weights being trained stay float32."""
     try:
         copy.deepcopy(model).to(dtype).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    except Exception as error:  # safetensors has one of its own for a full disk; it is reported
+    except Exception as error:  # safetensors raises its own type if the disk is full; reported
         fail(f"--output-dir: cannot write to {folder} ({error}); make room.")
 
 
@@ -318,7 +318,7 @@ if __name__ == "__main__":
         fail("Fewer than two pairs to learn from: check --data and --min-reward, or --env and --num-agents.")
     whole = lambda text: isinstance(text, str) and text == text.encode(errors="ignore").decode()  # no lone surrogates
     if not all(whole(text) for source in sources for pair in source for text in pair):
-        fail("--data or --env: a prompt or a completion is no UTF-8 text, which no tokenizer takes; mend it.")
+        fail("--data or --env: a prompt or a completion is not UTF-8 text, which no tokenizer takes; fix it.")
     if args.model == "scratch":
         tokenizer = new_tokenizer((text for source in sources for pair in source for text in pair), args.vocab_size)
         model = new_model(args, tokenizer)
@@ -338,16 +338,16 @@ if __name__ == "__main__":
             most = max(1, min(64, args.max_length // 2))
             ids = tokenizer(completion, add_special_tokens=False).input_ids[: most - 1]
             check(model.eval(), (encode(tokenizer, [prompt])[0][-most:], [*ids, tokenizer.eos_token_id]), 0)
-        except Exception as error:  # whatever transformers, its backends, the hub and a template raise; it is reported
+        except Exception as error:  # transformers, backends, the hub and templates raise many types; all are reported
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             fail(f"--model {args.model}: it cannot be used ({reason}); use a folder or hub id that can.")
-    most = getattr(model.config.get_text_config(), "max_position_embeddings", args.max_length)  # some have no end
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", args.max_length)  # some have no limit
     if args.max_length > most:
-        print(f"--max-length {args.max_length}: the model reads {most} tokens, so it is {most}")
+        print(f"--max-length {args.max_length}: the model reads at most {most} tokens, so {most} is used")
         args.max_length = most
     model.to(device).eval()  # no dropout
     if not any(p.requires_grad for p in model.parameters()):
-        fail(f"--model {args.model}: an adapter, whose weights are frozen; merge it into its model first.")
+        fail(f"--model {args.model}: it is an adapter, whose weights are frozen; merge it into its base model first.")
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
 
     train, held_out = [], []  # train: one list per source
@@ -359,7 +359,7 @@ if __name__ == "__main__":
         print(f"{len(fitting)} pairs, {len(rows) - len(fitting)} left out for --max-length {args.max_length}")
         if len(fitting) < 2:
             fail(f"--max-length {args.max_length}: fewer than two pairs are that short; raise it.")
-        # The last ones, not random ones: pairs of one task are neighbours, and belong to one side.
+        # The last pairs, not random ones: pairs of one task are neighbours, and must not be split.
         cut = len(fitting) - max(1, int(args.eval_fraction * len(fitting)))
         train.append(fitting[:cut])
         held_out += random.sample(fitting[cut:], min(128, len(fitting) - cut))
@@ -382,9 +382,9 @@ if __name__ == "__main__":
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
     logged, tokens, start = [], 0, time.perf_counter()
     for step in tqdm(range(1, args.num_steps + 1)):
-        # 1 BATCH: every source with an equal chance, its pairs with an equal chance
+        # 1 BATCH: a source uniformly at random, then one of its pairs
         batch = [random.choice(random.choice(train)) for _ in range(args.batch_size)]
-        num_tokens = sum(len(completion) for _, completion in batch)  # fixed before the batch is cut into pieces
+        num_tokens = sum(len(completion) for _, completion in batch)  # fixed before the batch is split
 
         # 2 UPDATE
         progress = max(0, step - args.warmup) / max(1, args.num_steps - args.warmup)

@@ -292,8 +292,8 @@ def test_turns_belong_to_their_environments(monkeypatch):
         (["--data", "deep.jsonl"], ["--data deep.jsonl", "give a .jsonl file"]),
         (["--data", "numbers.jsonl"], ["--data numbers.jsonl", "object"]),
         (["--data", "null.jsonl"], ["--data null.jsonl", "texts prompt and completion"]),
-        (["--data", "half.jsonl"], ["--data or --env", "no UTF-8 text"]),
-        (["--data", "half.jsonl", "--model", "scratch"], ["--data or --env", "no UTF-8 text"]),
+        (["--data", "half.jsonl"], ["--data or --env", "not UTF-8 text"]),
+        (["--data", "half.jsonl", "--model", "scratch"], ["--data or --env", "not UTF-8 text"]),
         (["--data", "mixed.jsonl", "--min-reward", "0"], ["--data mixed.jsonl", "KeyError('split')"]),
         (["--warmup", "-1"], ["--warmup -1", "0 or more"]),
         (["--eval-fraction", "1"], ["--eval-fraction 1", "0.5 or less"]),
@@ -396,9 +396,9 @@ def test_a_context_as_short_as_max_length_suffices(tmp_path):
     pairs = [{"prompt": "p" * (40 if i == 0 else 9), "completion": "c" * (40 if i == 0 else 9)} for i in range(20)]
     data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     printed = run(tmp_path, "--data", data, "--model", "short", "--max-length", 64, *SHORT)
-    assert "19 pairs, 1 left out for --max-length 64" in printed and "so it is" not in printed
+    assert "19 pairs, 1 left out for --max-length 64" in printed and "is used" not in printed
     printed = run(tmp_path, "--data", data, "--model", "short", "--max-length", 65, *SHORT)
-    assert "--max-length 65: the model reads 64 tokens, so it is 64\n19 pairs, 1 left out" in printed
+    assert "--max-length 65: the model reads at most 64 tokens, so 64 is used\n19 pairs, 1 left out" in printed
 
 
 def test_models_that_it_would_train_wrongly_are_refused(tmp_path, monkeypatch, capsys):
