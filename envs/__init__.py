@@ -1,16 +1,16 @@
 """The environments: what each agent is asked, and what the joint answer is worth.
 
-An environment is any class with these members; a user's own needs nothing from this package but `Step`.
+An environment is any class with these members; a user's own class needs only `Step` from this package.
 
     tasks(split) -> list[dict]                "train" or "test"
     observe(task, history) -> list[str]       the prompt of each agent; history: the earlier Steps of this branch
     step(branches) -> list[Step]              branches: list of (task, history, actions), scored as one batch
 
-Nothing in it is mutable, so a rollout can branch: the same task and history may be continued in many ways.
+An environment keeps no mutable state, so a rollout can branch: one task and history may continue in many ways.
 
 Optional, for sft.py:
 
-    demonstrations() -> list[dict]            prompt and completion, prompts as observe() gives them for train tasks
+    demonstrations() -> list[dict]            prompt and completion; prompts as observe() gives them for train tasks
 """
 
 import importlib
@@ -28,11 +28,11 @@ class Step(NamedTuple):
     actions: list[str]  # one text per agent
     reward: float  # shared by all agents
     parts: dict[str, float]  # the reward's components and diagnostics, for the log
-    done: bool  # nothing is left to do: the branch ends before num_turns
-    feedback: Any = None  # whatever the environment's next observe() wants to know
+    done: bool  # ends the branch, even before num_turns
+    feedback: Any = None  # for the environment's own use in the next observe()
 
 
-# The class of each name; one line adds an environment.
+# name -> class; one line adds an environment.
 ENVIRONMENTS = {
     "tldr": "envs.writing:Writing",
     "arxiv": "envs.writing:Writing",
@@ -42,9 +42,9 @@ ENVIRONMENTS = {
     "classeval": "envs.classeval:ClassEval",
 }
 
-# The columns that may hold something else than a text: a number, lists of texts.
+# Columns that need not hold text, but may hold a number or lists of texts.
 NO_TEXT = {"task_id", "test_imports", "test_list"}
-# The columns that agents are asked about, which therefore may not be blank; a reference may.
+# Columns that become the agents' prompts and so may not be blank; a reference may.
 ASKED = {"prompt", "abstract_text", "skeleton"}
 
 
@@ -53,13 +53,13 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, **options):
 
     name: str, a key of ENVIRONMENTS, or "module:Class" from the user's own code
     num_agents, num_turns: int, at least 1
-    dataset: "sample" (made offline), "hub" (the environment's public set), another hub id, or a path to .jsonl, .json
-        or .parquet with the same columns
-    seed: int, of the sample tasks
-    options: what else the environment takes, e.g. reward="grounded" or feedback="plain"
+    dataset: "sample" (made offline), "hub" (the environment's public set), another hub id, or a path to a .jsonl,
+        .json or .parquet file with the same columns
+    seed: int, seeds the sample tasks
+    options: further arguments of the environment, e.g. reward="grounded" or feedback="plain"
 
     A user's class is called with num_agents=, num_turns=, dataset=, seed= and the options; ours with name= as well.
-    Raises ValueError, one sentence that names the command-line argument to change.
+    Raises ValueError with one sentence that names the command-line argument to change.
     """
     for argument, value in (("--num-agents", num_agents), ("--num-turns", num_turns)):
         if value < 1:
@@ -68,13 +68,13 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, **options):
     module_name, _, class_name = target.partition(":")
     if module_name[:1] in ("", ".") or not class_name:
         raise ValueError(f"--env {name}: unknown; use {', '.join(ENVIRONMENTS)}, or module:Class of your own.")
-    if os.getcwd() not in sys.path:  # the user's module may lie where the command is given, not beside the script
+    if os.getcwd() not in sys.path:  # the user's module may lie in the working directory, not beside the script
         sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there; something that it imports is not
+            raise  # the module exists, but something that it imports does not
         raise ValueError(f"--env {name}: there is no module {module_name} in this folder or on PYTHONPATH.") from None
     env_class = vars(module).get(class_name)
     if not inspect.isclass(env_class):
@@ -86,7 +86,7 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, **options):
     for parameter in known.values():
         several = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if parameter.name not in arguments and parameter.default is parameter.empty and not several:
-            raise ValueError(f"--env {name}: nothing gives its __init__ {parameter.name}; give it a default.")
+            raise ValueError(f"--env {name}: nothing sets {parameter.name} of its __init__; give it a default.")
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
         for argument in arguments:
             if argument not in known:
@@ -99,16 +99,16 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, **options):
 def read_rows(dataset, columns, hub, hub_splits, hub_config=None, say=print):
     """The rows of each split of a dataset that is not "sample".
 
-    dataset: "hub" for the environment's own set, another hub id (all of its train and test), or a local file. A file
-        whose rows have a column `split` is split by it; of another file the last tenth, at least one row, is test, and
-        the rest train. Nothing is shuffled.
-    columns: the columns every row must have, as text but for those of NO_TEXT
+    dataset: "hub" for the environment's own set, another hub id (its whole train and test splits), or a local file. A
+        file with a column `split` is split by it; of any other file, the last tenth (at least one row) is test and the
+        rest train. Nothing is shuffled.
+    columns: the columns that every row must have, as text except for those in NO_TEXT
     hub, hub_config: id and configuration of the environment's own set
-    hub_splits: dict, the slice of the own set for each split, e.g. {"train": "train[:1000]", "test": "test[:1000]"}
-    say: gets a line about how a file was split, and one about rows that train and test share
+    hub_splits: dict, the slice of that set for each split, e.g. {"train": "train[:1000]", "test": "test[:1000]"}
+    say: called with a line on how a file was split, and one on rows that train and test share
 
-    Returns dict(split -> list of dicts). Raises ValueError, one sentence, for a file that is missing or malformed, a
-    hub that does not answer, a missing column, what is no text and an empty split.
+    Returns dict(split -> list of dicts). Raises ValueError with one sentence for a missing or malformed file, a hub
+    that does not answer, a missing column, a value that is not text, and an empty split.
     """
     if not dataset:
         raise ValueError("--dataset is empty; give sample, hub, a hub id or a file.")
@@ -131,15 +131,15 @@ def read_rows(dataset, columns, hub, hub_splits, hub_config=None, say=print):
                 )
             if odd := [c for c in columns if row[c] is None or not (c in NO_TEXT or _is_text(row[c], c in ASKED))]:
                 raise ValueError(
-                    f"--dataset {dataset}: row {number} of the split {split} has nothing, or what is no UTF-8 text, "
-                    f"in {', '.join(odd)}; mend it, or leave the row out."
+                    f"--dataset {dataset}: row {number} of the split {split} is empty, or not UTF-8 text, "
+                    f"in {', '.join(odd)}; fix it, or leave the row out."
                 )
     warn_of_shared_rows(dataset, splits, columns, say)
     return splits
 
 
 def warn_of_shared_rows(dataset, splits, columns, say):
-    """Says how many rows of test agents are trained on."""
+    """Reports how many test rows agents are also trained on."""
     for asked in ASKED.intersection(columns):
         known = {row[asked] for row in splits.get("train", [])}
         if both := [row for row in splits.get("test", []) if row[asked] in known]:
@@ -147,7 +147,7 @@ def warn_of_shared_rows(dataset, splits, columns, say):
 
 
 def _is_text(value, needed):
-    fit = isinstance(value, str) and not re.search("[\ud800-\udfff]", value)  # no tokenizer takes half a character
+    fit = isinstance(value, str) and not re.search("[\ud800-\udfff]", value)  # no tokenizer takes a lone surrogate
     return fit and bool(value.strip() or not needed)
 
 
@@ -168,10 +168,10 @@ def _file_rows(path):
         raise ValueError(f"--dataset {path}: it cannot be read ({error.strerror}); check the file.") from None
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, nested too deeply
         kind, where = path.rsplit(".")[-1], f" after row {len(rows)}" if rows else ""
-        remedy = "mend the file, or call it .jsonl if each line is a row" if kind == "json" else "mend the file"
+        remedy = "fix the file, or call it .jsonl if each line is a row" if kind == "json" else "fix the file"
         raise ValueError(f"--dataset {path}: not valid {kind}{where} ({error}); {remedy}.") from None
     if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
-        raise ValueError(f"--dataset {path}: the file must hold one JSON object per row; mend the file.")
+        raise ValueError(f"--dataset {path}: the file must hold one JSON object per row; fix the file.")
     return rows
 
 
@@ -194,13 +194,13 @@ def _split_rows(dataset, rows, say):
 
 
 def _datasets_rows(dataset, *args, **kwargs):
-    from datasets import load_dataset  # here, since it takes seconds and sample tasks need none of it
+    from datasets import load_dataset  # here, since the import takes seconds and sample tasks do not need it
 
     try:
         return load_dataset(*args, **kwargs).to_list()
-    except Exception as error:  # whatever the network, the hub and the file formats raise; all of it is reported
+    except Exception as error:  # network, hub and file formats raise many types; all are reported
         remedy = "check the name, its splits and the network, or use sample"
-        if os.path.exists(dataset):  # of which it may say that an error occurred, and which one below that
-            remedy, error = "mend the file", error.__cause__ or error
+        if os.path.exists(dataset):  # for a file, the actual error may be the cause of a generic one
+            remedy, error = "fix the file", error.__cause__ or error
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(f"--dataset {dataset}: it could not be loaded ({reason}); {remedy}.") from None

@@ -1,8 +1,8 @@
-"""Agents write one Python class together, each some of its methods.
+"""Agents write one Python class together; each writes some of its methods.
 
 The tasks are those of ClassEval (Du et al., 2023); the reward follows MAGRPO (Liu et al., 2025), with prompts of our
-own. The reward is in rewards/classeval.py. In the published partition, methods with no argument but self are agent
-1's and all others agent 2's, which leaves agent 1 without work in a third of the classes; here agents take turns.
+own. The reward is in rewards/classeval.py. In the published partition, agent 1 gets the methods with no argument but
+self and agent 2 all others, so in a third of the classes agent 1 has no work; here the agents take turns.
 """
 
 import ast
@@ -16,7 +16,7 @@ from rewards.coding_syntax import FUNCTIONS, is_stub
 from rewards.sandbox import require_protection
 
 SAMPLE_COUNTS = {"train": 512, "validation": 64, "test": 64}
-# The published slices, train [:66] and evaluation [66:82], by task number; the rest is left for validation.
+# The published slices, train [:66] and evaluation [66:82], by task number; the rest is validation.
 BENCHMARK = {
     "hub": "FudanSELab/ClassEval",
     "hub_config": None,
@@ -29,21 +29,21 @@ _verdicts = {}  # (solution, test) -> (why the reference solution fails or "", t
 
 
 class ClassEval:
-    """Agents fill in the methods of a class by turns: agent 1 the first, agent 2 the second, and so on.
+    """Agents take turns at the methods of a class: agent 1 writes the first, agent 2 the second, and so on.
 
     name: "classeval"
-    num_agents: 1 or more; an agent for whom no method is left is asked for nothing, and its text is not read
+    num_agents: 1 or more; an agent left without a method is asked for nothing, and its text is not read
     num_turns: 1 or more; a later turn shows each agent its own answers and what became of them
-    dataset: "sample", "hub" (FudanSELab/ClassEval), a hub id or a file with the same columns; tasks numbered as the
-        benchmark's are split so. Tasks that not even their reference solution passes here, for want of a package or a
-        network, are left out, and named.
-    seed: int, of the sample tasks
+    dataset: "sample", "hub" (FudanSELab/ClassEval), a hub id or a file with the same columns; tasks numbered as in the
+        benchmark get its splits. Tasks whose own reference solution fails here, for lack of a package or a network,
+        are left out and reported.
+    seed: int, seeds the sample tasks
     feedback: "plain" (revise) or "level" (what was found, how many tests passed, the first docstring example that
         fails)
     timeout: seconds that the tests of one answer may take
-    allow_unsafe_code: bool, run model-written code also where the system offers no protection from it
+    allow_unsafe_code: bool, run model-written code even if the system offers no protection from it
 
-    Raises ValueError, one sentence, for other arguments, for a system that offers no protection, and for a dataset
+    Raises ValueError with one sentence for other arguments, for a system that offers no protection, and for a dataset
     that cannot be used.
     """
 
@@ -63,7 +63,7 @@ class ClassEval:
         require_protection(allow_unsafe_code)
         self.num_agents, self.num_turns, self.dataset, self.feedback = num_agents, num_turns, dataset, feedback
         self.seed, self.timeout, self.allow_unsafe_code = seed, timeout, allow_unsafe_code
-        if dataset == "sample":  # whose reference solutions pass by construction
+        if dataset == "sample":  # its reference solutions pass by construction
             rows = {split: samples.class_tasks(split, count, seed) for split, count in SAMPLE_COUNTS.items()}
             self.splits = {split: [_task(row, dataset) for row in part] for split, part in rows.items()}
         else:
@@ -78,9 +78,9 @@ class ClassEval:
         return self.splits[split]
 
     def observe(self, task, history):
-        """The prompt of each agent: the skeleton, and the names of the methods that it is to write.
+        """The prompt of each agent: the skeleton and the names of the methods to write.
 
-        After the first turn it holds the agent's own answers and, with feedback "level", what became of them.
+        After the first turn it also holds the agent's own answers and, with feedback "level", what became of them.
         """
         prompts = []
         for agent, names in enumerate(self._assigned(task)):
@@ -108,11 +108,11 @@ class ClassEval:
     def demonstrations(self):
         """Prompts and answers to imitate for the sample training tasks: list of dict(prompt, completion).
 
-        The code is right, but in three of ten answers of several agents there is a method too many, which is another
-        agent's: who imitates them has still to learn to keep to its own. With two turns or more there are also prompts
-        of the second turn, after a first one in which an agent answered for another class. These first turns are run
-        in the sandbox, and those that pass none the less give no prompt. Raises ValueError for other datasets, which
-        would need longer models.
+        The code is correct, but with several agents three of ten answers hold one method too many, which is another
+        agent's: agents that imitate them still have to learn to keep to their own. With two turns or more there are
+        also prompts of a second turn, after a first turn in which one agent answered for another class. These first
+        turns are run in the sandbox; those that pass anyway yield no prompt. Raises ValueError for other datasets,
+        which need models with a longer context.
         """
         if self.dataset != "sample":
             raise ValueError(f"--dataset {self.dataset}: it holds no answers for each role; use sample.")
@@ -129,22 +129,22 @@ class ClassEval:
         return answer
 
     def _flawed_answers(self, tasks, answers):
-        """For each task its answer, but for one agent's text, which is that of another task."""
+        """For each task its answer, except that one agent's text is taken from another task."""
         rng = random.Random(f"flawed answers {self.seed}")
         for task, answer in zip(tasks, answers):
             agent = rng.randrange(min(self.num_agents, len(task["methods"])))
             yield [*answer[:agent], rng.choice(answers)[agent], *answer[agent + 1 :]]
 
     def _assigned(self, task):
-        """By agent, the methods that it is to write: they are dealt out in their order in the source."""
+        """For each agent, the methods that it is to write: they are dealt out in source order."""
         return [task["methods"][agent :: self.num_agents] for agent in range(self.num_agents)]
 
     def _solvable(self, splits):
-        """Leaves out the tasks that not even the reference solution passes, and the examples that it does not."""
+        """Leaves out tasks whose reference solution fails the tests, and examples that it fails."""
         tasks = [task for part in splits.values() for task in part]
         unknown = [task for task in tasks if (task["solution"], task["tests"]) not in _verdicts]
         results = self._run_references(unknown)
-        # An example can spoil what the tests need, such as a file: then the tests go without.
+        # An example can spoil something that the tests need, such as a file: then the tests run without examples.
         failed = [i for i, result in enumerate(results) if result.reason and unknown[i]["examples"]]
         again = self._run_references([{**unknown[i], "examples": []} for i in failed])
         for i, result in zip(failed, again):
@@ -181,9 +181,9 @@ def _answer(task, texts, assigned):
 
 
 def _remarks(agent, names, findings):
-    """What agent number `agent` is told. Of scored tests it has only how many passed.
+    """What agent number `agent` is told. Of the scored tests, that is only how many passed.
 
-    Where a benchmark's tests repeat an example of the skeleton, that example is shown as the skeleton's.
+    An example of the skeleton that a benchmark's tests repeat is still shown: agents can read it in the skeleton.
     """
     missing = [name for name, written in zip(names, findings["written"][agent]) if not written]
     remarks = [f"Not found: {', '.join(missing)}." if missing else "All your methods were found."]
@@ -199,10 +199,10 @@ def _remarks(agent, names, findings):
 
 
 def _task(row, dataset):
-    """What the agents read and what their answers are tested with; rows are trusted, so they are parsed here.
+    """What the agents read and what tests their answers; rows are trusted, so they are parsed here.
 
-    The keys: task_id, problem, class_name, methods (the names to be written, in order), base (source of the module
-    that they are put into), names (of that module, for the tests), tests, setup, examples, solution.
+    Keys: task_id, problem, class_name, methods (the names to be written, in order), base (source of the module
+    that they are put into), names (defined in that module, for the tests), tests, setup, examples, solution.
     """
     return parsed(partial(_parse, dataset=dataset), row, dataset, "ClassEval's")
 
@@ -212,19 +212,19 @@ def _parse(row, dataset):
     base = _base(row, solution, dataset)
     ast.parse(row["test"])
     owner, reference = [_class(tree, row["class_name"]) for tree in (base, solution)]
-    # A constructor may do nothing in the reference too.
+    # Methods that are stubs in the reference too, such as constructors, are not asked for.
     idle = {node.name for node in reference.body if isinstance(node, FUNCTIONS) and is_stub(node)}
     todo = [n for n in owner.body if isinstance(n, FUNCTIONS) and is_stub(n) and n.name not in idle]
     if not todo:
         raise ValueError("no method is left to be written")
-    names = list(dict.fromkeys(node.name for node in todo))  # once: a property and its setter are one agent's
+    names = list(dict.fromkeys(node.name for node in todo))  # once: one agent writes a property and its setter
     if unseen := [name for name in [row["class_name"], *names] if name not in row["skeleton"]]:
         raise ValueError(f"the skeleton, which agents read, does not name {unseen[0]}")
     given, needed = (
         {ast.unparse(n): n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))}
         for tree in (base, solution)
     )
-    missing = needed.keys() - given.keys()  # from the skeleton: agents, who write methods only, could not import it
+    missing = needed.keys() - given.keys()  # in the skeleton: agents write methods only and could not import it
     base.body = [needed[source] for source in sorted(missing)] + base.body
     return {
         "task_id": row["task_id"],
@@ -245,12 +245,12 @@ def _class(tree, name):
 
 
 def _base(row, solution, dataset):
-    """The skeleton's syntax tree. A few skeletons have typing errors: then the solution's, without what was asked."""
+    """The skeleton's syntax tree, or if it has a syntax error, as a few do, the solution's with emptied methods."""
     try:
         return ast.parse(row["skeleton"])
     except SyntaxError as error:
         said = "answers are put into the solution's outline, and agents read the skeleton as it is"
-        print(f"--dataset {dataset}: the skeleton of {row['task_id']} is no Python ({error.msg}): {said}")
+        print(f"--dataset {dataset}: the skeleton of {row['task_id']} is not Python ({error.msg}): {said}")
         base = ast.parse(ast.unparse(solution))
         for node in _class(base, row["class_name"]).body:
             if isinstance(node, FUNCTIONS) and node.name != "__init__":

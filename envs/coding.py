@@ -1,11 +1,11 @@
-"""Two (or N) agents write one Python program: helpers `aux`, and the function that was asked for.
+"""Two (or N) agents write one Python program: helper functions `aux`, and the function that the task asks for.
 
 The tasks are those of HumanEval (Chen et al., 2021), MBPP sanitized (Austin et al., 2021) and CoopHumanEval
 (OpenMLRL), whose tasks 0 to 15 are functions of HumanEval; the roles and the reward follow MAGRPO (Liu et al., 2025),
 with prompts of our own. The reward and what differs from the published code are in rewards/coding.py.
 
-No right answer passes all tests of CoopHumanEval's tasks 2, 12, 44, 50 and 54, which contradict their prompts (of the
-tasks with odd numbers none was looked at). They are kept, so that figures compare with others'.
+No correct answer passes all tests of CoopHumanEval's tasks 2, 12, 44, 50 and 54: they contradict their prompts (tasks
+with odd numbers were not checked). They are kept, so that figures can be compared with published ones.
 """
 
 import ast
@@ -21,9 +21,9 @@ from rewards.sandbox import require_protection
 
 SAMPLE_COUNTS = {"train": 512, "validation": 64, "test": 64}
 
-# What the hub holds, and the frozen splits by task number. HumanEval's and CoopHumanEval's are the slices of the
-# paper's code, train [33:133] and so on; a task's number is its place in the whole set, so that a file with a part of
-# the set is split alike: HumanEval/140 is in test wherever it stands. MBPP's are those of its own paper.
+# The hub sets, and their fixed splits by task number. HumanEval's and CoopHumanEval's are the slices of the paper's
+# code, train [33:133] and so on; a task's number is its index in the whole set, so a file with only a part of the set
+# is split the same way: HumanEval/140 is always in test. MBPP's splits are those of its own paper.
 HUMANEVAL_COLUMNS = ["task_id", "prompt", "entry_point", "test"]
 MBPP_COLUMNS = ["task_id", "prompt", "code", "test_imports", "test_list"]
 BENCHMARKS = {
@@ -58,16 +58,16 @@ class Coding:
     """Agents 1..N-1 each write a helper function, agent N the function that the task asks for.
 
     name: "humaneval", "mbpp" or "coophumaneval"
-    num_agents: 1 or more; one agent writes the asked function alone
+    num_agents: 1 or more; a single agent writes the asked function
     num_turns: 1 or more; a later turn shows each agent its own answers and what became of them
-    dataset: "sample", "hub", a hub id or a file with the same columns; tasks numbered as the benchmark's are split so
-    seed: int, of the sample tasks
-    feedback: "plain" (revise) or "level" (what was found, how many tests passed, the first prompt example that fails)
+    dataset: "sample", "hub", a hub id or a file with the same columns; tasks with benchmark numbers get its splits
+    seed: int, seeds the sample tasks
+    feedback: "plain" (revise) or "level" (what was found, how many tests passed, the first prompt example that fails).
         The examples are the prompt's own; many in HumanEval and CoopHumanEval are also scored, as in the benchmarks
     timeout: seconds that the tests of one answer may take
-    allow_unsafe_code: bool, run model-written code also where the system offers no protection from it
+    allow_unsafe_code: bool, run model-written code even if the system offers no protection from it
 
-    Raises ValueError, one sentence, for other arguments, for a system that offers no protection, and for a dataset
+    Raises ValueError with one sentence for other arguments, for a system that offers no protection, and for a dataset
     that cannot be used.
     """
 
@@ -96,8 +96,8 @@ class Coding:
             rows = benchmark_rows(dataset, **BENCHMARKS[name])
         self.splits = {split: [_task(row, dataset) for row in part] for split, part in rows.items()}
         if lost := [task["task_id"] for part in self.splits.values() for task in part if _hands_over_lambda(task)]:
-            why = "a lambda cannot go into the sandbox, so that every answer fails the tests that hand one over"
-            print(f"--dataset {dataset}: {why}: those of task {', '.join(map(str, lost))}")
+            why = "a lambda cannot be sent into the sandbox, so every answer fails tests that pass one"
+            print(f"--dataset {dataset}: {why}, as those of task {', '.join(map(str, lost))}")
 
     def tasks(self, split):
         """The tasks of "train", "validation" or "test"."""
@@ -108,7 +108,7 @@ class Coding:
     def observe(self, task, history):
         """The prompt of each agent: helpers first, the asked function's agent last.
 
-        After the first turn it holds the agent's own answers and, with feedback "level", what became of them.
+        After the first turn it also holds the agent's own answers and, with feedback "level", what became of them.
         """
         prompts = [_helper_prompt(task, name) for name in self.helpers] + [_main_prompt(task, self.helpers)]
         names = [*self.helpers, task["entry_point"]]
@@ -135,11 +135,11 @@ class Coding:
     def demonstrations(self):
         """Prompts and good completions of every role for the sample training tasks: list of dict(prompt, completion).
 
-        One agent writes helper and asked function together; of several helpers the first is the one that is used. With
-        two turns or more there are also prompts of the second turn, after a first one in which an agent answered for
-        another task, half of the time one that differs in the convention only. These first turns are run in the
-        sandbox, and those that pass none the less give no prompt. Raises ValueError for other datasets, which hold no
-        helpers.
+        A single agent writes helper and asked function together; of several helpers only the first is used. With two
+        turns or more there are also prompts of a second turn, after a first turn in which one agent answered for
+        another task; in half of the cases that task asks for the same function, and at most the split between helper
+        and function differs. These first turns are run in the sandbox; those that pass anyway yield no prompt. Raises
+        ValueError for other datasets, which hold no helpers.
         """
         if self.dataset != "sample":
             raise ValueError(f"--dataset {self.dataset}: it holds no answers for each role; use sample.")
@@ -154,7 +154,7 @@ class Coding:
         return [*codes, re.sub(r"\baux\b", self.helpers[0], task["main"])]
 
     def _flawed_answers(self, tasks):
-        """For each task its sample answer, but for one agent's text, which is that of another task."""
+        """For each task its sample answer, except that one agent's text is taken from another task."""
         rng = random.Random(f"flawed answers {self.seed}")
         same = {task["entry_point"]: [t for t in tasks if t["entry_point"] == task["entry_point"]] for task in tasks}
         for task in tasks:
@@ -180,9 +180,9 @@ def _main_prompt(task, helpers):
 
 
 def _remarks(agent, names, findings):
-    """What agent number `agent` is told. Of scored tests it has only how many passed.
+    """What agent number `agent` is told. Of the scored tests, that is only how many passed.
 
-    Where a benchmark's tests repeat an example of the prompt, that example is shown as the prompt's.
+    An example of the prompt that a benchmark's tests repeat is still shown: agents can read it in the prompt.
     """
     name, (*helpers, main) = names[agent], names
     remarks = [f"{name} was found." if findings["defined"][agent] else f"No {name} that returns something was found."]
@@ -204,7 +204,7 @@ def _remarks(agent, names, findings):
 
 
 def syntax_remarks(agent, findings):
-    """Agent number `agent` reads its own syntax error, and of another's that there is one."""
+    """Agent number `agent` is told its own syntax error, but only whether another agent made one."""
     if findings["errors"][agent]:
         return [f"Your answer is not Python: {findings['errors'][agent]}."]
     if any(findings["errors"]):
@@ -213,10 +213,10 @@ def syntax_remarks(agent, findings):
 
 
 def scored_step(actions, score, turns_left):
-    """The Step of an answer. One that passes every test ends the task, and is paid for the turns that it saves too.
+    """The Step of an answer. An answer that passes every test ends the task and is also paid for the turns it saves.
 
-    Otherwise an answer that fails a test, and earns again in the next turn, would be worth more than one that passes:
-    agents then learn to fail. It is paid without a discount, so with --gamma below 1 it is paid a little too much.
+    Otherwise an answer that fails a test, and earns again in the next turn, would be worth more than one that passes,
+    and agents would learn to fail. Saved turns are not discounted: with --gamma below 1 they pay slightly too much.
     """
     if not score.parts["all_passed"]:
         return Step(actions, score.reward, score.parts, done=False, feedback=score.findings)
@@ -224,9 +224,9 @@ def scored_step(actions, score, turns_left):
 
 
 def demonstrated(env, tasks, answers, flawed):
-    """What the demonstrations() of an environment are, for an answer to each task.
+    """The demonstrations() of an environment, given an answer to each task.
 
-    flawed: for each task the answer of a first turn; it is run where a second turn follows, which corrects what fails
+    flawed: for each task a first-turn answer, used with two turns or more: if it fails, a second turn corrects it
     """
     histories = [[[]] for _ in tasks]
     if env.num_turns > 1:
@@ -241,7 +241,7 @@ def demonstrated(env, tasks, answers, flawed):
 
 
 def benchmark_rows(dataset, hub, hub_config, hub_splits, columns, number, splits):
-    """The rows of each split. Where all tasks are numbered as the benchmark's, its split replaces a file's order."""
+    """The rows of each split. If all tasks have the benchmark's numbers, its splits replace those of the file."""
     said = []
     found = read_rows(dataset, columns, hub, hub_splits, hub_config, said.append)
     numbered = {split: [] for split in splits}
@@ -273,39 +273,39 @@ def benchmark_rows(dataset, hub, hub_config, hub_splits, columns, number, splits
 
 
 def _task(row, dataset):
-    """One form for the rows of HumanEval's and MBPP's columns.
+    """Brings rows with HumanEval's or MBPP's columns into one form.
 
-    The keys: task_id, problem (what all agents read), entry_point, names (of the answer's, that the tests use), tests,
-    examples (asserts that may be shown), prelude (goes before the answer), setup (goes before the tests); and of
-    sample tasks helper and main. The rows are trusted, so they are parsed here; model-written text never is.
+    Keys: task_id, problem (what all agents read), entry_point, names (defined by the answer and used by the tests),
+    tests, examples (asserts that may be shown), prelude (source before the answer), setup (source before the tests);
+    for sample tasks also helper and main. The rows are trusted, so they are parsed here; model-written text never is.
     """
 
     def parse(row):
         task = _mbpp_task(row) if "test_list" in row else _humaneval_task(row)
         if re.fullmatch(r"check|aux\d*", task["entry_point"]):
-            raise ValueError(f"{task['entry_point']} is what its tests or a helper are called")
+            raise ValueError(f"its function is called {task['entry_point']}, a name that its tests or helpers need")
         return task
 
     return parsed(parse, row, dataset, "the benchmark's")
 
 
 def parsed(parse, row, dataset, benchmark):
-    """parse(row), or ValueError, one sentence that names the task, for whatever a malformed row makes it raise."""
+    """parse(row); whatever a malformed row makes it raise becomes a ValueError that names the task in one sentence."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # some regular expressions of the benchmarks are no raw strings
+            warnings.simplefilter("ignore")  # some regular expressions in the benchmarks are not raw strings
             return parse(row)
-    except Exception as error:  # the parser's MemoryError and RecursionError too
+    except Exception as error:  # including the parser's MemoryError and RecursionError
         why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        why = "what it names is not defined in it" if isinstance(error, StopIteration) else why
+        why = "a function or class that it names is missing" if isinstance(error, StopIteration) else why
         raise ValueError(
-            f"--dataset {dataset}: task {row['task_id']} is not in {benchmark} form ({why}); mend it."
+            f"--dataset {dataset}: task {row['task_id']} is not in {benchmark} form ({why}); fix it."
         ) from error
 
 
 def _humaneval_task(row):
     entry_point = row["entry_point"]
-    # What the prompt defines besides the asked function: imports, and in a few tasks functions that the tests call.
+    # The prompt's other definitions: imports, and in a few tasks functions that the tests call.
     body = ast.parse(row["prompt"]).body
     asked = next(n for n in body if isinstance(n, ast.FunctionDef) and n.name == entry_point)
     prelude = ast.unparse(ast.Module(body=[n for n in body if n is not asked], type_ignores=[]))
@@ -314,9 +314,9 @@ def _humaneval_task(row):
     checks = [n.args for n in test.body if isinstance(n, ast.FunctionDef) and n.name == "check"]
     if not checks or len(checks[-1].args) - len(checks[-1].defaults) > 1:
         raise ValueError("test has no function check of one argument")
-    if not any(isinstance(n, ast.Assert) for n in ast.walk(test)):  # HumanEval+ has them in a function beside it
+    if not any(isinstance(n, ast.Assert) for n in ast.walk(test)):  # HumanEval+ has them beside check, not in it
         raise ValueError("test has no assert")
-    # Objects of the prompt's classes have to be the candidate's: no others cross to it.
+    # The tests must use the candidate's own versions of the prompt's classes: no other objects cross to it.
     said = {n.id for n in ast.walk(test) if isinstance(n, ast.Name)}
     classes = [n.name for n in body if isinstance(n, ast.ClassDef) and n.name in said]
     return {
@@ -333,16 +333,16 @@ def _humaneval_task(row):
 
 
 def _mbpp_task(row):
-    """MBPP's text does not name the function: an assert is shown with it, and is not scored."""
+    """MBPP's text does not name the function, so one assert is shown with it, and is not scored."""
     if not isinstance(row["test_list"], list) or not all(isinstance(source, str) for source in row["test_list"]):
-        raise ValueError("test_list is no list of texts")
-    if not isinstance(row["test_imports"], list):  # the letters of a text could be joined as well
-        raise ValueError("test_imports is no list, such as []")
+        raise ValueError("test_list is not a list of texts")
+    if not isinstance(row["test_imports"], list):  # a text would be joined letter by letter
+        raise ValueError("test_imports is not a list, such as []")
     trees = [ast.parse(source) for source in row["test_list"]]
     if not all(isinstance(tree.body[0], ast.Assert) for tree in trees):
-        raise ValueError("test_list has what is no assert")
+        raise ValueError("test_list has an item that is not an assert")
     if len(trees) < 2:
-        raise ValueError("one test is shown, and none is left to score")
+        raise ValueError("it has fewer than two tests: one is shown, so none is left to score")
     shown = _shown([tree.body[0].test for tree in trees])
     example, scored = row["test_list"][shown], row["test_list"][:shown] + row["test_list"][shown + 1 :]
     solution = ast.parse(row["code"]).body
@@ -353,7 +353,7 @@ def _mbpp_task(row):
     imported = ast.parse(imports).body
     if any(isinstance(n, ast.Expr) and isinstance(n.value, ast.Name) for n in imported):
         raise ValueError("test_imports has a name in place of an import")
-    # One task's tests use a module that only its solution imports.
+    # One task's tests use a module that only the solution imports.
     setup = [n for n in solution if isinstance(n, (ast.Import, ast.ImportFrom))]
     _check_imports(imported + setup)
     return {
@@ -369,21 +369,21 @@ def _mbpp_task(row):
 
 
 def _hands_over_lambda(task):
-    if "lambda" not in task["tests"]:  # parsing takes long where there are ten thousand tasks
+    if "lambda" not in task["tests"]:  # cheap: parsing ten thousand tasks takes long
         return False
     tree = ast.parse(task["tests"])
-    names = {*task["names"], *(n.arg for n in ast.walk(tree) if isinstance(n, ast.arg))}  # check's too
+    names = {*task["names"], *(n.arg for n in ast.walk(tree) if isinstance(n, ast.arg))}  # also check's parameter
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", None) in names]
     given = [value for call in calls for value in [*call.args, *(keyword.value for keyword in call.keywords)]]
     return any(isinstance(value, ast.Lambda) for value in given)
 
 
 def _shown(tests):
-    """The place of the test to show: the first that leaves some which neither a constant nor an argument would pass.
+    """The index of the test to show: the first for which the others cannot all be passed by a trivial function.
 
-    Where it has to be one of the two, rather an argument that is handed back than a constant.
+    Trivial functions return a constant or an argument; if one kind cannot be excluded, it is the latter.
     """
-    # the value, or how the test is made: as in `assert f(1)` and `assert not f(2)`
+    # the expected value, or the kind of test, as in `assert f(1)` and `assert not f(2)`
     values = [ast.dump(test.comparators[-1]) if isinstance(test, ast.Compare) else type(test) for test in tests]
     arguments = [list(map(ast.dump, getattr(getattr(test, "left", None), "args", []))) for test in tests]
 
@@ -397,7 +397,7 @@ def _shown(tests):
 
 
 def _check_imports(statements):
-    """ValueError for what the sandbox has not: every answer would fail, as with the numpy of HumanEval+."""
+    """Raises ValueError for modules that the sandbox lacks, such as HumanEval+'s numpy: every answer would fail."""
     guarded = {n for s in statements for block in ast.walk(s) if isinstance(block, ast.Try) for n in ast.walk(block)}
     nodes = [node for statement in statements for node in ast.walk(statement) if node not in guarded]
     names = [part.name for node in nodes if isinstance(node, ast.Import) for part in node.names]
@@ -407,14 +407,14 @@ def _check_imports(statements):
 
 
 def example_asserts(docstring, after_all=False):
-    """The >>> examples of a docstring that show a value, as asserts; none where doctest cannot read it.
+    """The >>> examples of a docstring that show a value, as asserts; [] if doctest cannot parse the docstring.
 
-    Before each stand the examples above it that show none, as `x = [1, 2]`; with `after_all` all those above it. Left
-    out are those whose output is no Python value, such as a traceback, and lines of prose.
+    Each assert comes after the earlier examples that show no value, such as `x = [1, 2]`; with `after_all`, after all
+    earlier examples. Examples whose output is not a Python value, such as a traceback or prose, are left out.
     """
     try:
         examples = doctest.DocTestParser().get_examples(docstring)
-    except ValueError:  # a line without its blank after >>>, or indented differently
+    except ValueError:  # a line with no blank after >>>, or with another indentation
         return []
     asserts, before = [], []
     for example in examples:
@@ -430,9 +430,9 @@ def example_asserts(docstring, after_all=False):
 
 
 def _example_assert(source, want):
-    """The assert of an example that says what the source is worth. Raises what ast does, where either is no value."""
+    """The assert that the source of an example has the value it shows. Raises as ast does if either is not a value."""
     ast.literal_eval(want)
-    # without a comment behind them, which would hide what it is worth
+    # without a trailing comment, which would hide the comparison
     value, worth = (ast.parse(text, mode="eval").body for text in (source, want))
     source, want = ast.get_source_segment(source, value), ast.get_source_segment(want, worth)
     return f"assert {source if isinstance(value, ast.Call) else f'({source})'} == {want}"

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 
 def _split_of(*choices: int) -> str:
-    """The split that a combination of three choices, given as indices, belongs to: a sixth each is held out."""
+    """The split of a combination of three choices, given as indices: test and validation get a sixth each."""
     return {0: "test", 1: "validation"}.get(sum(choices) % 6, "train")
 
 
@@ -94,7 +94,7 @@ POST_WORDINGS = [
     "After that {outcome}. Do I {question}?",
 ]
 
-# One list per fact, in the order of a summary. Words in front of a sentence come from OPENERS, and only sometimes.
+# One list per fact, in the order of a summary. Some sentences get opening words from OPENERS.
 SENTENCES = [
     ["My {person} {problem}.", "The post is about a {person} who {problem}.", "The writer's {person} {problem}."],
     [
@@ -145,7 +145,7 @@ def _post(facts: dict, rng: random.Random) -> str:
 
 
 def _summary(facts: dict, num_sentences: int, opener_rate: float, rng: random.Random) -> str:
-    """Some of the five facts in their order, one sentence each."""
+    """`num_sentences` of the five facts, in order, one sentence each."""
     sentences = []
     for k in sorted(rng.sample(range(len(SENTENCES)), num_sentences)):
         sentence = rng.choice(SENTENCES[k]).format(**facts)
@@ -174,8 +174,7 @@ def demonstrated_posts(count: int, per_post: int, seed: int) -> list[dict]:
     """Train posts with texts to imitate: prompt, completion as in `posts`, and `demonstrations`.
 
     The demonstrations of a post are `per_post` summaries of 1 to 5 sentences, drawn independently of each other; about
-    a quarter of the sentences open with a transition word. Nobody who imitates them learns which agent should be
-    brief.
+    a quarter of the sentences open with a transition word. They do not teach which agent should be brief.
     """
     rng = random.Random(f"demonstrated posts {seed}")
     return [
@@ -238,7 +237,7 @@ ABSTRACT_WORDINGS = [
     "This paper presents {method} for {field} with {obstacle}. With {check} we show that {finding}.",
 ]
 
-# For each part of an introduction, sentences in their order.
+# For each part of an introduction, its sentences in order.
 INTRODUCTION = [
     [
         "Over many years {field} have become an important subject of research in science and in daily life.",
@@ -296,8 +295,8 @@ def demonstrated_abstracts(count: int, per_abstract: int, seed: int) -> list[dic
     """Train abstracts with texts to imitate: the columns of `abstracts`, and `demonstrations`.
 
     The demonstrations of an abstract are `per_abstract` paragraphs of 7 to 14 sentences (110 to 280 words), drawn
-    independently of each other from all parts of an introduction: who imitates them has still to learn to keep to
-    its own parts, and to the length that the reward asks for.
+    independently of each other from all parts of an introduction: agents that imitate them still have to learn to
+    keep to their own parts, and to the length that the reward asks for.
     """
     rng = random.Random(f"demonstrated abstracts {seed}")
     sentences = [sentence for part in INTRODUCTION for sentence in part]
@@ -353,11 +352,11 @@ def coding_tasks(split: str, count: int, seed: int) -> list[dict]:
 
     Returns `count` dicts: task_id, prompt (signature and docstring with two >>> examples), entry_point,
     canonical_solution (the body), test (`def check(candidate)` with five asserts, none of them a docstring example),
-    and two columns more, an answer of two agents that passes: helper (source of `aux`) and main (the asked function,
-    without aux). In 65 of 100 tasks main calls aux. What aux is differs: in four of ten tasks the map, in three the
-    filter's condition, in three the whole filter. Agents that imitate the two columns, each for itself, have seen good
-    answers only and still have a convention to agree on. Beyond the number of compositions (192 train, 48 test),
-    these come again with other words and numbers. Raises ValueError for any split but "train", "validation" and
+    and two more columns with a correct answer by two agents: helper (source of `aux`) and main (the asked function,
+    without aux). In 65 of 100 tasks main calls aux. The convention for aux varies: in four of ten tasks it is the map,
+    in three the filter's condition, in three the whole filter. So agents that each imitate their column see only good
+    answers, but still have to agree on a convention. If `count` exceeds the number of compositions (192 train, 48
+    test), they repeat with other words and numbers. Raises ValueError for any split but "train", "validation" and
     "test".
     """
     rng = random.Random(f"coding {split} {seed}")
@@ -366,9 +365,9 @@ def coding_tasks(split: str, count: int, seed: int) -> list[dict]:
 
 
 def _compositions(split: str, count: int, rng: random.Random) -> Iterator[tuple[str, str, str]]:
-    """`count` combinations of filter, map and fold: each of the split's once before one comes again.
+    """`count` combinations of filter, map and fold: each one of the split occurs once before any repeats.
 
-    A round is drawn when the one before is used up, and the tasks draw from `rng` in between.
+    A new round is drawn only when the last one is used up, since the tasks draw from `rng` in between.
     """
     _check_split(split)
     indices = itertools.product(range(len(FILTERS)), range(len(MAPS)), range(len(FOLDS)))
@@ -392,7 +391,7 @@ def _coding_task(task_id: str, filter_name: str, map_name: str, fold_name: str, 
     )
     if "default=0" in expression:
         words += " It is 0 if there are none."
-    # What aux is: (its source, the asked function's expression that calls it)
+    # convention -> (source of aux, the asked function's expression that calls it)
     convention = rng.choices(["map", "condition", "filter"], weights=[4, 3, 3])[0]
     helper, calling = {
         "map": (f"def aux(x):\n    return {value}\n", f"aux(x) for x in numbers if {condition}"),
@@ -438,10 +437,10 @@ def class_tasks(split: str, count: int, seed: int) -> list[dict]:
     """Classes that store, select and sum up numbers, map x filter x fold, in the columns of FudanSELab/ClassEval.
 
     Returns `count` dicts: task_id, skeleton (a class with four methods to write: add, keeps, kept, result),
-    class_name, solution_code, test (a class of unittest with eight tests); and two columns more for demonstrations:
-    methods (dict of name -> source; in half of the tasks kept asks keeps and result asks kept, in the others they do
-    without) and surplus (in three of ten tasks the name of a method, or else ""). Beyond the number of compositions
-    these come again with other words and numbers. Raises ValueError for any split but "train", "validation" and
+    class_name, solution_code, test (a class of unittest with eight tests); and two more columns for demonstrations:
+    methods (dict of name -> source; in half of the tasks kept calls keeps and result calls kept) and surplus (in three
+    of ten tasks the name of a method, otherwise ""). If `count` exceeds the number of compositions, they repeat with
+    other words and numbers. Raises ValueError for any split but "train", "validation" and
     "test".
     """
     rng = random.Random(f"classes {split} {seed}")

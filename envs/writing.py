@@ -15,7 +15,7 @@ from rewards.writing import ARXIV, TLDR, Scale, ladder_reward
 SAMPLE_COUNTS = {"train": 1000, "test": 200}
 DEMONSTRATED_POSTS = 4000
 MARKER = "---"  # between the two paragraphs of a single agent
-FIELD = re.compile(r"^(SUBREDDIT|TITLE|POST|TL;DR):", re.MULTILINE)  # a post's form, which is no word of its own
+FIELD = re.compile(r"^(SUBREDDIT|TITLE|POST|TL;DR):", re.MULTILINE)  # labels of a post's form, not words of the post
 MARKER_LINE = re.compile(rf"^[ \t]*{MARKER}[ \t\r]*$", re.MULTILINE)
 LEADING_MARKERS = re.compile(rf"\A(?:\s*^[ \t]*{MARKER}[ \t\r]*$)+", re.MULTILINE)  # before the first paragraph
 
@@ -33,7 +33,7 @@ ALL_PARTS = (
 
 
 def ladder_roles(num_agents):
-    """A concise summary, a detailed one, and from there on each more detailed than the one before."""
+    """A concise summary, a detailed one, and then each more detailed than the one before."""
     if num_agents == 1:
         return [ALONE]
     if num_agents == 2:
@@ -43,7 +43,7 @@ def ladder_roles(num_agents):
 
 
 def part_roles(num_agents):
-    """The four parts of an introduction in order, as evenly as can be; the later agents have more to do."""
+    """The four parts of an introduction in order, divided as evenly as possible; later agents get larger shares."""
     if num_agents > len(PARTS):
         raise ValueError(
             f"--num-agents {num_agents}: an introduction has {len(PARTS)} parts ({', '.join(PARTS)}); use at most "
@@ -59,14 +59,14 @@ def part_roles(num_agents):
 
 
 class Kind(NamedTuple):
-    """What one of the tasks consists of."""
+    """What one of the writing tasks consists of."""
 
     hub: str
     hub_splits: dict[str, str]
     columns: list[str]  # the first holds the text that all agents read
     reference: str | None  # the column with a human answer, if there is one
     scale: Scale
-    roles: Callable[[int], list[str]]  # of so many agents
+    roles: Callable[[int], list[str]]  # (number of agents)
     sample: Callable[..., list[dict]]  # (split, count, seed)
     demonstrated: Callable[..., list[dict]]  # (count, texts for each, seed)
 
@@ -96,23 +96,23 @@ KINDS = {
 
 
 class Writing:
-    """Texts about one text, by agents that do not see each other's.
+    """Agents write texts about one text without seeing each other's.
 
     name: "tldr": summaries of a post, a concise one by agent 1, a detailed one by agent 2. More than two agents form a
         ladder, each more detailed than the one before.
         "arxiv": the introduction to an abstract, background and motivation by agent 1, methods and implications by
         agent 2. Three or four agents divide these four parts.
-    num_agents: 1 or more; arxiv: 1 to 4. One agent writes both texts, two paragraphs parted by a line with MARKER. For
-        more than two the reward is the mean over neighbours.
+    num_agents: 1 or more; arxiv: 1 to 4. A single agent writes both texts, separated by a line with MARKER. For more
+        than two agents the reward is the mean over pairs of neighbours.
     num_turns: 1
     dataset: "sample", "hub", a hub id or a file. tldr: trl-lib/tldr, train[:1000] and test[:1000], columns `prompt`
         (the post) and `completion` (a human summary, used for diagnostics and demonstrations only). arxiv:
         OpenMLRL/arXiv_abstract, train[:1000] and val[:1000] for test, column `abstract_text`
-    seed: int, of the sample tasks
-    reward: "plain", or "grounded", which asks that half of the content words come from the text that is read, and that
-        the answers are neither repetitive nor mostly stop words; texts copied from it still earn most of it
+    seed: int, seeds the sample tasks
+    reward: "plain", or "grounded", which also requires that half of the content words come from the source text, and
+        that answers are neither repetitive nor mostly stop words; copies of the source still earn most of the reward
 
-    Raises ValueError, one sentence, for other arguments and for a dataset that cannot be used.
+    Raises ValueError with one sentence for other arguments and for a dataset that cannot be used.
     """
 
     def __init__(self, name="tldr", num_agents=2, num_turns=1, dataset="sample", seed=1, reward="plain"):
@@ -142,7 +142,7 @@ class Writing:
     def step(self, branches):
         kind, steps = self.kind, []
         for task, _, actions in branches:
-            # without the thoughts, of which the last may have no end
+            # drop thoughts; the last one may be unclosed
             texts = [action.rpartition("</think>")[2].partition("<think>")[0] for action in actions]
             texts = MARKER_LINE.split(LEADING_MARKERS.sub("", texts[0]), 1) if self.num_agents == 1 else texts
             texts = texts if len(texts) > 1 else [*texts, ""]  # without the marker there is no second paragraph
@@ -155,9 +155,9 @@ class Writing:
     def demonstrations(self):
         """Texts to imitate for the train split: list of dict(prompt, completion).
 
-        For the sample tasks they take no notice of the role, so that a model which imitates them still has the roles
-        to learn: summaries of 1 to 5 sentences, paragraphs that mix all parts of an introduction. For other datasets
-        of tldr they are the human summaries. Raises ValueError for other datasets of arxiv, which hold no answers.
+        For the sample tasks they ignore the role, so a model that imitates them still has to learn it: summaries of 1
+        to 5 sentences, and paragraphs that mix all parts of an introduction. For other datasets of tldr they are the
+        human summaries. Raises ValueError for other datasets of arxiv, which hold no answers.
         """
         per_task, reference = max(2, self.num_agents), self.kind.reference
         if self.dataset == "sample":

@@ -503,12 +503,12 @@ def test_the_methods_to_write_are_those_without_a_body(capsys):
     cut = {**row, "skeleton": BASE.replace("class Box:", "class Box"), "solution_code": made}
     assert capsys.readouterr().out == ""
     task = _task(cut, "x")
-    assert "--dataset x: the skeleton of x is no Python" in capsys.readouterr().out
+    assert "--dataset x: the skeleton of x is not Python" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"task x .*the skeleton, which agents read, does not name add"):
         _task({**cut, "skeleton": cut["skeleton"].replace("def add(", "def ")}, "x")
     assert task["methods"] == METHODS and "return" not in task["base"] and "self.items = []" in task["base"]
     for broken in {"test": "class ("}, {"class_name": "Bag"}, {"solution_code": "def ("}, {"skeleton": solution}:
-        with pytest.raises(ValueError, match=r"--dataset here: task x .*mend it"):
+        with pytest.raises(ValueError, match=r"--dataset here: task x .*fix it"):
             _task({**row, "solution_code": solution, **broken}, "here")
 
 

@@ -1132,7 +1132,7 @@ def test_tasks_whose_tests_hand_over_a_lambda_are_named(tmp_path, capsys):
     harmless = {**row, "test": "def check(asked):\n    assert sorted(asked(str, x=[]), key=lambda y: y) == []\n"}
     rows = [{**(row if i == 3 else harmless), "task_id": f"own {i}"} for i in range(20)]
     env = make("humaneval", num_agents=1, dataset=write_rows(tmp_path / "rows.jsonl", rows))
-    assert re.findall("own [0-9]+", capsys.readouterr().out.partition("hand one over")[2]) == ["own 3"]
+    assert re.findall("own [0-9]+", capsys.readouterr().out.partition("pass one")[2]) == ["own 3"]
     (task,) = [task for part in env.splits.values() for task in part if task["task_id"] == "own 3"]
     (step,) = env.step([(task, [], ["def f(g, x):\n    return g(x)"])])
     assert not step.done

@@ -91,7 +91,7 @@ def test_users_class_gets_the_arguments_and_the_options(user_folder):
         ({"name": "tutti_user_env:Ehco"}, ["--env", "no class Ehco"]),
         ({"name": "tutti_user_env:NOT_A_CLASS"}, ["--env", "no class NOT_A_CLASS"]),
         ({"name": "tutti_user_env:Forgetful"}, ["--seed", "parameter seed"]),
-        ({"name": "tutti_user_env:Demanding"}, ["--env tutti_user_env:Demanding", "its __init__ corpus"]),
+        ({"name": "tutti_user_env:Demanding"}, ["--env tutti_user_env:Demanding", "nothing sets corpus"]),
         ({"name": "tutti_user_env:Echo", "feedback": "plain"}, ["--feedback", "leave --feedback out"]),
         ({"name": "tldr", "feedback": "plain"}, ["--feedback", "tldr", "leave --feedback out"]),
         ({"name": "tldr", "reward": "best"}, ["--reward best", "plain", "grounded"]),
@@ -174,7 +174,7 @@ def test_what_train_and_test_share_is_said(tmp_path, capsys):
         ('{"prompt": "a", "completion": "b"}\n', ["1 rows", "at least 2"]),
         ('{"prompt": "a"}\n{"prompt": "b"}\n', ["missing column completion", "found prompt"]),
         ('{"text": "a"}\n{"text": "b"}\n', ["missing column prompt, completion", "found text"]),
-        ('{"prompt": "a", "completion": null}\n' * 2, ["row 1 of the split train has nothing", "in completion;"]),
+        ('{"prompt": "a", "completion": null}\n' * 2, ["row 1 of the split train is empty", "in completion;"]),
         ('{"prompt": "a", "completion": "b", "split": "train"}\n' * 2, ["split test is empty"]),
         (
             '{"prompt": "a", "completion": "b", "split": "train"}\n{"prompt": "a", "completion": "b"}\n' * 2,
@@ -192,7 +192,7 @@ def test_what_train_and_test_share_is_said(tmp_path, capsys):
         ),
         ('{"prompt": ["a"], "completion": "b"}\n' * 2, ["row 1 of the split train", "prompt"]),
         ('{"prompt": {"a": 1}, "completion": "b"}\n' * 2, ["row 1 of the split train", "prompt"]),
-        ('{"prompt": " \\n", "completion": "b"}\n' * 2, ["row 1 of the split train has nothing", "in prompt;"]),
+        ('{"prompt": " \\n", "completion": "b"}\n' * 2, ["row 1 of the split train is empty", "in prompt;"]),
         ('{"prompt": "half \\ud83d", "completion": "b"}\n' * 2, ["row 1 of the split train", "prompt", "UTF-8"]),
     ],
 )
@@ -220,12 +220,12 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path):
         envs.make("arxiv", dataset=path)
 
 
-def test_a_parquet_file_that_does_not_load_is_to_be_mended(tmp_path):
+def test_a_parquet_file_that_does_not_load_is_to_be_fixed(tmp_path):
     broken, empty = tmp_path / "broken.parquet", tmp_path / "empty.parquet"
     broken.write_bytes(b"PAR1")
     parquet.write_table(pyarrow.table({"abstract_text": []}), empty)
     for path in broken, empty:  # what datasets says of the second is that an error occurred
-        with pytest.raises(ValueError, match=r"could not be loaded \(Arrow.*\); mend the file\.$"):
+        with pytest.raises(ValueError, match=r"could not be loaded \(Arrow.*\); fix the file\.$"):
             envs.make("arxiv", dataset=str(path))
 
 
@@ -337,7 +337,9 @@ def test_rows_that_cannot_be_trained_on_are_named(name, tmp_path):
 )
 def test_a_name_without_its_definition_is_told(env, row, change, tmp_path):
     path = write_jsonl(tmp_path / "rows.jsonl", [{**row, "task_id": "odd", **change}] * 2)
-    with pytest.raises(ValueError, match=r"task odd is not in .* form \(what it names is not defined in it\); mend"):
+    with pytest.raises(
+        ValueError, match=r"odd is not in .* form \(a function or class that it names is missing\); fix"
+    ):
         envs.make(env, dataset=path)
 
 
@@ -411,7 +413,7 @@ def test_asserts_may_stand_in_a_function_beside_check(tmp_path):
 @pytest.mark.parametrize("env, row", [("humaneval", HUMANEVAL), ("mbpp", MBPP), ("classeval", CLASSEVAL)])
 def test_a_task_without_an_id_is_told(env, row, tmp_path):
     path = write_jsonl(tmp_path / "rows.jsonl", [{**row, "task_id": None}] * 2)
-    with pytest.raises(ValueError, match=r"row 1 of the split train has nothing, .* in task_id; mend it"):
+    with pytest.raises(ValueError, match=r"row 1 of the split train is empty, .* in task_id; fix it"):
         envs.make(env, dataset=path)
 
 
