@@ -1,1 +1,1 @@
-"""Rewards as pure functions; nothing here knows of tasks, agents or models."""
+"""Rewards as pure functions; nothing here depends on tasks, agents or models."""

@@ -1,15 +1,15 @@
-"""The reward of a class that several agents write together, each some of its methods.
+"""The reward for a class that several agents write together, each some of its methods.
 
-After MAGRPO's ClassEval experiment (Liu et al., 2025), -1 to 6. The class is what arises when each agent's own methods
-are put into the given skeleton; an answer that is no Python, or a class that does not compile, is worth 0.
+After MAGRPO's ClassEval experiment (Liu et al., 2025), -1 to 6. Each agent's own methods are put into the given
+skeleton of the class; an answer that is not Python, or a class that does not compile, is worth 0.
 
     level                                                                    value
     methods that their agent wrote / all methods to be written               0 to 2
     tests passed / tests                                                     0 to 4
     methods that more than one agent wrote / all methods to be written      -1 to 0
 
-Unlike in the published code, a stub (pass, a bare return, raise NotImplementedError) is no written method, an
-assignment to a method of the class is one, and the tests run where the class cannot reach them; see docs/sandbox.md.
+Unlike in the published code, a stub (pass, a bare return, raise NotImplementedError) does not count as a written
+method, assigning to a method of the class does, and the class cannot reach the tests; see docs/sandbox.md.
 """
 
 import functools
@@ -22,7 +22,7 @@ from rewards.sandbox import Job, run_tests
 
 WRITTEN, TESTS, DOUBLED = 2.0, 4.0, -1.0
 
-# Behind the test classes of a task: each test method is one assert.
+# Appended to the test classes of a task: each test method becomes one assert.
 RUN_TEST_CASES = """
 import unittest
 for case in [c for c in list(globals().values()) if isinstance(c, type) and issubclass(c, unittest.TestCase)]:
@@ -34,10 +34,10 @@ for case in [c for c in list(globals().values()) if isinstance(c, type) and issu
 
 
 class ClassAnswer(NamedTuple):
-    """A joint answer and what it is tested with; base, tests, setup and examples are trusted source."""
+    """A joint answer and its tests; base, tests, setup and examples are trusted source."""
 
     texts: list[str]  # one completion per agent; fences are accepted
-    assigned: list[list[str]]  # by agent: the names of the methods that are its to write
+    assigned: list[list[str]]  # by agent: names of the methods that it is to write
     class_name: str
     base: str  # the module with the skeleton of the class
     tests: str  # classes of unittest; every test method counts
@@ -47,7 +47,7 @@ class ClassAnswer(NamedTuple):
 
 
 def run_classes(answers, timeout=10.0, allow_unsafe_code=False):
-    """Runs the tests of each answer: list of Result. See rewards/sandbox.py for it, the arguments and errors."""
+    """Runs the tests of each answer: list of Result. See rewards/sandbox.py for Result, arguments and errors."""
     return run_tests([_job(answer) for answer in answers], timeout, allow_unsafe_code)
 
 
@@ -55,7 +55,7 @@ def run_classes(answers, timeout=10.0, allow_unsafe_code=False):
 def class_rewards(answers, timeout=10.0, allow_unsafe_code=False):
     """Scores the answers in parallel: list of Score, in order; arguments as in `run_classes`.
 
-    Diagnostics in `parts`, which the reward does not hold: `compiles`, `all_passed` (0 or 1) and `passed_share`.
+    Diagnostics in `parts` that are not in the reward: `compiles`, `all_passed` (0 or 1) and `passed_share`.
     """
     results = run_classes(answers, timeout, allow_unsafe_code)
     return [_score(answer, result) for answer, result in zip(answers, results)]
@@ -83,7 +83,7 @@ def _job(answer):
 def _score(answer, result):
     facts = {"written": [[False] * len(names) for names in answer.assigned], "doubled": [], "syntax": False}
     facts |= {"errors": [""] * len(answer.texts), "error": result.reason}
-    facts |= result.facts  # which are none where reading the text ended the process
+    facts |= result.facts  # empty if reading the text killed the process
     total = sum(map(len, answer.assigned))
     levels = dict.fromkeys(("written", "tests", "doubled"), 0.0)
     if facts["syntax"]:

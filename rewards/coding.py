@@ -1,7 +1,7 @@
-"""The reward of a program that several agents write together: helpers, and a function that may call them.
+"""The reward for a program that several agents write together: helpers, and a function that may call them.
 
-After MAGRPO (Liu et al., 2025), 0 to 4, and 0 to 2.1 for one agent. In the published code regular expressions take the
-functions out of the texts, and a comment that says "aux(" counts as a call; here syntax trees decide.
+After MAGRPO (Liu et al., 2025), 0 to 4, and 0 to 2.1 for one agent. In the published code, regular expressions take
+the functions out of the texts, and a comment that says "aux(" counts as a call; here syntax trees decide.
 
     level                                                                    value
     each helper is defined and returns something                             0.4, shared among them
@@ -13,11 +13,11 @@ functions out of the texts, and a comment that says "aux(" counts as a call; her
       ... and fewer pass with a helper in place of the asked function        1.0
       it calls a helper and drops all that comes of it                      -0.5, shared among the helpers
 
-The last three are ours: in the published formula a call whose result is thrown away still gains 1.0. Calls are found
-in the syntax tree, so that one by eval() or globals() is none; what they are worth is found by running the tests again
-with stubs for the helpers, whose values are nothing, with others that hand back their argument, and then with the
-helper alone. A call that makes no difference and is not dropped, as in `0 if True else aux(x)`, gains and costs
-nothing. A function is a def: a lambda, or another name for a function, defines none.
+The last three are ours: in the published formula, a call whose result is thrown away still earns 1.0. Calls are found
+in the syntax tree, so calls by eval() or globals() do not count. To see what a call is worth, the tests run again with
+stubs for the helpers, one kind whose values act as nothing, one that returns its argument, and then with a helper in
+place of the asked function. A call that makes no difference and is not dropped, as in `0 if True else aux(x)`, neither
+earns nor costs. Only a def defines a function: not a lambda, nor another name for a function.
 """
 
 import functools
@@ -31,7 +31,7 @@ HELPER, MAIN, SYNTAX, TESTS, USES, NO_WRAPPER, IGNORED = 0.4, 0.6, 0.5, 1.0, 0.5
 
 
 class Answer(NamedTuple):
-    """A joint answer and what it is tested with; tests, setup and prelude are trusted source."""
+    """A joint answer and its tests; tests, setup and prelude are trusted source."""
 
     texts: list[str]  # one completion per agent: the helpers' in order, then the asked function's; fences are accepted
     helpers: list[str]  # names of the helper functions; may be empty
@@ -39,7 +39,7 @@ class Answer(NamedTuple):
     tests: str  # every assert counts
     names: list[str]  # the answer's functions and classes that the tests use
     setup: str = ""  # what the tests need, such as imports and functions that the prompt defines
-    prelude: str = ""  # what the answer may use, put before it
+    prelude: str = ""  # source put before the answer, which may use it
     examples: list[str] | tuple = ()  # asserts that may be shown to the agents
 
 
@@ -50,7 +50,7 @@ class Score(NamedTuple):
 
 
 def equal_ones_once(rewards):
-    """Equal answers of a batch are run once: agents that grow sure of themselves write the same again and again."""
+    """Decorator: runs equal answers of a batch only once, since agents that become certain repeat themselves."""
 
     @functools.wraps(rewards)
     def of_all(answers, *args, **kwargs):
@@ -66,30 +66,30 @@ def coding_rewards(answers, timeout=10.0, allow_unsafe_code=False):
     """Scores the answers in parallel: list of Score, in order.
 
     timeout: seconds for each answer's tests
-    allow_unsafe_code: see rewards/sandbox.py, which also tells what is raised
+    allow_unsafe_code: see rewards/sandbox.py, also for what is raised
 
-    Diagnostics in `parts`, which the reward does not hold: `all_passed` (0 or 1), `passed_share`, and `useful_helper`,
-    the share of the tests that pass with the helpers and fail when stubs replace them, those with which more pass:
-    negative where the helper does harm.
+    Diagnostics in `parts` that are not in the reward: `all_passed` (0 or 1), `passed_share`, and `useful_helper`, the
+    share of tests that pass with the helpers less the share that pass with stubs in their place (the better of the two
+    kinds of stubs): negative if the helper does harm.
     """
     results = run_tests([_job(answer) for answer in answers], timeout, allow_unsafe_code)
-    # Without a use, or without a test passed, a stub can change nothing for the worse.
+    # Without a call, or without a passed test, stubs cannot make the result worse.
     asked = [i for i, r in enumerate(results) if r.passed and any(r.facts["uses"] + r.facts["ignored"])]
 
     def again(changes):
-        """Answers once more, each as (its number, what is put in the place of a function): (its number, result)."""
-        # A loop that the helper ends never ends with a stub; what takes longer than this without a helper needs it.
+        """Runs answers again, given (answer number, replacement of a function): (answer number, result)."""
+        # With a stub, a loop that the helper ends may run forever; an answer this much slower needs its helper.
         times = [min(timeout, 1 + 5 * results[i].seconds) for i, _ in changes]
         found = run_tests([_job(answers[i], **instead) for i, instead in changes], times, allow_unsafe_code)
         return [(i, result) for (i, _), result in zip(changes, found)]
 
-    without = {}  # by number: the better of the results with stubs for all helpers
+    without = {}  # answer number -> the better of its results with stubs for all helpers
     for i, result in again([(i, {"stub": stub}) for i in asked for stub in coding_syntax.STUBS]):
         without[i] = max(without.get(i, result), result, key=_share)
     for i in asked:
         facts, real = results[i].facts, _share(without[i]) < _share(results[i])
         uses, dropped = facts["uses"], facts["ignored"]
-        # Where a dropped value is all that there is to make a difference, the helper has changed its argument.
+        # If only dropped calls can have made the difference, the helper has changed its argument.
         facts["uses"] = [real and (use or (drop and not any(uses))) for use, drop in zip(uses, dropped)]
         facts["ignored"] = [drop and not real for drop in dropped]
     used = [(i, helper) for i in asked for helper, use in zip(answers[i].helpers, results[i].facts["uses"]) if use]
@@ -111,13 +111,13 @@ def _job(answer, **instead):
 
 
 def _share(result):
-    return result.passed / result.total  # what does not compile has passed nothing
+    return result.passed / result.total  # 0 for what does not compile
 
 
 def _score(answer, result, without):
     facts = {"defined": [False] * len(answer.texts), "syntax": False, "uses": [], "ignored": [], "wrapper": False}
     facts |= {"errors": [""] * len(answer.texts), "error": result.reason}
-    facts |= result.facts  # which are none where reading the text ended the process
+    facts |= result.facts  # empty if reading the text killed the process
     *helpers_defined, main_defined = facts["defined"]
     share, count = _share(result), len(answer.helpers)
     levels = {"helper_defined": HELPER * sum(helpers_defined) / count} if count else {}
@@ -133,7 +133,7 @@ def _score(answer, result, without):
 
 
 def make_score(levels, diagnostics, facts, examples, result):
-    """The Score of these levels, with what both coding rewards report of the tests."""
+    """The Score with these levels, and what both coding rewards report about the tests."""
     diagnostics = {"all_passed": float(not result.reason), "passed_share": _share(result), **diagnostics}
     findings = {
         **facts,

@@ -1,7 +1,7 @@
-"""What the syntax trees of a joint answer say. It runs in the sandbox, beside the text: see Job.prepare.
+"""Analyses the syntax trees of a joint answer, and builds the program to test. Runs in the sandbox: see Job.prepare.
 
-Model-written text is never parsed in the trainer, because enough nesting ends the interpreter that parses it.
-The sandbox gets the source of this file, which therefore imports nothing but the standard library.
+Model-written text is never parsed in the trainer, because deep enough nesting crashes the interpreter that parses it.
+The sandbox gets the source of this file, so the file imports only the standard library.
 """
 
 import ast
@@ -18,14 +18,14 @@ DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 IMPORTS = (ast.Import, ast.ImportFrom)
 ASSIGNING = (ast.Assign, ast.AnnAssign)
 NAMING = (*DEFINITIONS, *IMPORTS)
-FUTURE = "from __future__ import annotations\n"  # an annotation may read what is not imported, such as List
+FUTURE = "from __future__ import annotations\n"  # annotations may name what is not imported, such as List
 
 
 # A function and its helpers ------------------------------------------------------------------------------------------
 
-# What takes a helper's place, to see what is done without it. One whose values are nothing: empty, 0 as a number, less
-# and more than none; to add one changes nothing; as a result one equals () only. And one that hands back its argument:
-# with it `return aux(result)` is as good, if another agent has done all the work.
+# Stubs that replace a helper, to see how the tests do without it. The values of NOTHING act as nothing: they are empty
+# and 0 as numbers, no comparison of order holds, adding one changes nothing, and only () equals one. ECHO returns its
+# argument: with it, `return aux(result)` does as well as with a helper if the asked function has done all the work.
 NOTHING = """
 class {name}(tuple):
     __new__ = lambda cls, *args, **keywords: tuple.__new__(cls)
@@ -45,40 +45,40 @@ STUBS = [NOTHING, ECHO]
 
 
 def prepare(texts, helpers, entry_point, prelude="", stub="", alone=None):
-    """The program that the answers make together, and what is to be known of them.
+    """The program that the answers make together, and facts about them.
 
     texts: one per agent: the helpers' in order, then the asked function's
     prelude: trusted source that goes before them, such as the imports of the task's prompt
-    stub: one of STUBS, which takes each helper's name behind its text, or ""; what else the text holds is no use of it
-    alone: name of the helper that takes the asked function's place, or None
+    stub: one of STUBS, defined under each helper's name after its text, or ""; the rest of the text stays as it is
+    alone: name of a helper that replaces the asked function, or None
 
-    Returns (syntax tree, None where there is no program that compiles; facts). Facts:
-    defined: list[bool], whether each text defines its function, with something returned
+    Returns (syntax tree, or None if no program compiles; facts). Facts:
+    defined: list[bool], whether each text defines its function and the function returns something
     syntax: bool, whether the program compiles
-    uses: list[bool] by helper: the asked function calls the helper or hands it on, and does not drop all that it gets
-    ignored: list[bool] by helper: it calls the helper and drops all that it gets
-    errors: list[str], the first syntax error of each text; empty where it is Python
+    uses: list[bool] by helper: the asked function calls the helper or passes it on, and uses some of what it returns
+    ignored: list[bool] by helper: the asked function calls the helper and drops all that it returns
+    errors: list[str], the first syntax error of each text; "" if it is Python
     error: str, the first of these, or what keeps the texts from compiling together
     """
     owned = [*helpers, entry_point]
     bodies, defined, errors, may_fail = [], [], [], set()
     for i, (name, text) in enumerate(zip(owned, texts)):
-        others = {*owned} - {name}  # what another agent was asked for is not this one's to define
+        others = {*owned} - {name}  # this agent may not define what others were asked for
         body, error = read_function(text, name, others)
         errors.append(error[:200])
         body = [n for n in body if not (isinstance(n, FUNCTIONS) or _is_constant(n)) or not _gives(n) & others]
         body = _joined(body, others, owned)
-        # What reads a function that is not there yet is an example of use.
+        # A statement that reads a function defined only later is an example of use.
         later = {*owned[i + 1 :]}.difference(dir(builtins), *map(_gives, body))
         examples = _leading(body, lambda node, _, names, later=later: _reads(node) & (later | names))
         function = _function(body, name)
         defined.append(_returns(function))
         body = [node for node in body if isinstance(node, DEFINITIONS) or node not in examples]
-        needed = []  # what has to work: the function, what stands before it to be run, and what these read
+        needed = []  # what must not fail: the function, what runs before it, and what these read
         if function:
             run = [node for node in body[: body.index(function)] if not isinstance(node, NAMING)] + [function]
             needed = run + _named(body, run)
-            # An example behind it, as `list = [1, 2]`, would take the built-in from all that the agents wrote.
+            # A later example such as `list = [1, 2]` would hide the built-in from all agents' code.
             taken = {*dir(builtins)}.difference(owned)
             body = [n for n in body if n in needed or isinstance(n, DEFINITIONS) or not _gives(n) & taken]
         may_fail.update({*body}.difference(needed))
@@ -98,19 +98,19 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=None):
 
 
 def _joined(body, others, owned):
-    """The statements without imports of what the agents write together, whatever module theirs is taken for.
+    """The statements without imports of the other agents' functions, whatever module these are imported from.
 
-    `from helpers import aux` adds nothing, `from helpers import aux as h` is h = aux, and after `import helpers` or
-    `from lib import helpers` helpers.aux is aux. But `from math import gcd` in a function is the library's, of which a
-    gcd may be made.
+    `from helpers import aux` is removed, `from helpers import aux as h` becomes h = aux, and after `import helpers` or
+    `from lib import helpers`, helpers.aux becomes aux. But `from math import gcd` in a function imports the library's,
+    from which the agent may make its own gcd.
     """
     nodes = [(n, part) for n in body for part in ast.walk(n)]
-    module = lambda node, part: getattr(node, "module", part.name) or ""  # of `from . import`: none
+    module = lambda node, part: getattr(node, "module", part.name) or ""  # "" for `from . import`
     library = lambda node: all(module(node, p).partition(".")[0] in sys.stdlib_module_names for p in node.names)
     imports = [node for _, node in nodes if isinstance(node, IMPORTS) and not library(node)]
     modules = set().union(*map(_gives, imports)) - sys.stdlib_module_names
     there = lambda part: part.name in owned and part.asname in (None, part.name)
-    joined = set()  # those of the modules that stand for the others' code
+    joined = set()  # modules that stand for the other agents' code
     for _, node in nodes:
         if isinstance(node, ast.Attribute) and node.attr in others and _root(node.value) in modules:
             joined.add(_root(node.value))
@@ -132,35 +132,35 @@ def _joined(body, others, owned):
 
 # A class -------------------------------------------------------------------------------------------------------------
 
-# What would let a class find its methods elsewhere.
+# Methods that would let a class find its other methods elsewhere.
 HOOKS = {"__getattribute__", "__getattr__", "__new__", "__init_subclass__", "__set_name__"}
-# What reaches a name without saying it, and what reaches the class, or what it is made with, while it is made.
+# What reaches a name without mentioning it; and what reaches the class, or its making, while it is made.
 UNSAID = {"globals", "locals", "vars", "exec", "eval"}
 REACH = UNSAID | {"builtins", "__builtins__", "__globals__", "f_globals", "f_locals", "modules", "__set_name__"}
 REACH |= {"_getframe", "currentframe"}
-LOOKUPS = REACH | {"getattr", "setattr", "__setattr__", "__dict__"}  # take a name as a text
+LOOKUPS = REACH | {"getattr", "setattr", "__setattr__", "__dict__"}  # these take a name as a string
 SAYING = "id", "attr", "value", "name", "module", "__class__"  # fields of a node that hold names
 
 
 def prepare_class(texts, assigned, class_name, base):
-    """The module that arises when the methods that the agents wrote are put into the skeleton of a class.
+    """The module made by putting the methods that the agents wrote into the skeleton of a class.
 
-    texts: one per agent; a text whose agent has no method to write is not looked at
-    assigned: list[list[str]], by agent: the names of the methods that are its to write
+    texts: one per agent; the text of an agent without methods to write is ignored
+    assigned: list[list[str]], by agent: the names of the methods that it is to write
     class_name: the class in `base` that the methods belong to
     base: trusted source of the skeleton
 
-    An agent's definitions count wherever they stand, also inside a class of that name; so does a method that is
-    assigned. Of those in the skeleton only the agent's own are taken; of its imports, further functions and other
-    statements all, but in the class only definitions and assignments, and none of HOOKS, and outside none that uses or
-    replaces the class. A method that is called by its bare name stands outside as well. What is added in the class
-    comes before the methods, and behind them where it reads or replaces one. Of a block without methods only what the
-    blocks with methods read. What is outside goes before the class, as defaults may read it, unless it leads to the
-    class or to REACH, or gives a known name a meaning.
+    An agent's definitions count wherever they stand, also inside a class of that name; so do assignments to methods.
+    Of the skeleton's methods, an agent may define only its own. Its imports, new functions and other statements are
+    kept, but inside the class only definitions and assignments (none of HOOKS), and outside none that uses or
+    replaces the class. A method that is called by its bare name is also put outside. What is added to the class comes
+    before the methods, or after them if it reads or replaces one. Of a block without methods, only what the blocks
+    with methods read is kept. What is outside goes before the class, as defaults may read it, unless it leads to the
+    class or to REACH, or rebinds a known name.
 
-    Returns (syntax tree, None where there is no program that compiles; facts). Facts:
-    written: list[list[bool]], for each assigned method whether its agent wrote it, with more than a stub for a body
-    doubled: list[str], the methods, of all assigned, that more than one agent wrote
+    Returns (syntax tree, or None if no program compiles; facts). Facts:
+    written: list[list[bool]], for each assigned method whether its agent wrote it, with more than a stub as its body
+    doubled: list[str], the assigned methods that more than one agent wrote
     syntax: bool, whether all texts are Python and the module compiles
     errors, error: as in `prepare`
     """
@@ -170,7 +170,7 @@ def prepare_class(texts, assigned, class_name, base):
     given = {node.name for node in program.body if isinstance(node, DEFINITIONS)} | methods.keys()
     place = program.body.index(owner)
     known = _loaded(program).union(dir(builtins), *map(_gives, program.body))
-    behind = REACH.union([ast.Global], *map(_gives, program.body[place:]))  # is not to be said before the class
+    behind = REACH.union([ast.Global], *map(_gives, program.body[place:]))  # must not be mentioned before the class
     wrote, filled, errors, imports, added, further = [], {}, [], [], [], []
 
     for text, names in zip(texts, assigned):
@@ -178,11 +178,11 @@ def prepare_class(texts, assigned, class_name, base):
         errors.append(error[:200])
         functions = [f for n in statements for f in ast.walk(n) if isinstance(f, FUNCTIONS) and not is_stub(f)]
         begun = {_root(decorator) for f in functions for decorator in f.decorator_list}  # as in @count.setter
-        # What may be called by its bare name stands outside as well, though its argument is called self.
+        # Names read bare: a method of that name also goes outside, even if its first argument is self.
         bodies = [part for f in functions for part in f.body] + [n for n in statements if n not in functions]
         elsewhere = given.union(dir(builtins), *[_gives(n) for n in statements if not _is_method(n)])
         bare = set().union(*map(_loaded, bodies)) - elsewhere
-        found = {}  # by method: what defines it
+        found = {}  # method -> the nodes that define it
         for node in statements:
             whole = isinstance(node, ast.ClassDef) and node.name == class_name
             inside = whole or _is_method(node)
@@ -198,7 +198,7 @@ def prepare_class(texts, assigned, class_name, base):
                     stored = _stored(part, class_name, methods if inside else ()) & (methods.keys() | HOOKS)
                 for method in stored:
                     found.setdefault(method, []).append(part)
-                if not stored.issubset(names):  # it sets another agent's
+                if not stored.issubset(names):  # it sets another agent's method
                     continue
                 new = isinstance(part, DEFINITIONS) and name not in given | HOOKS
                 if inside and (new or isinstance(part, ASSIGNING)):
@@ -215,8 +215,8 @@ def prepare_class(texts, assigned, class_name, base):
                 for part in [] if again else parts:
                     part.decorator_list = part.decorator_list or methods[name].decorator_list
         wrote.append(found)
-    # What is added may read the skeleton's attributes, and decorators and defaults of methods may read it; but what
-    # replaces or reads a method, or what does so, comes last.
+    # Additions may read the skeleton's attributes, and methods' decorators and defaults may read the additions. But
+    # additions that read or replace a method come last, and so do those that read or replace these.
     last, names = [], {*methods}
     for node in added:
         if (_stored(node, class_name, methods) | _gives(node) | _loaded_at_once(node)) & names:
@@ -244,9 +244,9 @@ def prepare_class(texts, assigned, class_name, base):
 
 
 def _last_version(parts, name):
-    """The last of a method's definitions, and where that goes on with what the name meant, those before it.
+    """The last of a method's definitions, with the earlier ones that it builds on, as @count.setter does.
 
-    So does @count.setter. But rather one that returns something: a part of it may be shown once more, to explain it.
+    A definition that returns something is preferred: a part of it may be repeated later as an explanation.
     """
     starts = [i for i, part in enumerate(parts) if i == 0 or name not in map(_root, part.decorator_list)]
     versions = [parts[i:j] for i, j in zip(starts, [*starts[1:], None])]
@@ -255,15 +255,15 @@ def _last_version(parts, name):
 
 
 def _loaded_at_once(part):
-    """The names that a statement of a class reads while the class is made: of a function not those in its body."""
+    """The names that a statement of a class reads while the class is made: not those in the body of a function."""
     body = part.body if isinstance(part, FUNCTIONS) else []
     return set().union(*[_loaded(child) for child in ast.iter_child_nodes(part) if child not in body])
 
 
 def _binds_unsaid(part):
-    """Whether the class, while it is made, evaluates what could bind other names in it than that of the part.
+    """Whether evaluating this part, while the class is made, could bind names other than the part's own.
 
-    Of a method that is its decorators, defaults and annotations.
+    Of a method, only decorators, defaults and annotations are evaluated then.
     """
     body = part.body if isinstance(part, DEFINITIONS) else []
     heads = [node for child in ast.iter_child_nodes(part) if child not in body for node in ast.walk(child)]
@@ -273,28 +273,28 @@ def _binds_unsaid(part):
 
 
 def _stored(statement, class_name, methods):
-    """Names of the class to which a statement gives a meaning or a part, such as __code__, also by setattr.
+    """Names of the class that a statement binds or changes a part of, such as __code__, also by setattr.
 
-    methods: in the class those that it has; outside, where names mean something else, none
+    methods: the class's methods for a statement inside it; empty for one outside, where bare names mean other things
     """
     nodes = list(_walk([statement]))
     calls = [n for n in nodes if isinstance(n, ast.Call) and _root(n.func) == "setattr" and len(n.args) > 2]
     targets = [n for n in nodes if not isinstance(getattr(n, "ctx", ast.Load()), ast.Load)]
     names = {n.id for n in targets if methods and isinstance(n, ast.Name)}
-    for path in map(_path, [*targets, *[call.args[0] for call in calls]]):  # Box.size.__code__, or size.__code__
+    for path in map(_path, [*targets, *[call.args[0] for call in calls]]):  # Box.size.__code__; inside, size.__code__
         names.update(path[1:2] if path[0] == class_name else {path[0]} & {*methods})
     attributes = [call.args[1] for call in calls if _path(call.args[0]) == [class_name]]
     return names | {a.value for a in attributes if isinstance(a, ast.Constant)}
 
 
 def _not_using(statements, class_name):
-    """Those statements outside of a class that define something, or say its name only to set an attribute of it.
+    """The statements outside a class that define something, or name the class at most to set an attribute of it.
 
-    Of the others an example of use may fail, and one like `Box = Whole` puts another class in its place.
+    The others are dropped: an example of use may fail, and `Box = Whole` would replace the class.
     """
 
     def is_example(statement, said, names):
-        # A text is the name where it is looked up, and no more than a text in logging.getLogger("Box").
+        # A string names the class only if something looks names up: not in logging.getLogger("Box").
         texts = [n for n in ast.walk(statement) if isinstance(n, ast.Constant) and n.value == class_name]
         count = said.count(class_name) - (len(texts) if LOOKUPS.isdisjoint(said) else 0)
         only_sets = count == len(_stored(statement, class_name, methods=()))
@@ -312,18 +312,18 @@ DROPPING = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign)
 def _cooperation(body, entry_point, helpers):
     """The facts `uses` and `ignored` of `prepare`.
 
-    All goes by names: neither the order of statements is looked at, nor whether they are ever reached. Whether a use
-    makes a difference is for the tests to say.
+    This looks at names only: not at the order of statements, nor at whether they are ever reached. The tests show
+    whether a use makes a difference.
     """
     definitions = [node for node in body if isinstance(node, DEFINITIONS)]
     at_once = [node for node in body if node not in definitions]
     reached = at_once + _needed(definitions, [*at_once, ast.Name(entry_point, ast.Load())])
     nodes = [node for part in reached for node in ast.walk(part)]
-    # A variable of that name is no helper. Whether it is the one that is used, the tests say; but who changes a part
-    # of the helper, such as its code, does not use what it was.
+    # A variable with a helper's name is not the helper; the tests show which of the two is used. But code that changes
+    # a part of the helper, such as its __code__, does not use the original helper.
     rebound = {name for node in nodes for name in _binds(node)}
     changed = {name for node in nodes if isinstance(node, (ast.Attribute, ast.Subscript)) for name in _binds(node)}
-    # Statements that drop what they get, or bind it to names and put it into objects that no other statement reads.
+    # `drop`: statements whose values are dropped, or go only into names and objects that no other statement reads.
     reads = {node: _read(node) for node in nodes if isinstance(node, ast.stmt)}
     inert = {*helpers, *dir(builtins)}
     drop, read = {s: _alters(s, inert) for s in reads if isinstance(s, DROPPING)}, set()
@@ -340,7 +340,7 @@ def _cooperation(body, entry_point, helpers):
 
 
 def _read(statement):
-    """Names that a statement reads itself, not by the statements inside it; a bare mention is nothing."""
+    """Names that a statement itself reads, without the statements inside it; a bare mention does not count."""
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Name):
         return set()
     nodes = [statement]
@@ -350,7 +350,7 @@ def _read(statement):
 
 
 def _alters(statement, inert):
-    """What a statement binds, and what its calls may change: of functions that are not named in `inert`."""
+    """The names that a statement binds, and those that its calls of functions not in `inert` may change."""
     calls = [n for n in ast.walk(statement) if isinstance(n, ast.Call) and getattr(n.func, "id", None) not in inert]
     parts = [part for call in calls for part in (call.func, *call.args, *[k.value for k in call.keywords])]
     return _gives(statement).union(_root(part) for part in parts if not isinstance(part, ast.Call))
@@ -360,12 +360,12 @@ def _alters(statement, inert):
 
 
 def _needed(others, code, hints=True):
-    """Those of the other statements that the code reads, or that one of them reads in turn.
+    """The statements among `others` that the code reads, directly or through each other.
 
-    What is left out may be a test or an example, which imports what is not there. `hints` as in _loaded.
+    The rest may be tests or examples that import missing modules. `hints` as in _loaded.
     """
     loaded = {node: _loaded(node, hints) for node in others + code}
-    read, before = {"*", "annotations"}.union(*map(loaded.get, code)), None  # import * may be read, the future always
+    read, before = {"*", "annotations"}.union(*map(loaded.get, code)), None  # * may be read, __future__ always is
     gives = {node: _gives(node) for node in others}
     while read != before:
         read, before = read.union(*[loaded[node] for node in others if gives[node] & read]), read
@@ -373,17 +373,17 @@ def _needed(others, code, hints=True):
 
 
 def _named(statements, code):
-    """The definitions and imports of the statements that the code needs: those have to work.
+    """The definitions and imports among the statements that the code needs: these must not fail.
 
-    Of `import *` only what is read has to be there: it may stand for what another agent wrote. What only annotations
-    read need not be, such as numpy's types: the future leaves them alone.
+    `import *` may fail, since it may stand for another agent's code. So may what only annotations read, such as
+    numpy's types: with the __future__ import, annotations are not evaluated.
     """
     needed = _needed(statements, code, hints=False)
     return [node for node in needed if isinstance(node, NAMING) and "*" not in _gives(node)]
 
 
 def _leading(statements, leads):
-    """The statements for which `leads` holds, given what they say and what others of these define, or bound before."""
+    """The statements for which `leads` holds, given their names and what the others define, or bind before them."""
     said = {s: [getattr(node, field, None) for node in ast.walk(s) for field in SAYING] for s in statements}
     found, before = [], None
     while found != before:
@@ -396,11 +396,11 @@ def _leading(statements, leads):
 
 
 def _robust(body, may_fail):
-    """The statements without imports of what nothing reads, which may not be there; those in `may_fail` are tried.
+    """The statements without unused imports, whose modules may be missing; those in `may_fail` go into a try block.
 
-    An example of use fails for want of input or of the right answer, a test for want of what it is written with.
+    An example of use may fail for lack of input or of a correct answer, a test for lack of its test framework.
     """
-    read = {"*", "annotations"}.union(*map(_loaded, body))  # of the future
+    read = {"*", "annotations"}.union(*map(_loaded, body))  # annotations: the __future__ import
     body = [node for node in body if not isinstance(node, IMPORTS) or _gives(node) & read]
     return [_tried(node) if node in may_fail else node for node in body]
 
@@ -412,7 +412,7 @@ def _tried(statement):
 
 
 def _compile_error(program):
-    """What keeps the program from compiling, once its imports of the future come first; "" where nothing does."""
+    """Moves __future__ imports to the front and compiles: the error, or "" if there is none."""
     program.body.sort(key=lambda node: not (isinstance(node, ast.ImportFrom) and node.module == "__future__"))
     try:
         compile(program, "<answer>", "exec")
@@ -422,9 +422,9 @@ def _compile_error(program):
 
 
 def _is_idle(statement, known):
-    """Whether a statement adds nothing, but may fail: an assert, a print, what calls nothing, an import of `known`.
+    """Whether a statement adds nothing but may fail: assert, print, an expression without calls, import of `known`.
 
-    Nor does `if __name__ == "__main__"` add anything: an answer is imported, not run.
+    `if __name__ == "__main__"` adds nothing either: an answer is imported, not run.
     """
     if isinstance(statement, ast.If) and "__name__" in _loaded(statement.test):
         return True
@@ -435,14 +435,14 @@ def _is_idle(statement, known):
         return not acts or _root(statement.value) == "print"
     if isinstance(statement, ast.AnnAssign):
         return statement.value is None  # it may be a heading, as in `Answer: this`
-    if isinstance(statement, ast.Try):  # to import known names, which therefore does not fail
+    if isinstance(statement, ast.Try):  # imports of known names, which never fail here
         parts = statement.body + statement.orelse + statement.finalbody
         return all(isinstance(part, IMPORTS) and _is_idle(part, known) for part in parts)
     return isinstance(statement, ast.Assert)
 
 
 def _is_constant(statement):
-    """Whether a statement assigns what reads no name but those of built-in types: set("aeiou"), "a b".split()."""
+    """Whether a statement assigns a value that reads only names of built-in types: set("aeiou"), "a b".split()."""
     value = isinstance(statement, ASSIGNING) and statement.value
     return bool(value) and all(isinstance(vars(builtins).get(name), type) for name in _loaded(value))
 
@@ -455,7 +455,7 @@ def _is_method(node):
 
 
 def is_stub(function):
-    """Whether a function only has a docstring, names, pass, ..., a bare return or raise NotImplementedError.
+    """Whether a function has only a docstring, names, pass, ..., a bare return or raise NotImplementedError.
 
     Conditions do not count: `if x: pass` is a stub.
     """
@@ -474,7 +474,7 @@ def is_stub(function):
 
 
 def _begins(function, whole):
-    """Whether a function is no more than the beginning of another one, without what does nothing."""
+    """Whether a function is only the beginning of another one, ignoring statements that do nothing."""
     idle = lambda n: isinstance(n, ast.Pass) or (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))
     first, all_of_it = ([ast.dump(n) for n in f.body if not idle(n)] for f in (function, whole))
     return 0 < len(first) < len(all_of_it) and all_of_it[: len(first)] == first
@@ -498,25 +498,25 @@ def _returns(function):
 
 # What is code in a completion ----------------------------------------------------------------------------------------
 
-NEWLINE = r"\r\n|\r|\n"  # str.splitlines would know more of them, which a string may hold
+NEWLINE = r"\r\n|\r|\n"  # str.splitlines knows more, which may occur in strings
 FENCE = r"[ \t]*(?:`{3,}|~{3,})[^`\r\n]*"  # a whole line, with its language
 BLANK = r"[ \t\xa0\u200b\ufeff]"
-UNSEEN = {0xA0: " ", 0x200B: None, 0xFEFF: None}  # those that Python takes for no blanks
+UNSEEN = {0xA0: " ", 0x200B: None, 0xFEFF: None}  # blanks that Python does not accept
 TAGS = r"(?:</?(?:answer|s)>|<[|\uff5c][^|\uff5c\r\n]{1,30}[|\uff5c]>)+"  # </answer>, <|im_end|>
-CODE = r"(?:async )?def \w|class \w|import \w|from [\w.]+ import |@\w"  # how a line of code may begin in prose
+CODE = r"(?:async )?def \w|class \w|import \w|from [\w.]+ import |@\w"  # how code amid prose may begin
 KEYWORDS = "|".join(filter(str.islower, keyword.kwlist))
 NAME = rf"\b(?!({KEYWORDS})\b)[^\W\d]\w*"
-# "for each number", "f(3) returns", "'f' is": right behind a name, a bracket or a string code has no name
+# "for each number", "f(3) returns", "'f' is": in code, no name follows a name, a bracket or a string directly
 PROSE = rf"(?=\S)(?:'[^'\n]*'|\"[^\"\n]*\"|[^'\"#])*?(?:{NAME}|['\")\]]) +{NAME}"
-# How a line begins that is code and does not parse: indented, else, f(, a[, a.b += , a, b = , ), "a, (a
+# How a line of code that does not parse begins: indented, else, f(, a[, a.b += , a, b = , ), "a, (a
 BEGINS = rf"\s|$|({KEYWORDS})\b|[\w.]+(\(|\[| ?[^\w\s]{{0,3}}=)|[a-z]\w*[,:].*=|[\])}}@'\"]|[\[({{](?![A-Z/])"
 STRING = r"'[^'\n]*'|\"[^\"\n]*\""
-# f([1, 2]) -> 3 and f("a") = 3, as prose has it
+# f([1, 2]) -> 3 and f("a") = 3, as prose writes them
 ARROWS = r"-+>|=+>|[\u2190-\u21ff\u2794-\u27be\u27f0-\u27ff]"
 ARROW = rf"(?=\S)(?!({KEYWORDS})\b)(?:{STRING}|[^'\"#])+?(?<=[)\]}}'\"]) *(?:{ARROWS})"
 EQUATION = rf"[\w.]+\((?:{STRING}|[^'\"#])*\) *=(?!=)"
 BROKEN = rf"(?!{PROSE}|{ARROW}|{EQUATION})({BEGINS})"
-# What the parser and compiler raise: a NUL or a lone surrogate, much nesting, thousands of words in a row.
+# What parser and compiler raise, also for a NUL, a lone surrogate, deep nesting or thousands of words in a row.
 UNREAD = (SyntaxError, ValueError, MemoryError, RecursionError)
 TOO_LARGE = "too deep or too long for Python"
 
@@ -524,16 +524,16 @@ TOO_LARGE = "too deep or too long for Python"
 def read_function(text, name, foreign=()):
     """(statements, first syntax error): the code of a completion that is to define the function `name`.
 
-    foreign: names that are others' to define
+    foreign: names that other agents are to define
 
-    It is the whole text, or else its last block that defines the function with something returned, or at least with
-    something in it, behind what it needs of the imports, definitions and assignments in other blocks; or else the
+    The code is the whole text; or else the last block whose definition of the function returns something, or at least
+    is not a stub, after the imports, definitions and assignments that it needs from other blocks; or else the
     beginning of the first block.
     """
     bodies = read_blocks(text)
     functions = [_function(body, name) for body in bodies]
     chosen = [body for body, function in zip(bodies, functions) if function and not is_stub(function)]
-    # A part of it may be shown once more, to explain it.
+    # A part of the function may be repeated as an explanation.
     chosen = [body for body in chosen if _returns(_function(body, name))] or chosen
     versions = [_function(body, name) for body in chosen]
     chosen = [b for b, f in zip(chosen, versions) if not any(_begins(f, whole) for whole in versions)]
@@ -541,7 +541,7 @@ def read_function(text, name, foreign=()):
         blocks = _fenced(text)
         return _parse(next((block for block in blocks if re.search(rf"\bdef\s+{name}\b", block)), blocks[0]))
     others = [node for body, function in zip(bodies, functions) if function is None for node in body]
-    # Also a table that is made, as by re.compile; but no `result = f(1)`, and none whose name means something here.
+    # Also computed tables, as by re.compile; but not `result = f(1)`, nor names that mean something here.
     nodes = [n for part in chosen[-1] for n in ast.walk(part) if not isinstance(n, (ast.Attribute, ast.Subscript))]
     own = {name, *foreign}.union(dir(builtins), *map(_binds, nodes))
     made = lambda node: isinstance(node, ASSIGNING) and name not in _loaded(node) and own.isdisjoint(_gives(node))
@@ -554,21 +554,21 @@ def read_methods(text, names, given, class_name):
 
     given: the names that the skeleton defines
 
-    It is the whole text, or else the blocks that define a method or a name of the skeleton's, behind what they need of
-    the other blocks; or else the beginning of what stands in fences.
+    The code is the whole text; or else the blocks that define a method or a name of the skeleton's, after what they
+    need from other blocks; or else the beginning of all fenced text.
     """
     bodies, error = read_blocks(text), ""
     if not bodies:
         body, error = _parse("\n".join(_fenced(text)))
         bodies = [body]
     for body in bodies:
-        # An example behind the first definition, as `list = [1, 2]`, would take the built-in from all that there is.
+        # After the first definition, an example such as `list = [1, 2]` would hide the built-in from everything.
         begins = next((i for i, node in enumerate(body) if isinstance(node, DEFINITIONS)), 0)
         body[begins:] = [n for n in body[begins:] if isinstance(n, NAMING) or not _gives(n) & {*dir(builtins)}]
     chosen = [b for b in bodies if any(_is_method(n) or getattr(n, "name", None) in given for n in b)] or bodies
     others = [node for body in bodies if body not in chosen for node in body]
     chosen = list(itertools.chain(*chosen))
-    # One step too deep below another method, which does not read it.
+    # Methods indented too far, inside another method that does not read them.
     functions = [f for n in chosen for f in ast.walk(n) if isinstance(f, FUNCTIONS) and not is_stub(f)]
     deeper = [f for o in functions for f in o.body if getattr(f, "name", None) in {*names}.difference(_loaded(o))]
     statements = _needed(others, deeper + chosen) + deeper + chosen
@@ -578,9 +578,9 @@ def read_methods(text, names, given, class_name):
 def read_blocks(text):
     """The statements of a completion: all of it, or else those of each fenced block that defines or imports something.
 
-    A block ends at the first fence that leaves Python behind, since a docstring may hold fences. Beside such blocks,
-    of others the assignments. Outside of the fences, and where no block is such, the code may stand in prose. Of two
-    definitions the last one counts: such code comes first, and so does a block without an end, which may be cut.
+    A block ends at the first fence that makes it valid Python, since a docstring may hold fences. Other blocks only
+    contribute assignments. Code may also stand in prose outside of these blocks. Of two definitions the last counts,
+    so code in prose comes first, and so does an unclosed block, which may be truncated.
     """
     plain = _plain(text)
     for form in (text, plain):
@@ -608,15 +608,15 @@ def read_blocks(text):
 
 
 def _between_prose(lines, most=20):
-    """The statements from the first line that begins code to one that is none; then of what follows, the same.
+    """The statements from the first line that begins code up to prose, and so on with the rest, as a list of lists.
 
-    [] where broken code ends them. Assignments may stand before the first line.
+    [] if broken code ends them. Assignments may stand before the first such line.
     """
     begins = [i for i, line in enumerate(lines) if re.match(rf"\s*({CODE})", line)]
     if not begins or not most:
         return []
     indent = re.match(r"\s*", lines[begins[0]])[0]
-    # what stands at the margin behind indented code, as a main guard, keeps its own indentation
+    # lines at the margin after indented code, such as a main guard, keep their own indentation
     outside = (i for i in range(begins[0], len(lines)) if lines[i].strip() and not lines[i].startswith(indent))
     margin = next(outside, len(lines))
     even = [line.removeprefix(indent) for line in lines[:margin]] + lines[margin:]
@@ -624,7 +624,7 @@ def _between_prose(lines, most=20):
     assigned = [i for i, (body, error) in before.items() if body and not error and all(map(_gives, body))]
     first = [*assigned, *begins][0]
     body, error = _parse("\n".join(even[first:]))
-    heading = re.match(r"[^\n]*\n\s*\n(?=\S)", "\n".join(even[first:]))  # such as the signature alone
+    heading = re.match(r"[^\n]*\n\s*\n(?=\S)", "\n".join(even[first:]))  # such as a bare signature
     if heading and not body:
         return _between_prose(lines[first + 1 :], most - 1)
     behind = even[first + (body[-1].end_lineno if body else 0) :]
@@ -635,13 +635,13 @@ def _between_prose(lines, most=20):
 
 
 def _unwrapped(text):
-    """What follows the thoughts, of which the last may have no end, with each fence in a line of its own."""
+    """The text after the thoughts, the last of which may be unclosed, with each fence on a line of its own."""
     text = text.rpartition("</think>")[2].partition("<think>")[0]
     return re.sub(r"(?<=[^\s`~])[ \t]*(```|~~~)[ \t\r]*$", r"\n\1", text, flags=re.MULTILINE)
 
 
 def _plain(text):
-    """The text without tags and unseen characters at the edges of its lines, and with each fence apart from code."""
+    """The text without tags and invisible characters at line ends, and with fences on separate lines from code."""
     edges = rf"^{BLANK}+|(?<!{BLANK}){BLANK}+(?=\r?$)"
     text = re.sub(edges, lambda found: found[0].translate(UNSEEN), text, flags=re.MULTILINE)
     text = re.sub(rf"^([ \t]*){TAGS}|{TAGS}(?=[ \t\r]*$)", r"\1", text, flags=re.MULTILINE)
@@ -649,16 +649,16 @@ def _plain(text):
 
 
 def _fenced(text):
-    """The fenced blocks of a text, or all of it, whether they are Python or not."""
+    """The fenced blocks of a text, or else the whole text, whether Python or not."""
     pattern = rf"^{FENCE}\r?\n(.*?)(?:^[ \t]*(?:```|~~~)|\Z)"
     text = _unwrapped(_plain(text))
     return list(map(textwrap.dedent, re.findall(pattern, text, re.DOTALL | re.MULTILINE) or [text]))
 
 
 def _statements_of(code):
-    """The statements, or None where it is no Python; it may be indented, also in the first or all other lines only."""
+    """The statements, or None if it is not Python; all lines may be indented, only the first, or all but the first."""
     pieces = re.split(r"^(?=\S)", code, flags=re.MULTILINE)
-    # In this order: where the first line alone is moved, a body of comments and more could be read as one of comments.
+    # In this order: if only the first line were moved, a body that begins with comments could be read as just these.
     for form in (code, textwrap.dedent(code), textwrap.dedent("    " + code), "".join(map(textwrap.dedent, pieces))):
         try:
             return _tree(form).body
@@ -667,7 +667,7 @@ def _statements_of(code):
 
 
 def _tree(code):
-    """The syntax tree of code whose functions and classes may hold comments only, as what others write often does."""
+    """The syntax tree of code in which functions and classes may hold only comments, as stand-ins often do."""
     for _ in range(20):
         try:
             return ast.parse(code)
@@ -684,7 +684,7 @@ def _tree(code):
 
 
 def _parse(code):
-    """(statements, error): of code that does not parse, the statements of its longest beginning that does."""
+    """(statements, error); if the code does not parse, the statements of its longest beginning that does."""
     error, lines = "", re.split(NEWLINE, code)
     for _ in range(20):
         try:
@@ -701,17 +701,17 @@ def _parse(code):
 
 
 def _gives(statement):
-    """The names to which a statement gives a meaning where it stands, or of which it assigns a part."""
+    """The names that a statement binds in its own scope, or assigns a part of."""
     nodes = list(_walk([statement]))
     inner = {n for node in nodes if isinstance(node, ast.comprehension) for n in ast.walk(node.target)}
     return {name for node in nodes if node not in inner for name in _binds(node)}
 
 
 def _binds(node):
-    """Names to which this node itself gives a meaning; also that of an object whose parts it changes."""
+    """Names that this node itself binds, and the name of an object whose parts it changes."""
     if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
         return set() if isinstance(node.ctx, ast.Load) else {_root(node)} - {None}
-    if isinstance(node, ast.alias):  # of an import
+    if isinstance(node, ast.alias):  # in an import
         return {node.asname or node.name.partition(".")[0]}
     if isinstance(node, ast.arg):
         return {node.arg}
@@ -720,7 +720,7 @@ def _binds(node):
 
 
 def _loaded(node, hints=True):
-    """The names that a node reads; `hints`: also in annotations."""
+    """The names that a node reads; with `hints`, also in annotations."""
     roots = [] if hints else [getattr(n, part, None) for n in ast.walk(node) for part in ("annotation", "returns")]
     skip = {n for root in filter(None, roots) for n in ast.walk(root)}
     names = [n for n in ast.walk(node) if isinstance(n, ast.Name) and n not in skip]
@@ -728,7 +728,7 @@ def _loaded(node, hints=True):
 
 
 def _reads(statement):
-    """The names that a statement reads, without those that a function or comprehension in it binds for itself."""
+    """The names that a statement reads, without the local names of functions and comprehensions in it."""
     return _loaded(statement) - ({name for n in ast.walk(statement) for name in _binds(n)} - _gives(statement))
 
 
@@ -747,12 +747,12 @@ def _root(node):
 
 
 def _walk(nodes):
-    """All nodes but those in functions and classes that are defined inside."""
+    """All nodes except those inside nested functions and classes."""
     todo = list(nodes)
     while todo:
         node = todo.pop()
         yield node
         if isinstance(node, ast.Lambda):
-            todo.extend(filter(None, node.args.defaults + node.args.kw_defaults))  # evaluated where it stands
+            todo.extend(filter(None, node.args.defaults + node.args.kw_defaults))  # evaluated with the statement
         elif not isinstance(node, DEFINITIONS):
             todo.extend(ast.iter_child_nodes(node))

@@ -1,24 +1,24 @@
-"""Runs model-written Python against tests, and believes nothing that it says.
+"""Runs model-written Python against tests, and trusts nothing that it reports.
 
 Code that is trained to raise a reward will sooner or later attack whatever computes the reward. So every job has two
 processes. The *candidate* holds the model's code and never sees a test; the *grader* holds the tests and calls the
-candidate through a socket, as one calls a server. Only plain data crosses it, so that no object of the candidate's
+candidate through a socket, as one calls a server. Only plain data crosses the socket, so no object of the candidate's
 can pretend to equal an expected value, and only the grader's verdict counts: exit codes and output mean nothing.
 
     trainer --- template C --- candidate       A template is a small fresh interpreter, started once, that clones a
-        \\                         |            process per job (a millisecond instead of the thirty of a new
-         `----- template G --- grader          interpreter). C never holds a test, nor any model's code: a clone
-                                               could find either in the memory that it inherits.
+        \\                         |            process per job (one millisecond; a new interpreter takes
+         `----- template G --- grader          thirty). C never holds a test or model-written code: a clone
+                                               could find them in the memory that it inherits.
 
-Around both processes stand what layers the kernel offers (Linux; each is probed when a template starts):
+Around both processes are the layers that the kernel offers (Linux; each is probed when a template starts):
 
-- Namespaces: a process sees only a part of the system. Here: itself, no network, no files but Python's, read-only,
-  and an empty folder in memory. When the first process in it is killed, all die.
+- Namespaces: a process sees only a part of the system. Here: itself, no network, Python's files (read-only), and an
+  empty folder in memory. When the first process in a namespace is killed, all others in it die.
 - Landlock: a process gives up, for good, the right to open files outside of a list of folders.
-- seccomp: a small program that the kernel runs before each system call, and that can refuse it.
+- seccomp: a small program that the kernel runs before each system call, and that can refuse the call.
 
-rewards/sandbox_jobs.py holds the processes, rewards/sandbox_kernel.py the layers. docs/sandbox.md lists the attacks,
-and says which layer stops each.
+rewards/sandbox_jobs.py holds the processes, rewards/sandbox_kernel.py the layers. docs/sandbox.md lists attacks
+and the layer that stops each.
 """
 
 import ast
@@ -41,14 +41,14 @@ from typing import NamedTuple
 from rewards import sandbox_kernel as kernel
 from rewards.sandbox_jobs import receive, send
 
-PATIENCE = 10  # seconds for a template to end by itself
-KILLING = 60  # seconds for a template to end its job
+PATIENCE = 10  # seconds that a template gets to end by itself
+KILLING = 60  # seconds that a template gets to kill its job
 MAX_SOURCE = 1_000_000  # characters of model text in one job
-SLOW = 0.1  # seconds, after which the next job starts beside this one
-SHARE = 3  # jobs at most for each core, so that a slow one has a third of a core at least
-MOST_SLOW = 32  # slow jobs at most beside those of the cores: each needs two templates, and descriptors in the trainer
+SLOW = 0.1  # seconds after which a job counts as slow, and another one starts beside it
+SHARE = 3  # at most so many jobs per core, so a slow job gets at least a third of a core
+MOST_SLOW = 32  # at most so many slow jobs beside one job per core: each needs two templates, and descriptors here
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# How an interpreter of ours begins. The folder that holds this package is in its path for the one import only.
+# How our interpreters begin. The folder with this package is in their path only for this one import.
 BOOT = """
 import sys
 sys.path[0:1] = []
@@ -60,23 +60,23 @@ TEMPLATE = BOOT.format(module="sandbox_jobs", function="template") + "template()
 PROBE = BOOT.format(module="sandbox_kernel", function="probe") + "print(probe())"
 UNPROTECTED = (
     "--allow-unsafe-code: this system offers neither namespaces nor Landlock with seccomp to contain model-written "
-    "code; use Linux 5.13 or later, or set it and let the code do all that you can."
+    "code; use Linux 5.13 or later, or set the flag and let the code do whatever you may do."
 )
 
 
 class Job(NamedTuple):
     """One piece of model-written code, and what is done with it.
 
-    texts: what the models wrote, as it is; more than MAX_SOURCE characters fail
-    tests: trusted source; each `assert` outside of classes counts, also one that a loop runs again
+    texts: what the models wrote, unchanged; more than MAX_SOURCE characters in all fail
+    tests: trusted source; each `assert` outside of classes counts, each time that it runs
     names: the candidate's functions and classes that the tests use
-    prepare: trusted source of `prepare(texts, **options) -> (program, facts)`, run beside the model's text where a
-        crash does no harm: `program` is the source or syntax tree to run, or None; `facts`, plain data, are reported
-    options: for `prepare`
-    examples: trusted sources that end in an `assert` whose outcome may be shown to the model; they are not counted
+    prepare: trusted source of `prepare(texts, **options) -> (program, facts)`, run in the candidate, where a crash
+        does no harm: `program` is the source or syntax tree to run, or None; `facts` is plain data to report
+    options: keyword arguments for `prepare`
+    examples: trusted sources that each end in an `assert` whose outcome may be shown to the model; they do not count
     setup: trusted source that the tests need, such as functions that the task's prompt defines
     objects: whether the tests may use the candidate's classes and objects (call them, read and set attributes and
-        items), and files that it writes; without it they can only give objects back
+        items) and the files that it writes; if not, they can only pass objects back to it
     """
 
     texts: list[str]
@@ -90,28 +90,28 @@ class Job(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What became of a job. `reason` is empty exactly when every test passed."""
+    """The outcome of a job. `reason` is empty if and only if every test passed."""
 
     passed: int
-    total: int  # at least 1; asserts that an error kept from running are counted as failed
-    outcomes: list[bool]  # of each assert that ran, in the order in which they ran
+    total: int  # at least 1; asserts that an error kept from running count as failed
+    outcomes: list[bool]  # of each assert that ran, in order of execution
     reason: str
-    facts: dict  # what `prepare` found; empty when it did not get so far
-    examples: list[str]  # for each example: "" if it holds, or what happened instead
+    facts: dict  # what `prepare` found; empty if it did not finish
+    examples: list[str]  # per example: "" if it holds, else what happened instead
     seconds: float
 
 
 def run_tests(jobs, timeout=10.0, allow_unsafe_code=False):
     """Runs the jobs on all cores and returns their Results, in order.
 
-    As many jobs run as there are cores, and beside them at most MOST_SLOW that have already taken longer than SLOW;
-    all together at most SHARE for each core. So quick jobs do not wait for endless loops, nor endless loops for each
-    other, and a slow but correct answer keeps a third of a core however many loops there are.
+    One job runs per core, and beside these at most MOST_SLOW jobs that have already taken longer than SLOW; in all at
+    most SHARE jobs per core. So quick jobs do not wait for endless loops, endless loops do not wait for each other,
+    and a slow but correct answer keeps a third of a core, however many loops there are.
 
-    timeout: seconds of wall clock for each job, from when it starts: one number for all, or one each
-    allow_unsafe_code: also run where the kernel offers no protection (macOS): the code may then do what you may do
-    Raises ValueError when there is no protection and allow_unsafe_code is not set, RuntimeError when no interpreter
-    starts. Whatever the jobs do raises nothing.
+    timeout: seconds of wall clock for each job, from its start: one number for all, or one each
+    allow_unsafe_code: run even if the kernel offers no protection (macOS): the code may then do whatever you may do
+    Raises ValueError if there is no protection and allow_unsafe_code is not set, RuntimeError if no interpreter
+    starts. Nothing that a job does raises.
     """
     jobs = list(jobs)
     if not jobs:
@@ -120,36 +120,36 @@ def run_tests(jobs, timeout=10.0, allow_unsafe_code=False):
     cores = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     workers = min(len(jobs), cores)
     require_protection(allow_unsafe_code)
-    _pool.give(_pool.take())  # the first one here, for its error; others when needed
+    _pool.give(_pool.take())  # start the first here, to raise its error; the others when needed
     _report()
     turns = threading.Semaphore(workers)
     with ThreadPoolExecutor(min(SHARE * workers, workers + MOST_SLOW)) as threads:
         timeouts = itertools.repeat(timeout) if isinstance(timeout, (int, float)) else timeout
         run = lambda job, seconds: _run_one(job, seconds, turns)
         results = list(threads.map(run, jobs, timeouts))
-    _pool.close(cores)  # but for these, they were started for slow jobs
+    _pool.close(cores)  # close all others: they were started for slow jobs
     return results
 
 
 def require_protection(allow_unsafe_code=False):
-    """Raises at once what run_tests would raise on this system, see there; the layers are probed once a process."""
+    """Raises what run_tests would raise on this system, see there; the layers are probed once per process."""
     if not (_safe(_probed()) or allow_unsafe_code):
         raise ValueError(UNPROTECTED)
 
 
 def close():
-    """Ends the templates. They end by themselves with the trainer, and the next run_tests starts new ones."""
+    """Ends the templates. They also end with the trainer; the next run_tests starts new ones."""
     _pool.close()
 
 
 class _Pool:
-    """The workers: idle ones, and the number of those that a job has or that are starting."""
+    """The idle workers, and the number of those that are starting or run a job."""
 
     def __init__(self):
         self.idle, self.busy, self.changed, self.warned = [], 0, threading.Condition(), False
 
     def take(self):
-        """An idle worker or a new one; where no new one starts, the next that is given back, while there are any."""
+        """An idle worker or a new one; if none can start, the next that is given back, as long as others are busy."""
         while True:
             with self.changed:
                 self.busy += 1
@@ -166,11 +166,11 @@ class _Pool:
                     if not self.warned:
                         self.warned = True
                         print(f"sandbox: {error}; jobs wait for the interpreters that there are", file=sys.stderr)
-                    # When all are gone, the next round is alone: it starts one, or raises.
+                    # If all are gone, the next round is alone: it starts a worker, or raises.
                     self.changed.wait_for(lambda: self.idle or not self.busy)
 
     def give(self, *workers):
-        """One of the busy workers is no longer: it is given back here, or was closed."""
+        """Counts one busy worker less: it is given back here, or was closed."""
         with self.changed:
             self.busy -= 1
             self.idle.extend(workers)
@@ -200,7 +200,7 @@ def _run_one(job, timeout, turns):
         try:
             verdict = worker.run(job, start + timeout, turn.close)
             back = [worker]
-        except (OSError, EOFError, ValueError):  # a template was killed (out of memory?): start afresh, it failed
+        except (OSError, EOFError, ValueError):  # a template was killed (out of memory?): fail, start afresh
             worker.close()
             verdict = _no_verdict(job, "the sandbox was killed")
         finally:
@@ -209,15 +209,15 @@ def _run_one(job, timeout, turns):
 
 
 def _no_verdict(job, reason):
-    """The fields of a Result, but for the seconds, where no grader says them."""
+    """The fields of a Result without the seconds, for when no grader reports them."""
     return [0, 1, [], reason, {}, ["not run"] * len(job.examples)]
 
 
 def _start(code, **options):
-    """A fresh interpreter without site-packages, our environment, folder or descriptors."""
-    environment = {"PYTHONHASHSEED": "0"}  # a fixed seed: sets keep their order, and the same code its reward
-    environment["MALLOC_ARENA_MAX"] = "1"  # else each thread reserves 64 MB of the address space that a job has
-    if "LD_LIBRARY_PATH" in os.environ:  # some interpreters do not start without
+    """A fresh interpreter without site-packages or our environment, working directory and descriptors."""
+    environment = {"PYTHONHASHSEED": "0"}  # fixed, so that sets keep their order, and the same code its reward
+    environment["MALLOC_ARENA_MAX"] = "1"  # else each thread reserves 64 MB of a job's address space
+    if "LD_LIBRARY_PATH" in os.environ:  # some interpreters need it to start
         environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
     # -I would also ignore PYTHONHASHSEED.
     command = [sys.executable, "-S", "-s", "-B", "-c", code, ROOT]
@@ -226,7 +226,7 @@ def _start(code, **options):
 
 @functools.cache
 def _probed():
-    """Which layers hold, asked of an interpreter of its own: clones of a process that holds torch take longer."""
+    """Which layers work, probed by a separate interpreter: cloning a process that holds torch would take longer."""
     with _start(PROBE, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         said = process.stdout.read()
     if process.returncode:
@@ -240,14 +240,14 @@ def _safe(layers):
 
 @functools.cache
 def _report():
-    """Says once which layers hold."""
+    """Prints once which layers work."""
     held = ", ".join(f"{name} {'yes' if held else 'NO'}" for name, held in _probed().items())
     print(f"sandbox: {held}{'' if _safe(_probed()) else ': model-written code runs UNPROTECTED'}", file=sys.stderr)
 
 
 @functools.cache
 def _compiled(source):
-    """Trusted source as the text of its bytecode, since compiling it takes longer than most jobs."""
+    """The bytecode of trusted source as text: compiling the source takes longer than most jobs."""
     return marshal.dumps(compile(source, "<prepare>", "exec")).hex()
 
 
@@ -270,7 +270,7 @@ class _Worker:
             self.close()
             raise RuntimeError(f"the sandbox's interpreter {sys.executable} did not start") from error
         if any(held and not layers[name] for layers in found for name, held in _probed().items()):
-            self.close()  # a job that uses up what a probe needs must not get the next ones a weaker sandbox
+            self.close()  # a job that uses up what a probe needs must not weaken the sandbox of later jobs
             raise RuntimeError("the sandbox lost a layer that it had")
 
     def run(self, job, deadline, when_slow):
@@ -281,15 +281,15 @@ class _Worker:
             (_, c), (_, g) = self.templates
             socket.send_fds(c, [b"C" + seconds], [candidate_end.fileno()])
             socket.send_fds(g, [b"G" + seconds], [grader_end.fileno(), grader_ours.fileno()])
-            candidate_end.close(), grader_end.close(), grader_ours.close()  # so that their end means ours reads EOF
+            candidate_end.close(), grader_end.close(), grader_ours.close()  # so ours reads EOF when the processes end
             try:
-                ours.settimeout(max(deadline + 1 - time.monotonic(), 1e-3))  # a stopped template never reads
+                ours.settimeout(max(deadline + 1 - time.monotonic(), 1e-3))  # a stopped template would never read
                 send(ours, [deadline, *job._replace(prepare=_compiled(job.prepare))])
                 reply = select.poll()
                 reply.register(ours, select.POLLIN)
                 if not reply.poll(1000 * SLOW):
                     when_slow()
-                verdict = receive(ours, deadline + 1)  # the grader minds the deadline; this is for when it cannot
+                verdict = receive(ours, deadline + 1)  # the grader keeps the deadline; this is in case it cannot
             except (OSError, EOFError, ValueError) as error:
                 late = isinstance(error, TimeoutError)
                 verdict = _no_verdict(job, "out of time" if late else "the grader ended early")
@@ -307,6 +307,6 @@ class _Worker:
         for process, _ in self.templates:
             try:
                 process.wait(PATIENCE)
-            except subprocess.TimeoutExpired:  # it is stopped; what it cloned dies with it
+            except subprocess.TimeoutExpired:  # the template is stopped; its clones die with it
                 process.kill()
                 process.wait()

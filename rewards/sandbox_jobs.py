@@ -1,6 +1,6 @@
-"""The processes of rewards/sandbox.py: the template, and its clones, which are a candidate or a grader.
+"""The processes of rewards/sandbox.py: the template, and its clones, each a candidate or a grader.
 
-None of this runs in the trainer, except for `send` and `receive`.
+Only `send` and `receive` also run in the trainer.
 """
 
 import ast
@@ -31,17 +31,17 @@ import types
 from rewards import sandbox_kernel as kernel
 
 MAX_FRAME = 16_000_000  # bytes of one message
-MAX_FOLDER = 4_000_000  # bytes of the files that candidate and grader share
+MAX_FOLDER = 4_000_000  # bytes of all files that candidate and grader share
 MAX_FILES = 100
 
-# Imported before there are jobs, as models and tests often do: a clone has them at once.
+# Modules that models and tests often import: templates import them before any job, so clones have them at once.
 PRELOADED = """
 bisect copy decimal fractions functools hashlib heapq itertools math operator re statistics string typing unittest
 """
 
 
 # Messages -----------------------------------------------------------------------------------------------------------
-# A message is its length in four bytes, and JSON. Values that JSON lacks are lists that begin with a name.
+# A message is its length in four bytes, then JSON. Values that JSON lacks become lists that begin with a name.
 
 
 def send(sock, value):
@@ -52,7 +52,7 @@ def send(sock, value):
 
 
 def receive(sock, deadline=None):
-    """Raises TimeoutError at the deadline (time.monotonic), EOFError at the end, ValueError for what is no message."""
+    """Raises TimeoutError at the deadline (time.monotonic), EOFError at the end, ValueError for an invalid message."""
 
     def read(size):
         data = bytearray()
@@ -60,7 +60,7 @@ def receive(sock, deadline=None):
             if deadline is not None:
                 sock.settimeout(max(deadline - time.monotonic(), 1e-3))
             block = sock.recv(min(size - len(data), 1 << 20))
-            if deadline is not None and time.monotonic() > deadline:  # or a byte at a time would last for ever
+            if deadline is not None and time.monotonic() > deadline:  # else single bytes could go on forever
                 raise TimeoutError
             if not block:
                 raise EOFError
@@ -80,7 +80,7 @@ PLAIN = {type(None), bool, float, str}
 SEQUENCES = {t.__name__: t for t in (list, tuple, set, frozenset)}
 MAPPINGS = {t.__name__: t for t in (dict, collections.OrderedDict, collections.Counter)}
 TYPES = {t.__name__: t for t in (bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, type(None))}
-# What is sent as its parts, and as a text that the one function writes and the other reads.
+# Types sent as their parts, and types sent as a text: one function writes it, the other reads it.
 BY_PARTS = {
     complex: ["real", "imag"],
     range: ["start", "stop", "step"],
@@ -92,22 +92,22 @@ BY_TEXT = {t: (t.hex, t.fromhex) for t in (bytes, bytearray)} | {decimal.Decimal
 BY_TEXT |= {t: (t.isoformat, t.fromisoformat) for t in (datetime.datetime, datetime.date, datetime.time)}
 NAMES = {t.__name__: t for t in [*BY_PARTS, *BY_TEXT]}
 VIEWS = {type(getattr(d, n)()): n for d in ({}, collections.OrderedDict()) for n in ("keys", "values", "items")}
-# What is sent as its items, and as its keys and values by turns; under which name.
+# Types sent as their items, and types sent as alternating keys and values; each with its name in a message.
 BY_ITEMS = {t: name for name, t in SEQUENCES.items()} | VIEWS
 BY_PAIRS = {t: name for name, t in MAPPINGS.items()} | {collections.defaultdict: "dict"}
 
 
 def _pack(value, handle):
-    """Plain data for JSON. Types are taken exactly: a subclass could redefine what equality means.
+    """Plain data for JSON. Only exact types count as plain: a subclass could redefine equality.
 
-    handle(value) packs all that is no plain data.
+    handle(value) packs everything else.
     """
     kind = type(value)
-    if kind is str and re.search("[\ud800-\udfff]", value):  # JSON would make one character of two such
+    if kind is str and re.search("[\ud800-\udfff]", value):  # JSON would join two surrogates into one character
         return ["str", value.encode("utf-8", "surrogatepass").hex()]
     if kind in PLAIN:
         return value
-    if kind is int:  # in hexadecimal when long: that is linear in the length, and has no limit of digits
+    if kind is int:  # long ones as hexadecimal: linear in the length, and without a limit on digits
         return value if -(2**53) < value < 2**53 else ["int", hex(value)]
     if kind in BY_ITEMS:
         return [BY_ITEMS[kind], *[_pack(item, handle) for item in value]]
@@ -125,7 +125,7 @@ def _pack(value, handle):
 
 
 def _unpack(data, handle):
-    """The inverse of _pack; handle(list) makes something of the rest. Hostile data raises one of many exceptions."""
+    """The inverse of _pack; handle(list) unpacks the rest. Hostile data may raise any exception."""
     if type(data) is not list:
         if type(data) is int or type(data) in PLAIN:
             return data
@@ -157,21 +157,21 @@ def _unpack(data, handle):
     return handle(data)
 
 
-class Iterator(itertools.chain):  # what an iterator had left
+class Iterator(itertools.chain):  # the remaining items of an iterator
     def __repr__(self):
-        return "<iterator>"  # an address in it would differ from run to run
+        return "<iterator>"  # an address would differ between runs
 
 
-# The built-in iterators: what they have left can be taken out of them before the tests do it.
+# The built-in iterators: their remaining items can be taken out before the tests ask for them.
 VIEWED = [d for d in ({}, collections.OrderedDict()) for d in (d, d.values(), d.items())]
 ITERATED = [[], (), set(), "", "\xe9", b"", bytearray(), range(0), range(1 << 70), collections.deque(), *VIEWED]
 ITERATORS = {type(iter(empty)) for empty in ITERATED} | {type(reversed(d)) for d in VIEWED}
-# the first is also that of re.finditer
+# the type of iter(int, 0) is also that of re.finditer's result
 ITERATORS |= {type(iter(int, 0)), type(reversed([])), type(reversed(collections.deque()))}
 ITERATORS |= {t for m in (builtins, itertools) for t in vars(m).values() if hasattr(t, "__next__")}
 ITERATORS |= {types.GeneratorType, Iterator}
-# What of a subclass is compared with plain data, unless it compares in its own way; by a method of the base, which it
-# cannot replace. And the grader's types for it, so that the object can be given back.
+# The plain value of an object whose class inherits from a plain type and does not redefine ==, taken by a method of
+# the base, which the class cannot replace. And the grader's types for such values, so it can pass the object back.
 PLAIN_PARTS = {int: int.__int__, float: float.__float__, str: str.__str__, tuple: lambda x: tuple(tuple.__iter__(x))}
 LIKENESSES = {base: type(base.__name__, (base,), {}) for base in PLAIN_PARTS}
 MUTABLE = (list, bytearray, set, dict, collections.deque)
@@ -179,7 +179,7 @@ UNICODE_ERRORS = (UnicodeDecodeError, UnicodeEncodeError, UnicodeTranslateError)
 
 
 def _refill(old, new):
-    """Gives a container the content of another one of its type."""
+    """Replaces the content of a container by that of another one of its type."""
     if isinstance(old, (list, bytearray)):
         old[:] = new
     else:
@@ -188,7 +188,7 @@ def _refill(old, new):
 
 
 def _follow(old, new):
-    """What a call changed in an argument, also in what a tuple holds."""
+    """Repeats in the argument `old` what a call changed in it, also inside tuples."""
     if type(old) is type(new) and isinstance(old, MUTABLE):
         _refill(old, new)
     elif type(old) is type(new) is tuple:
@@ -197,9 +197,9 @@ def _follow(old, new):
 
 
 class _Folder:
-    """The plain files of this process's folder, kept equal to those of another process.
+    """The plain files of this process's folder, kept in sync with those of another process.
 
-    They cross the socket as data. A folder that both could open would let one leave links, pipes and devices for the
+    They cross the socket as data: in a folder that both could open, one could leave links, pipes and devices for the
     other.
     """
 
@@ -207,7 +207,7 @@ class _Folder:
         self.path, self.known = os.getcwd(), {}
 
     def changes(self):
-        """What changed since the last exchange: name -> content in hexadecimal, None where the file is gone."""
+        """What changed since the last exchange: name -> content in hexadecimal, or None if the file is gone."""
         found = {}
         with os.scandir(self.path) as entries:
             for entry in entries:
@@ -220,7 +220,7 @@ class _Folder:
         return changed
 
     def apply(self, changes):
-        """Hostile changes raise one of many exceptions."""
+        """Writes the changes to the folder. Hostile changes may raise any exception."""
         known = dict(self.known)
         for name, content in changes.items():
             if os.path.basename(name) != name or name in ("", ".", ".."):
@@ -231,7 +231,7 @@ class _Folder:
         self._keep(known)  # before anything is written
         for name in changes:
             path = os.path.join(self.path, name)
-            if name in known:  # into the same file, which may be open
+            if name in known:  # overwrite the same file, which may be open
                 with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644), "wb") as file:
                     file.truncate()
                     file.write(known[name])
@@ -249,7 +249,7 @@ class _Folder:
 
 
 def template():
-    """Clones a process per job, and kills it when told to, until the trainer is gone."""
+    """Clones a process for each job and kills it on request, until the trainer is gone."""
     control = socket.socket(fileno=0)
     kernel.die_first()
     layers = kernel.probe()
@@ -260,7 +260,7 @@ def template():
     kernel.hide_memory()
     send(control, layers)
     gc.collect()
-    gc.freeze()  # a collection in a job then touches, and so copies, less memory
+    gc.freeze()  # a garbage collection in a job then touches, and so copies, less memory
     random.seed(0)  # the same code, the same reward
     control.settimeout(None)
     while True:
@@ -272,18 +272,18 @@ def template():
         if pid == 0:
             try:
                 _job(message, descriptors, layers, folder)
-            finally:  # nothing may return into the loop above
+            finally:  # a clone must never return into the loop above
                 os._exit(0)
         for descriptor in descriptors:
             os.close(descriptor)
         stop = control.recv(1)  # empty when the trainer is gone
-        os.kill(pid, signal.SIGKILL)  # it cannot be another's number: it is ours until we wait for it
+        os.kill(pid, signal.SIGKILL)  # the pid cannot be reused: it is ours until we wait for it
         if not (layers["namespaces"] or layers["seccomp"]):
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # what it forked, where nothing forbids it
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # what it forked, if allowed
                 os.killpg(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         if not layers["namespaces"]:
-            shutil.rmtree(folder, ignore_errors=not layers["Landlock"])  # with Landlock it holds but plain files
+            shutil.rmtree(folder, ignore_errors=not layers["Landlock"])  # with Landlock it has only plain files
         if not stop:
             return
         control.sendall(b"D")
@@ -291,15 +291,15 @@ def template():
 
 def _job(message, descriptors, layers, folder):
     role, seconds = struct.unpack(">cH", message)
-    null = os.open(os.devnull, os.O_RDWR)  # opened anew: what one clone sets on the template's, the next could read
-    for place in range(3):  # 0 was the control socket, which must not be theirs
+    null = os.open(os.devnull, os.O_RDWR)  # opened anew: the next clone could read marks on the template's
+    for place in range(3):  # 0 was the control socket, which a job must not have
         os.dup2(null, place)
     for place, descriptor in enumerate(sorted(descriptors), start=3):
         os.dup2(descriptor, place)
     os.closerange(3 + len(descriptors), 256)
     kernel.confine(layers, folder, seconds)
-    random.seed(0)  # again: os.fork, where there are no namespaces, seeds it anew
-    tempfile.tempdir = None  # where the template made this folder the job cannot write
+    random.seed(0)  # again: os.fork, used without namespaces, reseeds it
+    tempfile.tempdir = None  # the job cannot write to the template's choice
     sys.argv[1:] = []
     os.utime, os.chmod = _on_a_file(os.utime), _on_a_file(os.chmod)
     if role == b"C":
@@ -309,7 +309,7 @@ def _job(message, descriptors, layers, folder):
 
 
 def _candidate(channel):
-    """Runs the model's code and answers calls. From the first line of that code on it may do anything it likes."""
+    """Runs the model's code and answers calls. From its first line on, that code may do anything here."""
     texts, prepare, options, share = receive(channel)
     folder = _Folder() if share else None
     scope = {}
@@ -317,12 +317,12 @@ def _candidate(channel):
     program, facts = scope["prepare"](texts, **(options or {}))
     send(channel, [program is not None, facts])
     del scope, texts, prepare, options
-    builtins.exit = builtins.quit = sys.exit  # as where Python was not started with -S
+    builtins.exit = builtins.quit = sys.exit  # as if Python had started without -S
     module = types.ModuleType("candidate")
-    module.__file__ = os.path.abspath("candidate.py")  # which is not there, but its folder is
+    module.__file__ = os.path.abspath("candidate.py")  # does not exist, but its folder does
     sys.modules["candidate"] = module
-    objects = []  # that are no plain data, or that the tests may change: the grader knows them by number
-    numbers = {}  # of these objects, by identity: they are kept, so no other object can come to have it
+    objects = []  # not plain data, or changeable by the tests: the grader knows them by number
+    numbers = {}  # id(object) -> its number; the objects are kept alive, so no id is reused
 
     def number(value):
         if id(value) not in numbers:
@@ -334,7 +334,7 @@ def _candidate(channel):
         return ["object", number(value)]
 
     def handle(value):
-        if share:  # the tests can use the object itself
+        if share:  # the tests may use the object itself
             return token(value)
         kind = type(value)
         if kind in ITERATORS:
@@ -348,13 +348,13 @@ def _candidate(channel):
     def find(key):  # a name of the program's, or a number
         return vars(module)[key] if isinstance(key, str) else objects[key]
 
-    def given(data):  # by the tests: an object of ours, or a function such as `len`
+    def given(data):  # passed by the tests: one of our objects, or a built-in such as `len`
         return getattr(builtins, data[1]) if data[0] == "builtin" else find(data[1])
 
-    def argument(x):  # of an exception, cut where it is long
+    def argument(x):  # of an exception; long ones are cut
         if type(x) in (str, bytes):
             x = x[:1000]
-        elif type(x) is tuple:  # a key of two parts, the place of a SyntaxError
+        elif type(x) is tuple:  # such as a key of two parts, or a SyntaxError's position
             return ["tuple", *map(argument, x[:10])]
         elif type(x) not in (int, float, bool, type(None)):
             x = _text(x)[:200]
@@ -363,9 +363,9 @@ def _candidate(channel):
     def answer(function):
         try:
             send(channel, [*function(), *([folder.changes()] if share else [])])
-        except BaseException as error:  # SystemExit and KeyboardInterrupt too: whatever it is, the call failed
+        except BaseException as error:  # also SystemExit and KeyboardInterrupt: the call failed
             kinds, args = type(error).__mro__, [_text(error)[:200]]
-            if vars(builtins).get(kinds[0].__name__) is kinds[0]:  # errno of an OSError, the key of a KeyError
+            if vars(builtins).get(kinds[0].__name__) is kinds[0]:  # keep an OSError's errno, a KeyError's key
                 args = [argument(x) for x in error.args]
             names = [kind.__name__ for kind in kinds]
             send(channel, ["error", names, _text(error)[:200], args, *([folder.changes()] if share else [])])
@@ -382,7 +382,7 @@ def _candidate(channel):
         args, keywords = (_unpack(p, given) for p in (packed_args, packed_keywords))
         value = OPERATIONS[name](find(key), *args, **keywords)
         packed = _pack(value, handle)
-        # Arguments that the call changed in place go back. A token takes nothing out of an iterator.
+        # Send back arguments that the call changed in place. Packing by `token` does not consume iterators.
         _, *after = _pack([*args, *keywords.values()], token)
         before = [*packed_args[1:], *packed_keywords[2::2]]
         changed = [[i, new] for i, (new, old) in enumerate(zip(after, before)) if new != old]
@@ -395,7 +395,7 @@ def _candidate(channel):
 
 
 def _on_a_file(function):
-    """seccomp grants the call whether there is such a file or not; Path.touch() makes one where it fails."""
+    """Makes the call fail if the file is missing: seccomp always grants it, but Path.touch() relies on failure."""
 
     @functools.wraps(function)
     def checked(path, *args, **keywords):
@@ -412,7 +412,7 @@ def _items(thing):
     return items
 
 
-# What the grader may ask for. Nothing here compares: that would hand the candidate what is expected.
+# What the grader may ask for. Nothing here compares: that would tell the candidate the expected value.
 MAX_ITEMS = 100_000
 OPERATIONS = {
     "call": lambda function, *args, **keywords: function(*args, **keywords),
@@ -431,21 +431,21 @@ OPERATIONS = {
 
 
 class CandidateError(Exception):
-    """The candidate raised what is no built-in exception, or does not answer."""
+    """The candidate raised an exception that is not built in, or does not answer."""
 
 
 class TooManyAsserts(BaseException):
-    """A test loops over what the candidate returned, which so chooses how many asserts count."""
+    """A test loops over what the candidate returned, so the candidate chooses how many asserts count."""
 
 
 class Opaque:
-    """An object of the candidate's. It can be given back, is true, as most objects are, and equals itself only.
+    """An object of the candidate's. It can be passed back, is true, as most objects are, and equals only itself.
 
-    No method of the object's own is ever called for the tests: a subtraction would hand it the expected value.
+    The tests never call the object's own methods: a subtraction, say, would tell it the expected value.
     """
 
     def __init__(self, remote, key):
-        vars(self)["__handle__"] = remote, key  # a name that no attribute of the candidate's can hide
+        vars(self)["__handle__"] = remote, key  # no attribute of the candidate's can hide this name
 
     def __eq__(self, other):
         return isinstance(other, Opaque) and vars(self)["__handle__"] == vars(other)["__handle__"]
@@ -461,9 +461,9 @@ class Opaque:
 
 
 class Object(Opaque):
-    """An object that the tests may use: call it, read and set its attributes and items, count and iterate over them.
+    """An object that the tests may use: call it, read and set its attributes and items, take its length and iterate.
 
-    Comparisons and arithmetic stay those of Opaque. `x in object` compares here, with what iterating returns.
+    Comparisons and arithmetic are those of Opaque. `x in object` compares here in the grader, item by item.
     """
 
     def _ask(self, operation, *args, **keywords):
@@ -496,10 +496,10 @@ class _Remote:
         self.channel, self.deadline = channel, deadline
         self.folder = _Folder() if share else None
         self.kind = Object if share else Opaque
-        self.dead = ""  # why it answers no more
-        self.last = None  # what the last call returned, or a CandidateError that says what it did instead
-        # Containers that came from the candidate, the latest: what the tests change in them is changed there too.
-        self.lent = collections.deque(maxlen=32)  # [number, container, its content when it was last equal there]
+        self.dead = ""  # why the candidate no longer answers
+        self.last = None  # what the last call returned, or a CandidateError that says what happened instead
+        # The latest containers from the candidate: what the tests change in them is changed there too.
+        self.lent = collections.deque(maxlen=32)  # [number, container, its content at the last sync]
 
     def receive(self, *request):
         if not self.dead:
@@ -530,7 +530,7 @@ class _Remote:
         return self.result(self.receive([operation, key, *packed, files, edits]), [*args, *(keywords or {}).values()])
 
     def result(self, reply, args=()):
-        """The value of a reply, or its exception; hostile replies raise just anything."""
+        """The value of a reply, or raises its exception; a hostile reply may raise anything."""
         if self.folder:
             *reply, files = reply
             self.folder.apply(files)
@@ -539,12 +539,12 @@ class _Remote:
             self.last = CandidateError(f"raised {names[0]}: {text}"[:200])
             kinds = [vars(builtins).get(name) for name in names]
             kind = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Exception)), None)
-            # StopIteration would end a loop of the test's, and BaseExceptions the grader.
+            # StopIteration would end a loop in the tests, and other BaseExceptions the grader.
             if kind is None or issubclass(kind, StopIteration):
                 raise CandidateError(f"{names[0]}: {text}")
             error = kind(*[_unpack(part, self.opaque) for part in args])
             if isinstance(error, UNICODE_ERRORS) and not 0 <= error.start <= len(error.object):
-                raise CandidateError(f"{names[0]}: {text}")  # its text would be what lies beside the object in memory
+                raise CandidateError(f"{names[0]}: {text}")  # its text would show memory beside the object
             raise error
         _, value, changed, *numbers = reply
         for index, new in changed:
@@ -589,16 +589,16 @@ class _Count(ast.NodeTransformer):
             return ast.copy_location(ast.Pass(), node)  # `assert True, "..."` tests nothing
         self.asserts += 1
         report = ast.parse(f"try: __assert__({self.asserts})\nexcept Exception: __failed__({self.asserts})").body[0]
-        report.body[0].value.args.append(node.test)  # where it stands: it may bind names, or yield
+        report.body[0].value.args.append(node.test)  # inline: it may bind names, or yield
         return ast.copy_location(report, node)
 
     def visit_ClassDef(self, node):
-        return node  # an assert in a test method fails the method, which is what counts
+        return node  # a failing assert fails its test method, and these are counted instead
 
     def visit_For(self, node):
         before = self.asserts
         node.body = [self.visit(part) for part in node.body]
-        if self.asserts > before:  # each round is a test: one that raises elsewhere counts as failed, the next begins
+        if self.asserts > before:  # each round is a test: if it raises elsewhere, it failed, and the next begins
             place = f"{before + 1}, {self.asserts}"
             guard = ast.parse(f"try: __begin__({place})\nexcept Exception: __lost__({place})").body[0]
             guard.body, node.body = guard.body + node.body, [guard]
@@ -607,18 +607,18 @@ class _Count(ast.NodeTransformer):
 
 
 def _grader(channel, trainer):
-    """Runs the tests and sends the trainer the fields of a Result, but for the seconds."""
+    """Runs the tests and sends the trainer the fields of a Result, without the seconds."""
     deadline, texts, tests, names, prepare, options, examples, setup, objects = receive(trainer)
-    random.seed(tests)  # repeatable, but not to be guessed by who has not seen the tests
+    random.seed(tests)  # repeatable, but unpredictable without seeing the tests
     remote = _Remote(channel, deadline, objects)
     count = _Count()
     tree = ast.fix_missing_locations(count.visit(ast.parse(tests)))
-    outcomes, ran, errors, facts, shown, begun = [], [], [], {}, [], {}  # ran: the number of each outcome's assert
+    outcomes, ran, errors, facts, shown, begun = [], [], [], {}, [], {}  # ran: assert number of each outcome
 
     def check(number, value):
         if len(outcomes) == MAX_ITEMS:
             raise TooManyAsserts
-        outcomes.append(bool(value) and not remote.dead)  # its death is not an exception that a test awaits
+        outcomes.append(bool(value) and not remote.dead)  # its death is not an exception that a test may expect
         ran.append(number)
 
     def failed(*numbers):  # whatever a test raises
@@ -629,7 +629,7 @@ def _grader(channel, trainer):
     def begin(*loop):
         begun[loop] = len(ran)
 
-    def lost(first, last):  # a round of a loop: all its asserts have failed that might still have run
+    def lost(first, last):  # a round of a loop: its asserts that did not run yet have failed
         failed(*({*range(first, last + 1)}.difference(ran[begun[first, last] :]) or [last]))
 
     def example(source):
@@ -653,11 +653,11 @@ def _grader(channel, trainer):
         exec(setup, scope)
         scope.update({name: (Object(remote, name) if objects else remote.function(name)) for name in names})
         shown = [example(source) for source in examples]
-        with contextlib.suppress(SystemExit):  # tests may end so
+        with contextlib.suppress(SystemExit):  # tests may call sys.exit
             exec(compile(tree, "<tests>", "exec"), scope)
     except TooManyAsserts:
         outcomes, errors = [False], [f"more than {MAX_ITEMS} asserts"]
-    except Exception as error:  # outside of any assert: those that it kept from running have failed
+    except Exception as error:  # outside of any assert: asserts that it kept from running have failed
         outcomes += [False] * max(1, count.asserts - len({*ran}))
         errors.append(_describe(error))
     if not outcomes:
@@ -672,7 +672,7 @@ def _describe(error):
 
 
 def _text(error):
-    """str of an exception or of its argument, which may have none: of 10**5000, of what its class makes it."""
+    """str of an exception or of its argument; it may raise, as for 10**5000 or by a __str__ of its class."""
     try:
         return str(error)
     except BaseException as why:
@@ -680,5 +680,5 @@ def _text(error):
 
 
 def _plain(text):
-    """ASCII, and short: agents are shown this in prompts, and a tokenizer takes no lone surrogate."""
+    """Short ASCII text: agents see it in prompts, and no tokenizer takes lone surrogates."""
     return text.encode("ascii", "backslashreplace").decode()[:200]

@@ -1,9 +1,9 @@
 """The kernel layers around a process that runs model-written code, by ctypes; Linux on x86_64 and aarch64.
 
-Three layers, in the order in which they are put on. *Namespaces* give a process its own view of the system.
-*Landlock* takes from a process, for good, the right to open files outside of a list of folders. *seccomp* gives the
-kernel a small program that judges each later system call of the process by its number and arguments.
-None needs root. Each may be missing: Docker and Ubuntu forbid namespaces, old kernels know no Landlock.
+Three layers, in the order in which they are applied. *Namespaces* give a process its own view of the system.
+*Landlock* permanently takes away its right to open files outside of a list of folders. *seccomp* gives the kernel a
+small program that judges each later system call of the process by its number and arguments.
+None needs root. Each may be missing: Docker and Ubuntu forbid namespaces, old kernels have no Landlock.
 """
 
 import ctypes
@@ -14,18 +14,18 @@ import signal
 import struct
 import sys
 
-MEMORY = 512 << 20  # bytes of address space of a job
-DISK = 16 << 20  # bytes of one file, and of the job's whole folder where that is in memory
+MEMORY = 512 << 20  # bytes of address space per job
+DISK = 16 << 20  # bytes per file, and in the job's whole folder if that is in memory
 JOB_FOLDER = "/job"  # under the private root
 
-# The dynamic libraries that Python's own modules load, and Python's own files. Not the folder that holds this package,
-# which is in the module path while it is imported: runs/ in it holds tests, and a job needs nothing of it.
+# Python's own files, and the dynamic libraries that its modules load. Not the folder with this package, although it is
+# in the module path during import: runs/ in it holds tests, and a job needs nothing from it.
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 READABLE = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", os.path.join(sys.base_prefix, "lib")]
 READABLE += [path for path in sys.path if os.path.abspath(path) != ROOT]
 
-# Names and numbers on x86_64 and aarch64 of what a job may ask of the kernel. All else is refused with "operation not
-# permitted": what nobody needs cannot have a bug that matters.
+# The system calls that a job may make: name, number on x86_64, number on aarch64. All others are refused with
+# "operation not permitted": bugs in calls that nobody can make do not matter.
 ALLOWED = """
 read 0 63  write 1 64  readv 19 65  writev 20 66  pread64 17 67  pwrite64 18 68  lseek 8 62  close 3 57  stat 4 -
 fstat 5 80  lstat 6 -  newfstatat 262 79  statx 332 291  access 21 -  faccessat 269 48  faccessat2 439 439
@@ -41,43 +41,43 @@ rt_sigreturn 15 139  sigaltstack 131 132  restart_syscall 219 128  pause 34 -  a
 getitimer 36 102  nanosleep 35 101
 gettimeofday 96 169  time 201 -
 """
-# What succeeds and does nothing. A job is alone with its files, so it needs no locks, and the kernel would keep as
-# many as it asks for; what it sets on Python's files, others could read; and shutil.copy2() should work, which also
-# asks for attributes: there are none.
+# Calls that succeed without doing anything. Locks: a job is alone with its files, and the kernel would keep as many
+# locks as it asks for. Modes and times: other jobs could read what one sets on Python's files. Extended attributes:
+# shutil.copy2() should work, which asks for them; there are none.
 GRANTED = """
 flock 73 32  chmod 90 -  fchmod 91 52  fchmodat 268 53  utime 132 -  utimes 235 -  futimesat 261 -  utimensat 280 88
 listxattr 194 11  llistxattr 195 12  flistxattr 196 13
 """
-# Calls whose second argument is a command, and the commands that a job needs. With others a descriptor sends signals
-# to any process of the user, or is marked, or its file is, for whoever else has it.
+# Calls whose second argument is a command, and the commands that a job needs. Others could make a descriptor send
+# signals to any process of the user, or leave marks on a descriptor or file that other jobs can read.
 FCNTL = [0, 1, 2, 3, 4, 5, 6, 7, 1030]  # duplicate, flags, locks
-LOCKS = [6, 7]  # of these; they are granted in the same way
-IOCTL = [0x5401, 0x541B, 0x5421, 0x5450, 0x5451]  # is it a terminal, bytes that wait, blocking, close on exec
-# What a socket is. It also has a number, which goes on from job to job, and a descriptor of the process that made it.
+LOCKS = [6, 7]  # among these; they are only granted, like flock
+IOCTL = [0x5401, 0x541B, 0x5421, 0x5450, 0x5451]  # is it a terminal, bytes waiting, blocking, close on exec
+# Harmless socket options. Others would tell its number, which counts on from job to job, or the process that made it.
 SOCKET = [3, 4, 38, 39]  # kind, error, protocol, family
 COMMANDS = {"fcntl": (72, 25, FCNTL), "ioctl": (16, 29, IOCTL)}
-# Calls that name a clock. A negative one is the processor time of any process that can be seen.
+# Calls that name a clock. Negative clocks are the processor times of other visible processes.
 CLOCKS = {"clock_gettime": (228, 113), "clock_nanosleep": (230, 115), "clock_getres": (229, 114)}
-# Calls that open a file, and which argument has the flags. Access mode 3 is neither to read nor to write, so Landlock
-# asks for no right, and before Linux 6.2 it has none against O_TRUNC: what is truncated has to be opened to write.
+# Calls that open a file, and the place of their flags argument. Refused: access mode 3, which neither reads nor writes
+# and so needs no Landlock right; and O_TRUNC without write access, which Landlock cannot forbid before Linux 6.2.
 OPEN = {"open": (2, -1, 1), "openat": (257, 56, 2)}
 OPEN_REFUSED = [3, 0x200, 0x203]  # of access mode and O_TRUNC
-# Calls that may have no flags in this argument: what is urgent goes another way through the kernel.
+# Calls whose flags, in this argument, must be 0: urgent data, for one, takes another path through the kernel.
 FLAGLESS = {"sendto": (44, 206, 3), "recvfrom": (45, 207, 3)}
-# Memory that is shared and of no file stays whole while one page of it is mapped, and the limit counts the page.
+# Shared anonymous memory stays allocated as a whole while one page of it is mapped, but only that page counts.
 MMAP, SHARED_MEMORY = (9, 222), 0x21
-# How threads wait for each other. A futex that is not private is one for all who map its file, such as one of
-# Python's, so that jobs could talk by it: nobody waits for such, or wakes it. The answer is "try again", which
-# pthread_join does.
+# How threads wait for each other. A futex that is not private is shared by all who map its file, such as one of
+# Python's, so jobs could communicate through it: nobody may wait for such a futex or wake it. The call returns "try
+# again", which pthread_join then does.
 FUTEX, FUTEX_PRIVATE = (202, 98), 0x80
 MACHINES = ["x86_64", "aarch64"]
 MACHINE = os.uname().machine
 COLUMN = MACHINES.index(MACHINE) if MACHINE in MACHINES else 0
 AUDIT_ARCH = [0xC000003E, 0xC00000B7][COLUMN]  # how seccomp names the machine
 CLONE, PIVOT_ROOT, CAPSET, PRLIMIT64, GETSOCKOPT = [(56, 220), (155, 41), (126, 91), (302, 261), (55, 209)]
-LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446  # from 424 on one number for both
+LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446  # from 424 on, numbers are the same
 
-# What a thread is started with by glibc and by musl, in full: one that shares not all would have limits of its own.
+# The full clone flags of a thread in glibc and in musl: a thread that shared less could have its own limits.
 THREADS = [0x3D0F00, 0x7D0F00]
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -90,7 +90,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(function, *arguments):
-    """A C function whose result of -1 means errno; plain ctypes would pass integers as 32 bits. Raises OSError."""
+    """Calls a C function with 64-bit integers (ctypes defaults to 32 bits); raises OSError if it returns -1."""
     result = function(*[ctypes.c_long(a) if isinstance(a, int) else a for a in arguments])
     if result == -1:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -98,20 +98,20 @@ def call(function, *arguments):
 
 
 def hide_memory():
-    """No other process of this user can read this one's memory or environment (HF_TOKEN) from now on."""
+    """From now on, no other process of this user can read this one's memory or environment (HF_TOKEN)."""
     if sys.platform == "linux":
         call(libc.prctl, PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def die_first():
-    """When memory is short, the kernel kills this process and its children before the trainer."""
+    """If memory runs out, the kernel kills this process and its children before the trainer."""
     if sys.platform == "linux":
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
 
 
 def probe():
-    """Which layers hold here, each tried in a process of its own."""
+    """Which layers work here, each tried in a process of its own."""
     if sys.platform != "linux" or MACHINE not in MACHINES:
         return {"namespaces": False, "Landlock": False, "seccomp": False}
 
@@ -153,16 +153,16 @@ def _holds(layer):
 
 
 def enter_namespaces():
-    """Gives this process, for good, a view of the system with no network and no files but READABLE, read-only."""
+    """Permanently limits what this process sees: no network, and only the files in READABLE, read-only."""
     user, group = os.getuid(), os.getgid()
     call(libc.unshare, CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS)
     for name, text in ("setgroups", "deny"), ("uid_map", f"65534 {user} 1"), ("gid_map", f"65534 {group} 1"):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
-    call(libc.mount, None, b"/", None, MS_REC | MS_PRIVATE, None)  # what we mount stays ours
-    with open("/proc/self/mountinfo", "rb") as file:  # a space in a path is \040 there
+    call(libc.mount, None, b"/", None, MS_REC | MS_PRIVATE, None)  # our mounts stay private
+    with open("/proc/self/mountinfo", "rb") as file:  # there, a space in a path is \040
         mounts = [os.fsdecode(line.split()[4].decode("unicode_escape").encode("latin-1")) for line in file]
-    root = "/proc"  # an empty folder in memory is put over it, filled, and made the root; the old root goes
+    root = "/proc"  # cover it with an empty folder in memory, fill that, make it the root, drop the old root
     call(libc.mount, b"tmpfs", root.encode(), b"tmpfs", 0, b"size=64k")
     seen = []
     for path in sorted(p for p in READABLE if os.path.isdir(p)):
@@ -173,13 +173,13 @@ def enter_namespaces():
         call(libc.mount, path.encode(), (root + path).encode(), None, MS_BIND | MS_REC, None)
         real = os.path.realpath(path)
         below = [m.removeprefix(real) for m in mounts if m.startswith(real + "/") and os.path.exists(m)]
-        for mount in ["", *below]:  # each is read-only by itself
+        for mount in ["", *below]:  # each mount needs its own flag
             make_read_only(root + path + mount)
     os.mkdir(root + "/dev")
     with open(root + os.devnull, "w"):
         pass
     call(libc.mount, os.devnull.encode(), (root + os.devnull).encode(), None, MS_BIND, None)
-    make_read_only(root + os.devnull)  # its mode; what is written still goes nowhere
+    make_read_only(root + os.devnull)  # protects its mode; it can still be written to
     os.mkdir(root + JOB_FOLDER)
     call(libc.mount, None, root.encode(), None, MS_REMOUNT | MS_BIND | MS_RDONLY, None)
     os.chdir(root)
@@ -189,12 +189,12 @@ def enter_namespaces():
 
 
 def make_read_only(mount):
-    keep = os.statvfs(mount).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC)  # flags that we may not take away
+    keep = os.statvfs(mount).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC)  # flags that we may not clear
     call(libc.mount, None, mount.encode(), None, MS_REMOUNT | MS_BIND | MS_RDONLY | keep, None)
 
 
 def clone(namespaces):
-    """os.fork, into namespaces of its own: nothing of a job's processes, mounts and shared memory outlives it."""
+    """os.fork, with `namespaces` into new ones: no process, mount or shared memory outlives the job."""
     if not namespaces:
         return os.fork()
     return call(libc.syscall, CLONE[COLUMN], CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | signal.SIGCHLD, 0, 0, 0, 0)
@@ -205,15 +205,15 @@ def mount_folder():
 
 
 def confine(layers, folder, seconds):
-    """Puts all layers on this process, which may then write in its folder only. `seconds`: of processor time."""
+    """Applies all layers to this process, which may then write only in its folder. `seconds`: of processor time."""
     os.setsid()
     if layers["namespaces"]:
         mount_folder()
     os.chdir(folder)
-    # The kernel counts threads by user and user namespace: without one, the trainer's and all jobs' together.
+    # The kernel counts threads per user and user namespace: without one, the trainer's and all jobs' count together.
     threads = 64 if layers["namespaces"] else 4096
     limits = {"CPU": seconds, "FSIZE": DISK, "NOFILE": 64, "NPROC": threads, "CORE": 0}
-    if sys.platform == "linux":  # macOS refuses the one and has not the other, of which each timer takes one
+    if sys.platform == "linux":  # macOS refuses AS and lacks SIGPENDING, of which each timer takes one
         limits |= {"AS": MEMORY, "SIGPENDING": 64}
     for name, value in limits.items():
         kind = getattr(resource, f"RLIMIT_{name}")
@@ -223,9 +223,9 @@ def confine(layers, folder, seconds):
     if sys.platform == "linux" and MACHINE in MACHINES:
         call(libc.prctl, PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # die with the template
         call(libc.prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        # where the kernel knows them; a huge page stays whole while a part of it is mapped
+        # if the kernel knows this: a huge page stays allocated while any part of it is mapped
         libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
-        call(libc.syscall, CAPSET[COLUMN], struct.pack("Ii", 0x20080522, 0), bytes(24))  # root's privileges
+        call(libc.syscall, CAPSET[COLUMN], struct.pack("Ii", 0x20080522, 0), bytes(24))  # drop root's privileges
     if layers["Landlock"]:
         restrict_files([folder])
     if layers["seccomp"]:
@@ -233,14 +233,14 @@ def confine(layers, folder, seconds):
 
 
 def restrict_files(writable):
-    """Landlock: from now on READABLE can be read, `writable` also written, and nothing else be opened."""
+    """Landlock: from now on READABLE can be read, `writable` also written, and nothing else opened."""
     version = call(libc.syscall, LANDLOCK_CREATE_RULESET, None, 0, 1)
     call(libc.prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    rights = 13 + (version >= 2) + (version >= 3) + (version >= 5)  # that the kernel knows: a bit for each
+    rights = 13 + (version >= 2) + (version >= 3) + (version >= 5)  # rights that the kernel knows, one bit each
     ruleset = call(libc.syscall, LANDLOCK_CREATE_RULESET, struct.pack("Q", (1 << rights) - 1), 8, 0)
     read = 1 << 2 | 1 << 3  # files, folders
     change = 1 << 1 | (1 << 14 if version >= 3 else 0)  # write, truncate
-    write = change | 1 << 5 | 1 << 8  # remove, make; files only
+    write = change | 1 << 5 | 1 << 8  # remove and make, files only
     rules = [(p, read) for p in READABLE if os.path.isdir(p)] + [(p, read | write) for p in writable]
     for path, right in [*rules, (os.devnull, 1 << 2 | change)]:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -251,11 +251,11 @@ def restrict_files(writable):
 
 
 def restrict_calls():
-    """seccomp: from now on only the system calls of ALLOWED work, and a few by their arguments."""
-    load = lambda offset: (0x20, 0, 0, offset)  # into the accumulator: 0 number, 4 machine, 16 and on the arguments
+    """seccomp: from now on only the system calls of ALLOWED work, and a few others depending on their arguments."""
+    load = lambda offset: (0x20, 0, 0, offset)  # to the accumulator; at 0 the number, 4 machine, from 16 arguments
     argument = lambda place: load(16 + 8 * place)
     equal, at_least = 0x15, 0x35
-    unless = lambda test, value, skip: (test, 0, skip, value)  # skip so many instructions unless the test holds
+    unless = lambda test, value, skip: (test, 0, skip, value)  # skips instructions unless the test holds
     allow, kill, done = [(6, 0, 0, action) for action in (0x7FFF0000, 0x80000000, 0x50000)]
     refuse, again, unknown = [(6, 0, 0, 0x50000 + e) for e in (errno.EPERM, errno.EAGAIN, errno.ENOSYS)]
     program = [load(4), (equal, 1, 0, AUDIT_ARCH), kill, load(0), unless(at_least, 0x40000000, 1), kill]
@@ -283,9 +283,9 @@ def restrict_calls():
     program += [unless(equal, SHARED_MEMORY, 1), refuse, allow]
     program += [unless(equal, CLONE[COLUMN], 6), argument(0)]
     program += [step for flags in THREADS for step in (unless(equal, flags, 1), allow)] + [refuse]
-    program += [unless(equal, PRLIMIT64[COLUMN], 4), argument(0), unless(equal, 0, 1), allow, refuse]  # of others
-    # The first new call is 424 on both machines. "Unknown" for clone3, whose flags lie where a filter cannot look,
-    # makes the C library start threads by clone.
+    program += [unless(equal, PRLIMIT64[COLUMN], 4), argument(0), unless(equal, 0, 1), allow, refuse]  # 0: itself
+    # From 424 on, calls have the same number on both machines. They are "unknown": so the C library starts threads by
+    # clone, not by clone3, whose flags are in memory that a filter cannot read.
     program += [unless(at_least, 424, 1), unknown, refuse]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
     call(libc.prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

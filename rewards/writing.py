@@ -1,12 +1,12 @@
 """Rewards for texts that should complement each other: a plain one, and one that says more in other words.
 
 The gated levels follow the TLDR and arXiv rewards of MAGRPO (Liu et al., 2025): structure, length ratio, unique-word
-ratio, style. A level whose ratio leaves its range ends the sum. Unlike the published code, phrases are matched as
+ratio, style. A ratio out of range makes its level and all later ones 0. Unlike in the published code, phrases match
 whole words ("has" does not contain "as"), and stop words are left out of both the unique-word count and the overlap.
 
-The reward never reads the source text: eight Greek letters against a list of transition words score the maximum. So
-`parts` also carries diagnostics (`grounded`, `content`, `repetition`, `rouge`), and `grounded=True` makes the first
-three count.
+The plain reward ignores the source text: eight Greek letters and then a list of transition words score the maximum. So
+`parts` also has diagnostics (`grounded`, `content`, `repetition`, `rouge`), and `grounded=True` makes the reward use
+the first three.
 """
 
 import re
@@ -17,18 +17,18 @@ from typing import NamedTuple
 
 
 class Scale(NamedTuple):
-    """The constants of one reward. A ramp (a, b, c, d) is 0 at a, 1 from b to c, 0 at d, and a stop outside a..d."""
+    """The constants of one reward. A ramp (a, b, c, d) is 0 at a, 1 from b to c, 0 at d; outside a..d the sum ends."""
 
-    words: tuple[int, int]  # whitespace words each text must have, both ends included
+    words: tuple[int, int]  # whitespace-separated words of each text, both ends included
     length: tuple[float, float, float, float]  # ramp for characters of text 2 / characters of text 1
     unique: tuple[float, float, float, float]  # ramp for unique content words of text 2 / those of text 1
     overlap_cap: float  # Jaccard overlap that earns the full score
-    transitions_in_both: bool  # look for transition phrases in both texts, or in the second only
+    transitions_in_both: bool  # look for transition phrases in both texts, or only in the second
 
 
 TLDR = Scale((8, 256), (1.1, 1.6, 3.2, 5.0), (1.3, 2.0, inf, inf), overlap_cap=0.03, transitions_in_both=False)
-# Two texts of equal rank. The paper's constants: a later repository of its authors trains with the length ramp
-# (0.8, 1.3, 1.6, 2.0), and its log still uses these.
+# Two texts of equal rank, with the paper's constants. A later repository of its authors trains with the length ramp
+# (0.8, 1.3, 1.6, 2.0), but still logs with these.
 ARXIV = Scale((128, 256), (0.8, 1.0, 1.3, 1.5), (0.5, 0.7, 1.3, 1.7), overlap_cap=0.23, transitions_in_both=True)
 
 TRANSITIONS = {
@@ -71,7 +71,7 @@ def words(text: str) -> list[str]:
 
 
 def content_words(text: str) -> set[str]:
-    """The different words of a text, stop words left out."""
+    """The distinct words of a text, without stop words."""
     return set(words(text)) - STOP_WORDS
 
 
@@ -87,7 +87,7 @@ def ramp(x: float, zero_from: float, one_from: float, one_to: float, zero_at: fl
 
 
 def transition_categories(text: str) -> int:
-    """In how many of the twelve categories the text has a transition phrase, as whole words."""
+    """The number of the twelve categories of which the text has a transition phrase, matched as whole words."""
     flat = " ".join(text.lower().split())
     return sum(pattern.search(flat) is not None for pattern in TRANSITION_PATTERNS)
 
@@ -97,13 +97,13 @@ def jaccard(one: set[str], two: set[str]) -> float:
 
 
 def rouge1(text: str, reference: str) -> float:
-    """F1 of the words that `text` and `reference` share, counted with repetition, 0 to 1."""
+    """Unigram F1 of `text` and `reference`, counting repeated words, 0 to 1."""
     ours, theirs = Counter(words(text)), Counter(words(reference))
     return 2 * sum((ours & theirs).values()) / max(1, ours.total() + theirs.total())
 
 
 def repetition(text: str) -> float:
-    """Share of the runs of three words that occurred before in the text, 0 to 1."""
+    """Share of three-word sequences that already occurred in the text, 0 to 1."""
     w = words(text)
     runs = list(zip(w, w[1:], w[2:]))
     return 1 - len(set(runs)) / len(runs) if runs else 0.0
@@ -116,13 +116,13 @@ def pair_reward(text1, text2, scale=TLDR, source="", reference=None, grounded=Fa
     scale: Scale, the constants
     source: str, what the texts are about; read by the diagnostics and by `grounded`
     reference: str, a human answer for the diagnostic `rouge`, or None
-    grounded: multiply the levels after structure by min(1, share/0.5) min(1, content/0.3) (1 - repetition), with share
-        the part of the different content words of both texts that occur in `source`, and content the part of all
-        their words, and of all that stands between blanks, that are content words. The last two are 1 for ordinary
-        prose: without them one word of the source among stop words or dots would do. This variant is ours.
+    grounded: multiply the levels after structure by min(1, share/0.5) min(1, content/0.3) (1 - repetition). share is
+        the part of both texts' distinct content words that occur in `source`; content is the number of content words
+        over that of words or of whitespace-separated tokens, whichever are more. The last two factors are about 1 for
+        ordinary prose: without them, one source word among stop words or dots would do. This variant is ours.
 
     Returns (reward, parts). The reward is the sum of the levels structure (0 or 0.5), length (0 to 1), unique (0 to
-    0.5) and style (0 to 0.98). `parts` holds these four, 0 from the failing level on; the raw numbers length_ratio,
+    0.5) and style (0 to 0.98). `parts` holds these four, 0 from a failing level on; the raw numbers length_ratio,
     unique_ratio, transitions (categories, 0 to 12) and overlap (Jaccard), 0 where they were not reached; and the
     diagnostics grounded (the share), content, repetition, and rouge if there is a reference.
     """
@@ -146,14 +146,14 @@ def pair_reward(text1, text2, scale=TLDR, source="", reference=None, grounded=Fa
         return reward()
     parts["structure"] = 0.5
 
-    # Level 2, length; runs of white space count as one character, so blanks cannot buy length
+    # Level 2, length; a run of whitespace counts as one character, so padding with blanks does not help
     parts["length_ratio"] = len(" ".join(text2.split())) / len(" ".join(text1.split()))
     length = ramp(parts["length_ratio"], *scale.length)
     if length is None:
         return reward()
     parts["length"] = weight * length
 
-    # Level 3, unique words; a first text of stop words only leaves nothing to compare with
+    # Level 3, unique words; if the first text has only stop words, there is nothing to compare with
     parts["unique_ratio"] = len(content2) / len(content1) if content1 else 0.0
     unique = ramp(parts["unique_ratio"], *scale.unique)
     if unique is None:
@@ -161,15 +161,15 @@ def pair_reward(text1, text2, scale=TLDR, source="", reference=None, grounded=Fa
     parts["unique"] = weight * 0.5 * unique
 
     # Level 4, style
-    k = transition_categories(text1 + " | " + text2 if scale.transitions_in_both else text2)  # no phrase spans them
-    transition = 0.4 + 0.05 * (k - 1) if k else 0.0  # of twelve; the published limit of 1 is never reached
+    k = transition_categories(text1 + " | " + text2 if scale.transitions_in_both else text2)  # no phrase spans both
+    transition = 0.4 + 0.05 * (k - 1) if k else 0.0  # k is at most 12, so the published limit of 1 is never reached
     parts["transitions"], parts["overlap"] = float(k), jaccard(content1, content2)
     parts["style"] = weight * (0.4 * transition + 0.6 * min(parts["overlap"], scale.overlap_cap) / scale.overlap_cap)
     return reward()
 
 
 def ladder_reward(texts, scale=TLDR, source="", reference=None, grounded=False) -> tuple[float, dict[str, float]]:
-    """Score a row of texts, such as a ladder of ever richer ones: the mean of `pair_reward` over neighbours.
+    """Score a sequence of texts, such as a ladder of ever richer ones: the mean `pair_reward` of neighbours.
 
     texts: list of at least two str. Returns (reward, parts), every part a mean over neighbours. Raises ValueError for
     fewer than two texts.
