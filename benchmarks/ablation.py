@@ -1,9 +1,9 @@
-"""What each of a script's speed-ups gives: the same work with all of them and with one left out, in turns.
+"""What each of a script's speed-ups gains: the same work with all of them and with one left out, alternating.
 
     python benchmarks/ablation.py --rounds 9
 
-Each row is the time without it over the time with it, of the part that it is about, in each round and as the median of
-these. Nothing that is left out changes what is computed; other random numbers are drawn.
+Each row is the time without a speed-up over the time with it, for the part of the work that it affects: per round, and
+the median. Leaving one out does not change what is computed, only which random numbers are drawn.
 """
 
 import statistics
@@ -23,10 +23,10 @@ def multinomial(weights):
 
 
 def ablations(args, script, agent, prompts):
-    """Of each speed-up: its name, and functions that do the same work with it and without it."""
+    """For each speed-up: name -> functions that do the same work (with it, without it)."""
 
     def working(work, **others):
-        """Does the work while functions of the script are others."""
+        """Does the work with some of the script's functions replaced."""
         own = {name: vars(script)[name] for name in others}
         vars(script).update(others)
         try:
@@ -48,7 +48,7 @@ def ablations(args, script, agent, prompts):
         f"a draw of {VOCABULARY:,}: by inversion": (lambda: script.draw(wide), lambda: multinomial(wide)),
         "training: a prompt once for its completions": (training, lambda: training(alone)),
         "training: no copy of keys for each query head": (training, lambda: working(training, **copied)),
-        "optimizer: fused": (fused.step, single.step),  # of the gradients that training left
+        "optimizer: fused": (fused.step, single.step),  # on the gradients that training left
     }
 
 

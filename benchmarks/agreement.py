@@ -1,13 +1,13 @@
-"""One update of ours against one of trl and of comlrl: the same completions and rewards, and so the same gradient?
+"""One update of ours against one of trl's and of comlrl's: do equal completions and rewards give equal gradients?
 
     python benchmarks/agreement.py
 
-Ours is run first, for one iteration of models/tiny on sample posts. Then each peer's trainer makes its update on the
-same completions: its generate() is replaced by one that hands them over, and nothing else is. Compared is what the
-optimizers get, before clipping. Neither the peers' loss nor ours is written again here, but for one check: what
-comlrl's gradient differs by is taken for two slips that its source shows, and these are made on purpose.
+Our script runs first, for one iteration of models/tiny on sample posts. Then each peer's trainer makes its update on
+the same completions: only its generate() is replaced, by one that returns them. We compare the gradients that the
+optimizers get, before clipping. Neither the peers' loss nor ours is written again here, except for one check: to see
+whether two slips in comlrl's source explain how its gradient differs, the same slips are made in a loss of ours.
 
-It uses the peers' virtual environment of benchmarks/peers.py, which is made when it is not there.
+It uses the peers' virtual environment of benchmarks/peers.py, and makes it if necessary.
 """
 
 import json
@@ -26,21 +26,21 @@ from transformers import AutoTokenizer
 sys.path.insert(0, ROOT)
 CHILD = os.path.join(ROOT, "benchmarks", "agreement_child.py")
 MODEL = os.path.join(ROOT, "models", "tiny")
-# name of the comparison in peers.py: by what our gradient has to be multiplied, as the two losses are written
+# comparison in peers.py -> the factor that turns our gradient into theirs, by the definitions of the two losses
 FACTORS = {"magrpo-trl": "1", "marloo-trl": "C", "magrpo-comlrl": "C"}
 
 
 @dataclass
 class Args:
-    seeds: list[int] = field(default_factory=lambda: [1, 2, 3])  # of sampling; each is other completions
+    seeds: list[int] = field(default_factory=lambda: [1, 2, 3])  # of sampling; each gives other completions
     num_tasks: int = 4  # B
     num_generations: int = 8  # G
     completion_tokens: int = 96  # C, at most
-    pip_args: str = ""  # of the peers' installation, as in peers.py
+    pip_args: str = ""  # for installing the peers, as in peers.py
 
 
 def write_prompts(path, num_tasks):
-    """Sample posts as benchmarks/peers_child.py wants them; the last one is for our evaluation."""
+    """Writes sample posts in the form of benchmarks/peers_child.py; the last one is for our evaluation."""
     import envs
 
     env, tokenizer = envs.make("tldr", num_agents=1), AutoTokenizer.from_pretrained(MODEL)
@@ -53,7 +53,7 @@ def write_prompts(path, num_tasks):
 
 
 def child(python, job, folder, name):
-    """What the process left for this job; its failure ends the program."""
+    """The result of a child process for this job; if it fails, the program ends."""
     path = os.path.join(folder, f"{name}.json")
     job = job | {"result": os.path.join(folder, f"{name}.pt")}
     with open(path, "w") as file:
@@ -64,7 +64,7 @@ def child(python, job, folder, name):
 
 
 def job_of(args, seed, script, more, num_agents, folder):
-    """One iteration of ours, and what the peers are told of it."""
+    """The job: a command for one iteration of ours, and what the peers need to know of it."""
     command = [os.path.join(ROOT, f"{script}.py"), "--env", "benchmarks.peers_child:Prompts", "--seed", seed]
     command += ["--dataset", os.path.join(folder, "prompts.jsonl"), "--model", MODEL, "--num-agents", num_agents]
     command += ["--num-iterations", 1, "--num-tasks", args.num_tasks, "--num-generations", args.num_generations]
@@ -76,7 +76,7 @@ def job_of(args, seed, script, more, num_agents, folder):
 
 
 def difference(theirs, ours):
-    """(factor, rest): theirs is the factor times ours, but for a rest of that share of its length."""
+    """(factor, rest): theirs is factor times ours, up to a remainder whose norm is that share of theirs."""
     theirs, ours = theirs.double(), ours.double()
     factor = (theirs @ ours / (ours @ ours)).item()
     return factor, ((theirs - factor * ours).norm() / theirs.norm()).item()

@@ -1,9 +1,9 @@
-"""What benchmarks/agreement.py runs in processes of their own: one update of ours, and of theirs on its completions.
+"""What benchmarks/agreement.py runs in child processes: one update of ours, and one of theirs on our completions.
 
     python benchmarks/agreement_child.py job.json
 
-job.json holds what benchmarks/peers_child.py wants, and for ours the command line. Both leave gradients as they are
-when the optimizer takes its step. Heavy imports are inside the functions, since the peers have their own interpreter.
+job.json holds what benchmarks/peers_child.py needs, and our command line. Both save the gradients that the optimizer
+gets at its step. Heavy imports are inside the functions, since the peers have their own interpreter.
 """
 
 import json
@@ -22,13 +22,13 @@ def flat(parameters):
 
 
 def ours(job):
-    """Runs the script; returns by agent its gradient, its prompts with their completions, and gradients of slips."""
+    """Runs the script; returns per agent the gradient, the completions by prompt, and the gradients with slips."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     gradients = []
     register_optimizer_step_pre_hook(lambda optimizer, *_: gradients.append(flat(optimizer.param_groups[0]["params"])))
     sys.argv = job["command"]
-    sys.path.insert(0, os.path.dirname(job["command"][0]))  # as if it were started by its path
+    sys.path.insert(0, os.path.dirname(job["command"][0]))  # as if started by its path
     nodes = runpy.run_path(job["command"][0], run_name="__main__")["turns"][0]
     groups = [[node.groups[i] for node in nodes] for i in range(job["num_agents"])]
     samples = [{tuple(group.prompt_ids): group.completion_ids for group in of_agent} for of_agent in groups]
@@ -37,7 +37,7 @@ def ours(job):
 
 
 def with_slips(job, groups, left_out):
-    """The gradient of a loss that trains pads, but not the last `left_out` positions: comlrl's leaves out one."""
+    """The gradient of a loss that trains padding, but not the last `left_out` positions (in comlrl's loss: 1)."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -52,17 +52,17 @@ def with_slips(job, groups, left_out):
 
 
 def theirs(job):
-    """Trains for one update on the completions of ours; returns each agent's gradient."""
+    """Makes one update on our completions; returns each agent's gradient."""
     import torch
     from torch.optim.optimizer import register_optimizer_step_pre_hook
     from transformers import GenerationMixin
 
     pending = torch.load(job["ours"], weights_only=False)["samples"]
     pending = [{prompt: list(group) for prompt, group in of_agent.items()} for of_agent in pending]
-    models, gradients = [], [None] * job["num_agents"]  # in the order in which agents are first asked
+    models, gradients = [], [None] * job["num_agents"]  # models in the order in which they first generate
 
     def generate(model, input_ids, attention_mask, num_return_sequences=1, return_dict_in_generate=False, **_):
-        """In place of transformers' own: what ours drew, padded as that pads."""
+        """Replaces transformers' own: returns what ours drew, with the same padding as there."""
         if model not in models:
             models.append(model)
         of_agent = pending[models.index(model)]
@@ -80,7 +80,7 @@ def theirs(job):
                 gradients[i] = flat(model.parameters())
 
     class Uncounted(Clock):
-        def count(self, prompt_tokens, lengths):  # prompts of posts differ in length
+        def count(self, prompt_tokens, lengths):  # no check: prompts of posts differ in length
             pass
 
     GenerationMixin.generate = generate

@@ -1,9 +1,9 @@
-"""What models/tiny can do before any training: the table of its card.
+"""What models/tiny can do before RL training: the table in its model card.
 
     python benchmarks/card.py
 
-Each cell is a run of magrpo.py that only evaluates, seed 1, on 48 test tasks with four joint answers each. Functions
-have a second turn; classes have none, since with one the first turn's reward also pays for the turn that it saves.
+Each cell is a run of magrpo.py that only evaluates, with seed 1, on 48 test tasks with four joint answers each.
+humaneval has two turns; classeval has one, since with two, the first reward would also pay for the turn it saves.
 """
 
 import glob
@@ -23,14 +23,14 @@ from stamp import ROOT, stamp
 @dataclass
 class Args:
     eval_tasks: int = 48
-    eval_generations: int = 4  # joint answers to a task
+    eval_generations: int = 4  # joint answers per task
     most_agents: int = 3  # columns
     envs: list[Literal["tldr", "arxiv", "humaneval", "classeval"]] = field(
         default_factory=lambda: ["tldr", "arxiv", "humaneval", "classeval"]
     )  # rows
 
 
-# (environment, agents at most, further arguments, [(what, metric of evaluation), ...])
+# (environment, maximum of agents, further arguments, [(row label, evaluation metric), ...])
 RUNS = [
     ("tldr", 3, ["--max-new-tokens", "128"], [("tldr: mean reward, of 2.98", "return")]),
     ("arxiv", 2, ["--max-new-tokens", "256"], [("arxiv: mean reward, of 2.98", "return")]),
@@ -59,7 +59,7 @@ RUNS = [
 def evaluation(args, env, num_agents, flags):
     """The metrics of one run's evaluation."""
     if env == "arxiv" and num_agents == 1:
-        flags = ["--max-new-tokens", "512"]  # one introduction in place of two halves
+        flags = ["--max-new-tokens", "512"]  # one agent writes both halves of the introduction
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, os.path.join(ROOT, "magrpo.py"), "--env", env, "--num-agents", str(num_agents)]
         command += ["--num-iterations", "0", "--eval-tasks", str(args.eval_tasks), "--output-dir", folder, *flags]

@@ -4,12 +4,11 @@
     python benchmarks/plot.py
 
 Each run is a process of its own with one thread. A row of results/<env>.csv is one evaluation of a run: script, seed,
-iteration, tokens (sampled by all agents until then: tokens_per_second times the seconds logged for the parts of an
-iteration, which leave a little out, so slightly too few), seconds (of training until then),
-update_seconds (of these, in updates), train_zero_variance_groups (mean since the row before), and the evaluation's
-metrics. Commit, versions and arguments stand in the file's first line, behind a #. Every script has its defaults, with
-equal numbers of tasks, generations and iterations; since completions change in length, plot.py compares the runs at an
-equal number of sampled tokens.
+iteration, tokens (sampled by all agents so far: tokens_per_second times the seconds logged for parts of an iteration;
+slightly too few, since these leave a little out), seconds (of training so far), update_seconds (of these, in
+updates), train_zero_variance_groups (mean since the previous row), and the evaluation's metrics. The file's first
+line, after a #, has commit, versions and arguments. All scripts run with their defaults and equal numbers of tasks,
+generations and iterations; since completion lengths change, plot.py compares runs at equal numbers of tokens.
 """
 
 import csv
@@ -35,7 +34,7 @@ class Args:
     num_iterations: int = 120
     eval_every: int = 10
     flags: str = ""  # further arguments of every script, as one string: --flags="--num-turns 2"
-    name: str = ""  # of the file in results/; by default the environment's
+    name: str = ""  # of the file in results/; by default the environment
 
 
 def train(args, script, seed):
@@ -72,7 +71,7 @@ def train(args, script, seed):
 
 if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
-    about = stamp(args)  # now: the runs take long
+    about = stamp(args)  # before the runs, which take long: the code may change meanwhile
     runs = [(script, seed) for seed in range(1, args.seeds + 1) for script in args.scripts]
     with ThreadPoolExecutor(args.jobs) as threads:
         rows = [row for part in threads.map(lambda run: train(args, *run), runs) for row in part]

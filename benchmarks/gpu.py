@@ -1,15 +1,15 @@
-"""How near a script comes to what a GPU can do, at the size of real models, and how it compares with comlrl and trl.
+"""How close a script comes to a GPU's limits, at the size of real models, and how it compares with comlrl and trl.
 
-    python benchmarks/gpu.py               Qwen2.5-0.5B and Qwen3-1.7B, then the peers, of which peers.py tells more
+    python benchmarks/gpu.py               Qwen2.5-0.5B and Qwen3-1.7B, then the peers (see peers.py)
     python benchmarks/gpu.py --no-peers
 
-Sampling is held against the time of reading what each decoding step has to read, at the measured bandwidth; training
-against the time of the products that a gradient has to compute, at the measured rates. decode_bytes and training_flops
-are the formulas. Weights and prompts are random: speed does not depend on what a model has learnt. Nothing stops, so
-that all completions have the same length. A first round warms up and is reported by itself, because what it pays for
-(kernels that are chosen or built for a shape) comes back in a real run with every new shape.
+The floor for sampling is the time to read what each decoding step has to read, at the measured bandwidth; that for
+training is the time of the matrix products that a gradient needs, at the measured rates. decode_bytes and
+training_flops have the formulas. Weights and prompts are random: speed does not depend on what a model has learnt. No
+completion stops early, so all have the same length. The first round warms up and is reported separately, because a
+real run pays its costs (choosing or building kernels for a shape) again for every new shape.
 
-Writes results/gpu.md. `--device cpu --shrink 16` shows on any machine that everything runs, and measures nothing.
+Writes results/gpu.md. `--device cpu --shrink 16` only checks on any machine that everything runs; it measures nothing.
 """
 
 import gc
@@ -30,7 +30,7 @@ from typing import Literal
 
 import torch
 import tyro
-from peers import WORKLOADS  # written out there, so that both files measure the same models and lengths
+from peers import WORKLOADS  # shared, so that both files measure the same models and lengths
 from stamp import ROOT, stamp
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -40,15 +40,15 @@ sys.path.insert(0, ROOT)
 @dataclass
 class Args:
     models: list[str] = field(default_factory=lambda: ["qwen2.5-0.5b", "qwen3-1.7b"])  # workloads of peers.py
-    max_batch_tokens: list[int] = field(default_factory=lambda: [4096, 8192])  # half the script's, and the script's
+    max_batch_tokens: list[int] = field(default_factory=lambda: [4096, 8192])  # half and all of the script's default
     script: str = "magrpo"  # whose functions are measured
-    rounds: int = 5  # medians are over these; one more warms up
+    rounds: int = 5  # for medians; one more warms up
     seed: int = 1  # of weights, prompts and sampling
     device: Literal["cuda", "cpu"] = "cuda"
-    shrink: int = 1  # divides layers, widths, vocabulary, lengths and the machine's test sizes; above 1 nothing counts
+    shrink: int = 1  # divides layers, widths, vocabulary, lengths and the machine's test sizes; above 1, only a test
     peers: bool = True  # run peers.py too, which installs comlrl and trl
     peers_args: str = ""  # further arguments of peers.py, as one string
-    output: str | None = None  # by default results/gpu.md, and nothing where --shrink is above 1
+    output: str | None = None  # by default results/gpu.md, or none if --shrink is above 1
 
 
 def fail(sentence):
@@ -57,7 +57,7 @@ def fail(sentence):
 
 
 def shrunk(workload, shrink):
-    """The workload with everything divided but heads, tasks and generations, so that the same code runs."""
+    """The workload with everything divided except heads, tasks and generations, so that the same code runs."""
     config = dict(workload.config)
     for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "head_dim"):
         if name in config:
@@ -72,7 +72,7 @@ def synchronize(device):
 
 
 def peak_mib(device):
-    """The most that was allocated since it was reset; on a CPU the most that the process ever held: it never falls."""
+    """Peak allocation since the last reset; on a CPU, the peak of the whole process, which never falls."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated() / 2**20
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
@@ -80,9 +80,9 @@ def peak_mib(device):
 
 
 def measure(args, function, clear=lambda: None):
-    """What function returned at last, seconds of each round and peak memory; None if memory does not suffice.
+    """The last result of function(), its seconds and peak memory; None if it runs out of memory.
 
-    clear comes after each round, outside of the times.
+    clear() is called after each round, untimed.
     """
     seconds = []
     if args.device == "cuda":
@@ -90,7 +90,7 @@ def measure(args, function, clear=lambda: None):
         torch.cuda.reset_peak_memory_stats()
     try:
         for _ in range(args.rounds + 1):
-            result = None  # frees that of the round before
+            result = None  # frees the previous round's
             synchronize(args.device)
             began = time.perf_counter()
             result = function()
@@ -99,7 +99,7 @@ def measure(args, function, clear=lambda: None):
             clear()
     except torch.cuda.OutOfMemoryError:
         clear()
-        return None  # a result too, and the tables say so
+        return None  # the tables report this as a result
     median = statistics.median(seconds[1:])
     return SimpleNamespace(
         result=result, first=seconds[0], seconds=median, low=min(seconds[1:]), high=max(seconds[1:]),
@@ -131,17 +131,17 @@ def measure_machine(args):
 
 
 def trunk_dtype(device):
-    """In which the script computes all but the head: what its autocast casts to on CUDA."""
+    """The dtype in which the script computes all but the head: on CUDA, that of its autocast."""
     return torch.bfloat16 if device == "cuda" else torch.float32
 
 
 def matrices(model):
-    """The weight matrices of the trunk, which is the model without embeddings and head."""
+    """The weight matrices of the trunk: the model without embeddings and head."""
     return {name: m.weight for name, m in model.base_model.named_modules() if isinstance(m, torch.nn.Linear)}
 
 
 def shape_of(model):
-    """(layers, heads, key-value heads, numbers of a head)"""
+    """(layers, heads, key-value heads, head size)"""
     config = model.config
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, size
@@ -154,21 +154,21 @@ def cache_bytes_per_token(model, itemsize):
 
 
 def decode_bytes(model, workload, max_batch_tokens, itemsize):
-    """(weights, cache): bytes that `sample` has to read, where the trunk's numbers are of `itemsize` bytes.
+    """(weights, cache): bytes that `sample` has to read, if the trunk's numbers have `itemsize` bytes.
 
-    weights: each forward pass of each batch reads all of them once: the prefill, and one for each token but the last,
-        so C times. The trunk's linear layers are read in the trunk's dtype (autocast keeps its copies), its norms and
-        the head in float32. Embeddings are looked up, a few rows of many.
-    cache: the pass that takes in token t = 1 .. C - 1 of the completions looks at the P tokens of the prompt, once for
-        the S completions that decode as one row, and at t of each one's own: keys and values.
+    weights: each forward pass of a batch reads all of them once, and there are C passes: the prefill, and one for each
+        token but the last. The trunk's linear layers are read in the trunk's dtype (autocast keeps copies), its norms
+        and the head in float32. Embeddings are not counted: only a few rows are looked up.
+    cache: the pass that reads token t = 1 .. C - 1 of the completions reads the keys and values of the P tokens of the
+        prompt, once for the S completions that decode as one row, and of t tokens of each completion.
 
-    Not in it: the prefill's products, activations, and logits, of which a step writes and reads V several times.
+    Not counted: the prefill's products, activations, and logits (V numbers, written and read several times a step).
     """
     P, C, G, B = (
         getattr(workload, name) for name in ("prompt_tokens", "completion_tokens", "num_generations", "num_tasks")
     )
     room = max(1, (max_batch_tokens - P) // C)
-    pieces = math.ceil(G / room)  # rows of a prompt
+    pieces = math.ceil(G / room)  # rows per prompt
     S = math.ceil(G / pieces)
     rows = B * pieces
     batches = math.ceil(rows / max(1, max_batch_tokens // (P + S * C)))
@@ -184,24 +184,24 @@ def decode_bytes(model, workload, max_batch_tokens, itemsize):
 def training_flops(model, batches, checkpointing):
     """FLOPs of the gradient of micro batches, by part.
 
-    A product costs 2 FLOPs a weight and token; backward makes two more of its size, so 6.
+    A product costs 2 FLOPs per weight and token; backward makes two more of the same size, so 6 in all.
 
     trunk: 6 * weights of its matrices * tokens. A prompt is computed once for its completions, and a completion's last
-        token is not fed. With gradient checkpointing every completion brings its prompt, and its last token too.
-    attention: 6 * 2 * numbers of a head * heads * layers * pairs of a token and one that it sees, itself included. The
-        2 are the products of queries with keys, and of weights with values. What a kernel computes for pairs that are
-        hidden, or again in its backward pass, is left out.
+        token is not fed in. With gradient checkpointing, every completion comes with its prompt and its last token.
+    attention: 6 * 2 * head size * heads * layers * pairs of a token and one that it sees, itself included. The 2 is
+        for the two products, of queries with keys and of weights with values. What a kernel computes for masked
+        pairs, or again in its backward pass, is not counted.
     head: 6 * vocabulary * hidden size * completion tokens.
-    head_again: 2 of these 6, where a micro batch predicts more than 2**26 / V tokens: "Many logits in pieces that the
-        backward pass computes again, so that they never stand in memory together".
-    trunk_again: with gradient checkpointing, each layer's forward products but its last (down_proj): recomputation
-        ends when all is there that backward needs.
+    head_again: 2 of these 6, if a micro batch predicts more than 2**26 / V tokens: then the backward pass recomputes
+        the logits (see token_logprobs).
+    trunk_again: with gradient checkpointing, each layer's forward products except its last (down_proj): recomputation
+        ends once everything that backward needs is there.
     """
     layers, heads, _, size = shape_of(model)
     weight = sum(matrix.numel() for matrix in matrices(model).values())
     last = sum(matrix.numel() for name, matrix in matrices(model).items() if name.endswith("down_proj"))
     head = model.get_output_embeddings().weight.numel()
-    seen = lambda length: length * (length + 1) // 2  # pairs in a text of that length
+    seen = lambda length: length * (length + 1) // 2  # pairs in a text of this length
     flops = dict.fromkeys(("trunk", "attention", "head", "head_again", "trunk_again"), 0)
     for batch in batches:
         predicted, lengths_of = sum(len(ids) for _, ids, _ in batch), defaultdict(list)
@@ -228,7 +228,7 @@ def training_flops(model, batches, checkpointing):
 
 
 def make_agent(config, device):
-    """An agent as the script's functions take it. Made on its device: a CPU is slow to draw billions of numbers."""
+    """An agent for the script's functions. Made on its device: a CPU is slow to draw billions of random numbers."""
     with torch.device(device):
         config = AutoConfig.for_model(**config)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
@@ -237,12 +237,12 @@ def make_agent(config, device):
 
 def sampling(script, agent, prompts, workload, max_batch_tokens):
     G, C = workload.num_generations, workload.completion_tokens
-    with script.autocast(agent.model):  # as rollout() has it: weights are cast once
+    with script.autocast(agent.model):  # as in rollout(): weights are cast once
         return script.sample(agent, prompts, G, 1.0, C, max_batch_tokens)
 
 
 def rows_of(prompts, drawn):
-    """Prompts and completions with made-up advantages, which sum to zero in a group as real ones do."""
+    """Prompts and completions with made-up advantages that sum to zero in a group, as real ones do."""
     angle = lambda g, group: math.cos(math.pi * (g + 0.5) / len(group))
     return [
         (prompt, ids, angle(g, group)) for prompt, group in zip(prompts, drawn) for g, (ids, _) in enumerate(group)
@@ -258,9 +258,9 @@ def training(script, agent, rows, max_batch_tokens):
 
 @torch.no_grad()
 def disagreement(script, agent, workload, max_batch_tokens):
-    """The largest difference between log-probabilities of `sample` and `token_logprobs`, of prompts of all lengths.
+    """The largest difference between `sample`'s and `token_logprobs`' log-probabilities, on prompts of unequal length.
 
-    Lengths that differ give the kernels padding and its masks, which the measured rounds do without.
+    Unequal lengths bring padding and masks, which the measured rounds do not have.
     """
     P, V = workload.prompt_tokens, agent.model.config.vocab_size
     prompts = [torch.randint(V, (max(1, P * k // 4),)).tolist() for k in range(1, 5)]
@@ -273,7 +273,7 @@ def disagreement(script, agent, workload, max_batch_tokens):
 
 
 def cache_held(script, agent, prompt):
-    """Bytes a token of the cache that `sample` fills, whatever dtypes it holds."""
+    """Bytes per token of the cache that `sample` fills, in the dtypes that it really uses."""
     held = {}
     with torch.no_grad():
         script.prefill(agent, [prompt], None, partial(script.attention, held, None))
@@ -289,7 +289,7 @@ def measure_model(args, script, machine, name, tables):
     prompts = torch.randint(model.config.vocab_size, (workload.num_tasks, workload.prompt_tokens)).tolist()
     completion_tokens = workload.num_tasks * workload.num_generations * workload.completion_tokens
     fused = args.device == "cuda"
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0, fused=fused)  # as the script makes it
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0, fused=fused)  # as in the script
 
     def step():
         for p in model.parameters():
@@ -297,7 +297,7 @@ def measure_model(args, script, machine, name, tables):
         optimizer.step()
 
     parameters = sum(p.numel() for p in model.parameters())
-    # first, so that the moments stand in memory while the rest is measured, as they do in a run
+    # first, so that the moments are in memory while the rest is measured, as in a run
     stepped = measure(args, step)
     optimizer.zero_grad()
     if stepped is None:
@@ -305,7 +305,7 @@ def measure_model(args, script, machine, name, tables):
         return
     synchronize(args.device)
     at_rest = torch.cuda.memory_allocated() / 2**20 if args.device == "cuda" else 12 * parameters / 2**20
-    floor = 28 * parameters / machine.bandwidth  # reads weight, gradient, two moments; writes all but the gradient
+    floor = 28 * parameters / machine.bandwidth  # reads weight, gradient and two moments; writes all but the gradient
     tables.step.append(
         [name, number(parameters / 1e6), *times(stepped), number(floor), ratio(stepped.seconds / floor)]
     )
@@ -318,13 +318,13 @@ def measure_model(args, script, machine, name, tables):
         floor, drawn = (weights + cache) / machine.bandwidth, None
         for graphs in (False, True) if args.device == "cuda" else (False,):
             agent.graph_stream = stream if graphs else None
-            # four times as many as are trained at once, as rollout() has it
+            # four times the training batch, as in rollout()
             sampled = measure(args, partial(sampling, script, agent, prompts, workload, 4 * most))
             row = [name, most, "yes" if graphs else "no", number(weights / 1e9), number(cache / 1e9), number(floor)]
             if sampled is None:
                 tables.sampling.append(row + ["out of memory"] * 7)
                 continue
-            gap = disagreement(script, agent, workload, most)  # now: kernels that it chose would be missing in `first`
+            gap = disagreement(script, agent, workload, most)  # not earlier: `first` must include choosing kernels
             held = cache_held(script, agent, prompts[0]) / cache_bytes_per_token(model, itemsize)
             row += [*times(sampled), number(completion_tokens / sampled.seconds), ratio(sampled.seconds / floor)]
             tables.sampling.append([*row, number(held), number(sampled.mib), f"{gap:.1e}"])
@@ -335,7 +335,7 @@ def measure_model(args, script, machine, name, tables):
         needed = training_flops(model, [rows], checkpointing=False)
         floor = (needed["trunk"] + needed["attention"]) / machine.trunk + needed["head"] / machine.head
         for checkpointing in (False, True):
-            agent.share = not checkpointing  # as the script has it
+            agent.share = not checkpointing  # as in the script
             if checkpointing:
                 model.gradient_checkpointing_enable()
             model.train(checkpointing)
@@ -437,12 +437,12 @@ def report(args, header, machine, tables, peers):
 
 
 def run_peers(args):
-    """(exit code, header and table of peers.py). All that it prints is shown as it comes: this takes long."""
+    """(exit code, header and table of peers.py). Its output is shown as it comes: this takes long."""
     command = [sys.executable, os.path.join(ROOT, "benchmarks", "peers.py"), "--device", args.device]
     command += ["--workloads", *args.models, "--rounds", str(args.rounds), "--seed", str(args.seed)]
     if args.shrink > 1:
         command.append("--shrink")
-    else:  # results/peers.csv is that of a CPU
+    else:  # results/peers.csv is for the CPU
         command += ["--output", os.path.join("results", "peers-gpu.csv")]
     command += shlex.split(args.peers_args)
     lines = []
@@ -472,11 +472,11 @@ def main(args):
             fail(f"--shrink {args.shrink}: the hidden size of {name} is no longer divided by its heads; give 16.")
     if args.rounds < 1:
         fail(f"--rounds {args.rounds}: must be 1 or more.")
-    header = about(args)  # now: the run takes long
+    header = about(args)  # before the run, which takes long
     output = args.output or (os.path.join(ROOT, "results", "gpu.md") if args.shrink == 1 else None)
     if args.device == "cuda":
-        torch.set_float32_matmul_precision("high")  # as the script does: TF32, for the head
-        torch.backends.cuda.enable_cudnn_sdp(False)  # as the script does
+        torch.set_float32_matmul_precision("high")  # as in the script: TF32, for the head
+        torch.backends.cuda.enable_cudnn_sdp(False)  # as in the script
     script = importlib.import_module(args.script)
     machine = measure_machine(args)
     tables = SimpleNamespace(step=[], sampling=[], training=[])
@@ -491,7 +491,7 @@ def main(args):
 
     for name in args.models:
         print(f"measuring {name}", flush=True)
-        gc.collect()  # the model before, if cycles keep it, would count as this one's memory
+        gc.collect()  # else the previous model, if kept alive by cycles, would count as this one's memory
         measure_model(args, script, machine, name, tables)
         text = write("Not measured yet." if args.peers else "Not measured (--no-peers).")
     code = 0

@@ -1,16 +1,16 @@
-"""Our scripts against comlrl and trl: same model, prompts, lengths, generations, agents and updates, in turns.
+"""Our scripts against comlrl and trl: same model, prompts, lengths, generations, agents and updates, alternating.
 
     python benchmarks/peers.py
     python benchmarks/peers.py --device cuda --workloads qwen2.5-0.5b qwen3-1.7b
 
 The first run makes a virtual environment for the peers in benchmarks/.peers-venv. Every contestant is a process of its
-own, in every round; ours is `python magrpo.py ...` as a user gives it. What counts is the ratio theirs/ours of one
-round: the two ran one right after the other, and who goes first alternates. Seconds are an update's, from sampling to
-the optimizer step, without loading, evaluation and saving; the first update of a process warms up.
+own, in every round; ours is `python magrpo.py ...` as a user would run it. What counts is the ratio theirs/ours within
+a round: the two run one right after the other, and which one goes first alternates. Seconds are per update, from
+sampling to the optimizer step, without loading, evaluation and saving; the first update of a process warms up.
 
-Models have random weights: speed does not depend on what a model has learnt, but for where its completions end. That
-is set: in the workloads a and b, and on a GPU, they run to their full length; in c they stop with the same chance at
-every token. Prompts are random words.
+Models have random weights: speed depends on what a model has learnt only through where its completions end. That is
+fixed: in workloads a and b, and in those for a GPU, completions run to their full length; in c they stop with the same
+probability at every token. Prompts are random words.
 """
 
 import csv
@@ -29,14 +29,14 @@ from typing import Literal
 import tyro
 from stamp import ROOT, commit, machine, versions
 
-# This process stays small, without torch: Linux counts what it holds at most among its children's peak memory.
+# This process does not import torch, to stay small: Linux counts its peak memory as its children's too.
 
 CHILD = os.path.join(ROOT, "benchmarks", "peers_child.py")
 VENV = os.path.join(ROOT, "benchmarks", ".peers-venv")
-# torch and transformers as in requirements.txt: both sides compute with the same kernels. One environment holds both
-# peers, which take these versions.
+# torch and transformers as in requirements.txt, so both sides compute with the same kernels. One environment has both
+# peers, which work with these versions.
 PACKAGES = ("torch==2.13.0", "transformers==5.23.0", "comlrl==1.4.3", "trl==1.16.0")
-LEARNING_RATE = 1e-6  # so small that the chance to stop stays what it is
+LEARNING_RATE = 1e-6  # so small that the probability of stopping does not change
 
 
 @dataclass
@@ -44,16 +44,16 @@ class Args:
     workloads: list[str] = field(default_factory=lambda: ["a", "b", "c"])  # keys of WORKLOADS
     comparisons: list[str] = field(default_factory=lambda: list(COMPARISONS))  # keys of COMPARISONS
     rounds: int = 5  # of all contestants
-    updates: int = 3  # measured in each process, after one that warms up; the median counts
+    updates: int = 3  # measured per process, after one that warms up; the median counts
     device: Literal["cpu", "cuda"] = "cpu"
-    threads: int = 1  # of each process
-    seed: int = 1  # of model and prompts; the round is added for sampling
-    max_batch_tokens: int = 0  # of ours; 0: its default for tiny on a CPU, for other models on a GPU. Theirs is all
-    cuda_graphs: bool = False  # ours with this flag
-    trl_rows: int = 0  # completions in a training batch of trl, where memory forbids the whole rollout; 0: all of it
-    shrink: bool = False  # tiny sizes, to see whether everything runs; measures nothing
-    pip_args: str = ""  # of the peers' installation, as one string, such as an index with CPU builds of torch
-    output: str | None = None  # table of the rows; by default results/peers.csv, or in the run's folder with --shrink
+    threads: int = 1  # per process
+    seed: int = 1  # for model and prompts; sampling uses seed + round
+    max_batch_tokens: int = 0  # of ours; 0: 4096 on a CPU, 8192 on a GPU. Theirs: the whole rollout
+    cuda_graphs: bool = False  # run ours with this flag
+    trl_rows: int = 0  # completions per training batch of trl, if the whole rollout does not fit; 0: all of it
+    shrink: bool = False  # tiny sizes, to check that everything runs; measures nothing
+    pip_args: str = ""  # pip's arguments for the peers, as one string, such as an index with CPU builds of torch
+    output: str | None = None  # CSV of the rows; by default results/peers.csv, with --shrink in the run's folder
 
 
 @dataclass
@@ -62,8 +62,8 @@ class Workload:
     prompt_tokens: int = 400  # P, with the chat template
     completion_tokens: int = 100  # C
     num_generations: int = 8  # G
-    num_tasks: int = 4  # B, of an update
-    stop: float = 0.0  # chance of the stop token at every step
+    num_tasks: int = 4  # B, per update
+    stop: float = 0.0  # probability of the stop token at every step
 
 
 TINY = {
@@ -82,9 +82,9 @@ WORKLOADS = {
         num_generations=4,
         num_tasks=2,
     ),
-    # 30 tokens on average, between 1 and 100
+    # completions of 1 to 100 tokens, 30 on average
     "c": Workload(TINY, num_tasks=8, stop=1 / 31),
-    # the shapes of these models, as in their config.json
+    # the shapes of the real models, from their config.json
     "qwen2.5-0.5b": Workload(
         {
             "model_type": "qwen2", "vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864,
@@ -106,7 +106,7 @@ WORKLOADS = {
 # name: (our script, its further arguments, the peer, number of agents)
 COMPARISONS = {
     "magrpo-comlrl": ("magrpo", ("--joint-mode", "align"), "comlrl MAGRPOTrainer", 2),
-    # one step per rollout, as the peer does; ours makes four by default
+    # one optimizer step per rollout, as in the peer; ours makes four by default
     "ippo-comlrl": ("ippo", ("--update-epochs", "1", "--num-minibatches", "1"), "comlrl IACTrainer", 2),
     "magrpo-trl": ("magrpo", (), "trl GRPOTrainer", 1),
     "marloo-trl": ("marloo", (), "trl RLOOTrainer", 1),
@@ -123,7 +123,7 @@ def shrunk(workload):
 
 
 def install(args):
-    """The peers' interpreter, in an environment that is made when it is not there as PACKAGES says."""
+    """The peers' interpreter; makes its environment unless one with exactly PACKAGES is there."""
     python, marker = os.path.join(VENV, "bin", "python"), os.path.join(VENV, "packages.txt")
     wanted = "\n".join(PACKAGES)
     if os.path.exists(marker):
@@ -142,10 +142,10 @@ def install(args):
 
 
 def run(args, command, log, **variables):
-    """Runs a contestant. Returns None, or why it failed: the last line that it wrote, and where all of it is."""
+    """Runs a contestant. Returns None, or why it failed: the last line that it wrote, and where its log is."""
     env = os.environ | {"OMP_NUM_THREADS": str(args.threads), "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
     if args.device == "cpu":
-        env["CUDA_VISIBLE_DEVICES"] = ""  # our scripts take a GPU where they see one
+        env["CUDA_VISIBLE_DEVICES"] = ""  # our scripts use a GPU if they see one
     with open(log, "w") as file:
         done = subprocess.run(command, cwd=ROOT, env=env | variables, stdout=file, stderr=subprocess.STDOUT)
     if done.returncode == 0:
@@ -168,7 +168,7 @@ def job_of(args, name, workload, folder):
     job |= {"workload": name, "seed": args.seed, "device": args.device, "bf16": args.device == "cuda"}
     # gradients clipped to 1, as ours are by default
     job |= {"updates": args.updates, "learning_rate": LEARNING_RATE, "max_grad_norm": 1.0, "trl_rows": args.trl_rows}
-    # as many prompts as tasks, each used once, and one for our evaluation, which is always made
+    # as many prompts as tasks, each used once, plus one for our evaluation, which always runs
     return job | asdict(workload) | {"num_prompts": workload.num_tasks * (args.updates + 1) + 1}
 
 
@@ -188,7 +188,7 @@ def run_ours(args, job, script, more, num_agents, folder):
     command += ["--num-tasks", job["num_tasks"], "--num-generations", job["num_generations"]]
     command += ["--max-new-tokens", job["completion_tokens"], "--learning-rate", job["learning_rate"]]
     command += ["--max-batch-tokens", args.max_batch_tokens or (4096 if args.device == "cpu" else 8192)]
-    # evaluation cannot be switched off: one task, before the first update and after the last, outside of the times
+    # evaluation cannot be switched off: one task, before the first update and after the last, is not timed
     command += ["--eval-tasks", 1, "--eval-every", 10**6, "--save-every", 10**6]
     command += ["--seed", job["seed"], "--output-dir", folder, *more]
     command += ["--cuda-graphs"] * args.cuda_graphs
@@ -275,7 +275,7 @@ if __name__ == "__main__":
         if unknown := [name for name in getattr(args, what) if name not in known]:
             sys.exit(f"peers.py: error: --{what} {' '.join(unknown)}: use some of {', '.join(known)}.")
     python = install(args)
-    measured = commit()  # now: a run takes long
+    measured = commit()  # before the runs, which take long
     work = os.path.join(ROOT, "runs", f"peers-{datetime.now():%Y%m%d-%H%M%S}")
     output = args.output or os.path.join(work if args.shrink else os.path.join(ROOT, "results"), "peers.csv")
     workloads = {name: shrunk(WORKLOADS[name]) if args.shrink else WORKLOADS[name] for name in args.workloads}
@@ -291,7 +291,7 @@ if __name__ == "__main__":
                     os.makedirs(folder)
                     if side == "ours":
                         result = run_ours(args, sampling, script, more, num_agents, folder)
-                        # a finished run leaves a checkpoint and models of no use; what failed stays to be read
+                        # delete a finished run's checkpoint and models; failed runs stay for inspection
                         for path in [] if "error" in result else glob.glob(os.path.join(folder, "*", "")):
                             shutil.rmtree(path)
                     else:

@@ -1,9 +1,9 @@
-"""What benchmarks/peers.py runs in processes of their own: a model is made, our environment, the peers' trainers.
+"""What benchmarks/peers.py runs in child processes: it makes a model, our environment, and the peers' trainers.
 
     python benchmarks/peers_child.py job.json
 
 job.json holds the task ("prepare", or a key of TRAINERS), the workload's sizes, folders and flags; see peers.py. What
-a process measured goes to the job's "result" file. Heavy imports are inside the functions: our scripts import this
+a process measures goes to the job's "result" file. Heavy imports are inside the functions: our scripts import this
 module for its environment, and the peers have an interpreter of their own.
 """
 
@@ -27,17 +27,17 @@ PAD, START, STOP = range(3)  # ids of <|endoftext|>, <|im_start|> and <|im_end|>
 
 
 def reward(texts):
-    """A number in [0, 1) that differs from text to text and costs nothing: the same one for every contestant."""
+    """A number in [0, 1) that differs between texts and costs nothing; the same for every contestant."""
     return zlib.crc32("\n".join(texts).encode()) / 2**32
 
 
 def peak_mib():
-    """What the tensors of a CUDA device held at most, or else this process in main memory."""
+    """Peak memory of the tensors on a CUDA device, or else of this process in main memory."""
     import torch
 
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**20
-    unit = 2**20 if sys.platform == "darwin" else 2**10  # of ru_maxrss: bytes there, KiB elsewhere
+    unit = 2**20 if sys.platform == "darwin" else 2**10  # of ru_maxrss: bytes on macOS, KiB elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
@@ -46,7 +46,7 @@ def write(path, result):
         json.dump(result, file)
 
 
-# Ours: an environment as a user would write it, given by --env benchmarks.peers_child:Prompts
+# Ours: an environment as a user would write one, for --env benchmarks.peers_child:Prompts
 
 
 class Step(NamedTuple):
@@ -64,7 +64,7 @@ class Prompts:
         self.num_agents = num_agents
         with open(dataset) as file:
             self.prompts = [json.loads(line) for line in file]
-        if "PEERS_PEAK" in os.environ:  # only the process itself knows what it held on a GPU
+        if "PEERS_PEAK" in os.environ:  # only the process itself can tell its peak on a GPU
             atexit.register(lambda: write(os.environ["PEERS_PEAK"], {"peak_mib": peak_mib()}))
 
     def tasks(self, split):
@@ -77,14 +77,14 @@ class Prompts:
         return [Step(actions, reward(actions), {}, done=True) for _, _, actions in branches]
 
 
-# Model and prompts, made by our interpreter, read by all contestants
+# Model and prompts: made by our interpreter, read by all contestants
 
 
 def make_tokenizer(size):
-    """Byte-level BPE, as Qwen's, whose merges are a tree of words: a space and letters, each word one token.
+    """A byte-level BPE, as Qwen's, whose merges form a tree of words: a space and letters, one token per word.
 
-    So prompts of any number of tokens are easy to write, for a vocabulary of any size, without a download. Returns it
-    with its words.
+    So prompts of any number of tokens are easy to write, for any vocabulary size and without a download. Returns
+    (tokenizer, words).
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -107,12 +107,12 @@ def make_tokenizer(size):
 
 
 def make_model(config, stop):
-    """A random model that stops with the chance `stop` at every token, whatever it has read.
+    """A random model that stops with probability `stop` at every token, whatever it has read.
 
-    Coordinate 0 of every embedding is 8, far above the rest of it, which is about 0.02. So it is what every hidden
-    state mostly consists of, and because the head is the embedding (tied, as in the models that this stands for), all
-    logits share the same large number. In the stop token's row the number is another one, which makes its logit what
-    gives it the chance `stop`; the pad token, which some trainers take for the end of a completion, has none at all.
+    Coordinate 0 of every embedding is 8, far above the others, which are about 0.02. So it dominates every hidden
+    state, and because the head is the embedding (tied, as in the models that this stands for), all logits share the
+    same large term. In the stop token's row, coordinate 0 is chosen so that this token gets probability `stop`; the
+    pad token, which some trainers take for the end of a completion, gets practically none.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -126,7 +126,7 @@ def make_model(config, stop):
         weight[:, 0] = 8.0
         weight[PAD, 0] = 0.0
         shared = model.base_model(torch.arange(3, 23)[None]).last_hidden_state[0, -1, 0]
-        # its logit less that of the other tokens, which are all but itself and the pad
+        # the stop logit less that of the other tokens, which are all but stop and pad
         above = math.log(stop / (1 - stop) * (len(weight) - 2)) if stop else -100.0
         weight[STOP, 0] = 8.0 + above / shared
     return model
@@ -141,7 +141,7 @@ def prepare(job):
     tokenizer, words = make_tokenizer(job["config"]["vocab_size"])
     make_model(job["config"], job["stop"]).save_pretrained(job["model"])
     tokenizer.save_pretrained(job["model"])
-    tokenizer = transformers.AutoTokenizer.from_pretrained(job["model"])  # what all contestants will get
+    tokenizer = transformers.AutoTokenizer.from_pretrained(job["model"])  # as all contestants load it
 
     def with_template(user):
         messages = [{"role": "user", "content": user}]
@@ -155,15 +155,15 @@ def prepare(job):
             text, length = with_template(user)
             if length != job["prompt_tokens"]:
                 raise ValueError(f"a prompt has {length} tokens, not {job['prompt_tokens']}")
-            # our scripts take what the user says; the peers get the text of the template, which they use as it is
+            # our scripts get the user message; the peers get the text with the template, which they use unchanged
             file.write(json.dumps({"user": user, "text": text}) + "\n")
 
 
-# Theirs: a function for each trainer, which calls clock.tick() at the end of every update
+# Theirs: one function per trainer, which calls clock.tick() at the end of every update
 
 
 class Clock:
-    """When each update ended, and how many tokens the completions until then had."""
+    """When each update ended, and how many completion tokens it had."""
 
     def __init__(self, job):
         self.job, self.ends, self.tokens, self.drawn = job, [], [], 0
@@ -177,7 +177,7 @@ class Clock:
         import torch
 
         if self.job["device"] == "cuda":
-            torch.cuda.synchronize()  # what was only queued is not done
+            torch.cuda.synchronize()  # queued work is not done yet
         self.ends.append(time.perf_counter())
         self.tokens.append(self.drawn)
         self.drawn = 0
@@ -192,7 +192,7 @@ def dataset(job):
 
 
 def joint_reward(*completions):
-    """comlrl hands over one list of texts for each agent, aligned, and wants a number for each joint action."""
+    """comlrl passes one list of texts per agent, aligned, and expects one number per joint action."""
     return [reward(texts) for texts in zip(*completions)]
 
 
@@ -207,17 +207,17 @@ def comlrl_common(job):
         "max_new_tokens": job["completion_tokens"],
         "temperature": 1.0,
         "top_p": 1.0,
-        "top_k": 0,  # 0 switches it off in generate(); None would leave it to the model
+        "top_k": 0,  # 0 turns it off in generate(); None would leave it to the model
         "num_turns": 1,
         "early_termination_threshold": None,
         "eval_interval": 0,
         "advantage_normalization": False,  # as ours
         "reference_kl_enabled": False,
-        "agent_devices": job["device"],  # both agents on one device, as ours; "mp" is for one device each
+        "agent_devices": job["device"],  # all agents on one device, as ours; "mp" is for one device each
     }
     trainer = {
         "agent_model": job["model"],
-        # it has no mixed precision: on CUDA the weights themselves are bfloat16, which is as fast as it goes
+        # comlrl has no mixed precision: on CUDA the weights themselves are bfloat16, its fastest option
         "model_config": {"torch_dtype": "bfloat16" if job["bf16"] else "float32", "attn_implementation": "sdpa"},
         "tokenizer": AutoTokenizer.from_pretrained(job["model"]),
         "reward_func": joint_reward,
@@ -256,7 +256,7 @@ def comlrl_iac(job, clock):
     config, arguments = comlrl_common(job)
     rows = job["num_tasks"] * job["num_generations"]  # its buffer counts completions
     config |= {"rollout_buffer_size": rows, "train_batch_size": rows, "logging_steps": 10**6}
-    # a value head on the actor, as is our default; its own default, a critic with weights of its own, is slower
+    # a value head on the actor, as in our default; comlrl's default, a separate critic, is slower
     config |= {"use_separate_critic": False}
     trainer = Counted(args=IACConfig(**config), **arguments)
     trainer.verbose = False
@@ -271,7 +271,7 @@ def trl(job, clock, name, **more):
 
     class Ticker(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
-            seen = state.num_input_tokens_seen - self.seen - clock.drawn  # prompts and completions, less completions
+            seen = state.num_input_tokens_seen - self.seen - clock.drawn  # of prompts: all input less completions
             clock.count(seen / (job["num_tasks"] * job["num_generations"]), [])
             self.seen = state.num_input_tokens_seen
             clock.tick()
@@ -283,12 +283,12 @@ def trl(job, clock, name, **more):
         return [reward([text]) for text in completions]
 
     rows = job["num_tasks"] * job["num_generations"]
-    batch = job["trl_rows"] or rows  # the whole rollout at once, unless the command line says that memory forbids it
+    batch = job["trl_rows"] or rows  # the whole rollout at once, unless --trl-rows says otherwise
     cuda = job["device"] == "cuda"
     config = getattr(trl, f"{name}Config")(
         output_dir=os.path.dirname(job["result"]),
         per_device_train_batch_size=batch,
-        gradient_accumulation_steps=rows // batch,  # one optimizer step a rollout; all of it is sampled in one batch
+        gradient_accumulation_steps=rows // batch,  # one optimizer step per rollout, which is sampled in one batch
         num_generations=job["num_generations"],
         max_completion_length=job["completion_tokens"],
         max_steps=job["updates"] + 1,
@@ -300,7 +300,7 @@ def trl(job, clock, name, **more):
         top_k=0,
         beta=0.0,  # no reference model; RLOO's default would have one
         gradient_checkpointing=False,  # on by default, and slower
-        bf16=job["bf16"],  # autocast over float32 weights, as ours; on by default, on a CPU too
+        bf16=job["bf16"],  # autocast over float32 weights, as ours; the default is on, even on a CPU
         tf32=True if cuda else None,  # as ours
         use_cpu=not cuda,
         model_init_kwargs={"dtype": "float32", "attn_implementation": "sdpa"},
@@ -326,7 +326,7 @@ def trl(job, clock, name, **more):
 TRAINERS = {
     "comlrl MAGRPOTrainer": comlrl_magrpo,
     "comlrl IACTrainer": comlrl_iac,
-    # the loss of our scripts, which costs what its other losses cost
+    # the same loss as our scripts; trl's other losses cost the same
     "trl GRPOTrainer": lambda job, clock: trl(job, clock, "GRPO", loss_type="dr_grpo", scale_rewards="none"),
     "trl RLOOTrainer": lambda job, clock: trl(job, clock, "RLOO", normalize_advantages=False),
 }

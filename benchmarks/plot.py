@@ -1,11 +1,11 @@
-"""Learning curves and a table from results/*.csv of benchmarks/compare.py. Needs matplotlib.
+"""Draws learning curves and writes a table from the results/*.csv of benchmarks/compare.py. Needs matplotlib.
 
     python benchmarks/plot.py --results results/tldr.csv --output docs/tldr
     python benchmarks/plot.py --scaling results/scaling.csv    the curves of benchmarks/scaling.py
 
 A curve is the interquartile mean over seeds (Agarwal et al., 2021: the mean of the middle half), interpolated at equal
-numbers of sampled tokens; the band is its 95% bootstrap interval over seeds. The table compares the runs where the one
-that sampled least had sampled all: at an equal number of tokens.
+numbers of sampled tokens; the band is its 95% bootstrap interval over seeds. The table compares the runs at an
+equal number of tokens: the total of the run that sampled least.
 """
 
 import csv
@@ -27,15 +27,15 @@ COLORS = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#9c6b4e", "#a463f2"]
 
 @dataclass
 class Args:
-    results: list[str] = field(default_factory=lambda: ["results/tldr.csv"])  # of a script the last file's runs count
+    results: list[str] = field(default_factory=lambda: ["results/tldr.csv"])  # a script's last file counts
     output: str = "docs/tldr"  # .png and .md are added
     metric: str = "return"
     samples: int = 2000  # of the bootstrap
-    scaling: str | None = None  # draw the curves of this file of scaling.py to docs/scaling.png instead
+    scaling: str | None = None  # instead draw this CSV of scaling.py to docs/scaling.png
 
 
 def interquartile_mean(values):  # (..., seeds) -> (...)
-    """Mean of the middle half; with a number of seeds that four does not divide, the edge seeds count in part."""
+    """Mean of the middle half; if the number of seeds is not a multiple of four, edge seeds count partially."""
     values, n = np.sort(values, axis=-1), values.shape[-1]
     edges = np.arange(n + 1) / n
     weights = np.clip(np.minimum(edges[1:], 0.75) - np.maximum(edges[:-1], 0.25), 0, None)
@@ -50,7 +50,7 @@ def interval(values, samples, rng):  # (points, seeds) -> (2, points)
 
 
 def draw_scaling(path):
-    """A panel for each quantity: time over computed tokens, beside a line through the first point that is linear."""
+    """A panel per quantity: time over computed tokens, with linear extrapolations of the first point."""
     with open(path) as file:
         file.readline()
         rows = [row for row in csv.DictReader(file) if row["part"] == "curves"]
@@ -82,7 +82,7 @@ if __name__ == "__main__":
     if args.scaling:
         draw_scaling(args.scaling)
         sys.exit()
-    runs, from_file = {}, {}  # script -> its runs, and the stamp of their file
+    runs, from_file = {}, {}  # script -> its runs; script -> the stamp of their file
     for path in args.results:
         with open(path) as file:
             stamp = file.readline().removeprefix("# ").strip()

@@ -1,9 +1,9 @@
-"""How long answers take to score: one, a hundred, a batch on one core and on all, and one with endless loops in it.
+"""How long it takes to score answers: one, 100, 64 on one core and on all, and 64 with endless loops among them.
 
     python benchmarks/sandbox.py                              sample functions
     python benchmarks/sandbox.py --dataset humaneval.jsonl    the reference solutions of HumanEval
 
-Medians over the rounds, of the environment humaneval's step() with one agent. The correct solution is the answer.
+Medians over rounds of step() of the environment humaneval with one agent, whose answers are correct solutions.
 """
 
 import json
@@ -26,11 +26,11 @@ from rewards import sandbox
 class Args:
     dataset: str = "sample"  # or a .jsonl file of HumanEval's columns
     rounds: int = 5
-    timeout: float = 2.0  # of an answer beside endless loops, seconds
+    timeout: float = 2.0  # seconds per answer, in batches with endless loops
 
 
 def branches_of(env, count):
-    """So many tasks with their solutions, from the first again where there are fewer."""
+    """`count` tasks with their solutions; starts over if there are fewer tasks."""
     tasks = [task for split in env.splits for task in env.tasks(split)]
     if env.dataset == "sample":
         solutions = [f"{task['helper']}\n\n{task['main']}" for task in tasks]
@@ -63,7 +63,7 @@ if __name__ == "__main__":
     print(f"| one answer | {statistics.median(seconds(args, env, [branch]) for branch in branches[:20]):.4f} |")
     print(f"| 100 answers | {seconds(args, env, branches):.2f} |")
     for some in [cores[:1], cores][: len(cores)]:
-        sandbox.close()  # its interpreters inherit the cores
+        sandbox.close()  # new interpreters inherit the new set of cores
         os.sched_setaffinity(0, some)
         print(f"| 64 answers, {len(some)} core(s) | {seconds(args, env, branches[:64]):.2f} |")
     env.timeout = args.timeout

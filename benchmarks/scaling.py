@@ -1,15 +1,15 @@
-"""How time and memory grow: with agents, generations, tasks, turns, prompts, processes, data, and with LoRA.
+"""How time and memory grow with agents, generations, tasks, turns, prompts, processes and data, and with LoRA.
 
     python benchmarks/scaling.py                          all parts
     python benchmarks/scaling.py --parts curves lora      some of them
 
-curves: `sample` and the gradient of a script for models/tiny, in a process for each point, as throughput.py has them.
-    A turn answers the turn before: its prompts are prompt and completion, one for each of the G joint actions.
-    Products are those that have to be computed, attention to what is seen among them (gpu.py has the formula): the
-    rate says whether a token takes longer because it needs more of them.
-processes: tokens/s of one process and of two under torchrun, a thread each, in turns, with 8 and 32 tasks in all.
-start: seconds from the command to the end of an evaluation of one task, with data files of different length.
-lora: two agents with whole weights and with adapters on one shared model, of random weights.
+curves: `sample` and the gradient of a script with models/tiny as in throughput.py, in one process per point.
+    A later turn answers the turn before: its prompts are prompt plus completion, one per joint action (G of them).
+    GFLOP/s counts the matrix products that have to be computed, including attention to visible tokens (formula in
+    gpu.py): if a token takes longer only because it needs more products, the rate stays the same.
+processes: tokens/s of one process and of two under torchrun, a thread each, alternating, with 8 and 32 tasks in all.
+start: seconds from the command to the end of an evaluation of one task, with data files of different lengths.
+lora: two agents, with full weights each and with adapters on one shared model; random weights.
 
 Each process has one thread. Rows go to --output, results/scaling.csv; `plot.py --scaling FILE` draws its curves.
 """
@@ -43,7 +43,7 @@ CURVES = {
 }
 SMALLER = {  # so that the largest point of the curve takes seconds
     "num_turns": {"num_generations": 4, "num_tasks": 2, "prompt_tokens": 100, "completion_tokens": 50},
-    # a batch that a prompt with its generations fits in, so that it is computed once
+    # a batch large enough for a prompt with its generations, so that the prompt is computed once
     "prompt_tokens": {"num_tasks": 2, "completion_tokens": 50, "max_batch_tokens": 16384},
     "completion_tokens": {"num_tasks": 2},
 }
@@ -52,10 +52,10 @@ SMALLER = {  # so that the largest point of the curve takes seconds
 @dataclass
 class Args:
     parts: list[str] = field(default_factory=lambda: ["curves", "processes", "start", "lora"])
-    script: str = "magrpo"  # whose functions and whose runs are measured
-    rounds: int = 3  # medians are over these; lora makes one run each
+    script: str = "magrpo"  # whose functions and runs are measured
+    rounds: int = 3  # for medians; lora makes one run each
     lora_hidden: int = 512  # hidden size of the model in lora, of 8 layers
-    output: str = os.path.join(ROOT, "results", "scaling.csv")  # rows of all parts that were asked for
+    output: str = os.path.join(ROOT, "results", "scaling.csv")  # rows of the requested parts
 
 
 def measure(point, num_agents, num_turns, rounds):
@@ -73,8 +73,8 @@ def measure(point, num_agents, num_turns, rounds):
                 spent[1] += timed(ours_train, point, script, agent, asked, drawn)[1]
                 tokens += sum(map(len, asked)) + sum(len(ids) for group in drawn for ids, _ in group)
                 groups = [[(prompt, ids, None) for ids, _ in group] for prompt, group in zip(asked, drawn)]
-                needed = training_flops(agent.model, groups, False)  # batches apart: in one, equal prompts count once
-                # sampling is one more forward pass beside the forward and the two of the backward
+                needed = training_flops(agent.model, groups, False)  # per batch: within one, equal prompts count once
+                # sampling adds a fourth pass to training's three: one forward, and a backward of twice its cost
                 flops += 4 / 3 * (needed["trunk"] + needed["attention"] + needed["head"])
                 asked = [prompt + ids for prompt, group in zip(asked, drawn) for ids, _ in group]
             agent.model.zero_grad()
@@ -105,7 +105,7 @@ def curves(args):
 
 
 def run(args, flags, processes=1):
-    """A run of the script: (metrics of its iterations, seconds, peak resident MiB of its largest process)."""
+    """Runs the script: (metrics per iteration, seconds, peak resident MiB of its largest process)."""
     with tempfile.TemporaryDirectory() as folder:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
         command = [sys.executable, *(torchrun if processes > 1 else []), os.path.join(ROOT, f"{args.script}.py")]
@@ -162,7 +162,7 @@ def save_model(folder, hidden_size):
 def lora(args):
     print("\n| two agents train | s an iteration | peak memory, MiB |\n|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
-        # in a process of its own: Linux counts what this one ever held among its children's peak memory
+        # in a process of its own: Linux counts this process's peak memory as its children's too
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             pool.apply(save_model, (folder, args.lora_hidden))
         flags = ("--env", "tldr", "--model", folder, "--num-iterations", 3, "--num-tasks", 2, "--eval-tasks", 1)
@@ -176,7 +176,7 @@ def lora(args):
 
 if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
-    about = stamp(args)  # now: it takes long
+    about = stamp(args)  # before the runs, which take long
     print(about)
     parts = {"curves": curves, "processes": processes, "start": start, "lora": lora}
     if unknown := set(args.parts) - set(parts):

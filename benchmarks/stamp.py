@@ -1,4 +1,4 @@
-"""What stands beside every figure: commit, versions, machine, date and arguments."""
+"""The stamp on every figure: commit, versions, machine, date and arguments."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def commit():
-    """Of the code as it lies there now, with -dirty where it is not what was committed."""
+    """The current commit, with -dirty if the working tree differs from it."""
     git = "git describe --always --dirty --exclude '*'"
     return subprocess.run(git, shell=True, cwd=ROOT, capture_output=True, text=True).stdout.strip() or "unknown"
 

@@ -1,13 +1,13 @@
 """One iteration of a script against the plain way of writing it: same model, same prompts, same lengths.
 
-The plain way samples with `generate(num_return_sequences=G)`, and trains on a padded batch with a row for each
-completion: its prompt is computed G times, and every position goes through lm_head. Both run in this process, in
-turns; what counts is the ratio of the medians, not the seconds of one machine.
+The plain way samples with `generate(num_return_sequences=G)`, and trains on padded batches, one row per completion: a
+prompt is computed G times, and every position goes through lm_head. Both run in this process, alternating; what
+counts is the ratio of the medians, not the seconds of one machine.
 
-The floor is the time of the script's own matrix products, attention among them, as bare calls: all products that one
-iteration makes are recorded with their shapes, and each is then called by itself on tensors of that shape. What is
-above it is everything else: norms, activations, copies, masks, random numbers, the optimizer, Python. A profile tells
-the ten operators that take most; the calls alone may find their tensors in a nearer cache than a run does.
+The floor is the time of the script's own matrix products, including attention, as bare calls: all products of one
+iteration are recorded with their shapes, and each is then called by itself on tensors of that shape. Time above the
+floor is everything else: norms, activations, copies, masks, random numbers, the optimizer, Python. A profile lists the
+ten most expensive operators. Bare calls may find their tensors in a closer cache than a real run does.
 
     python benchmarks/throughput.py              fixed lengths: P = 400, C = 100, G = 8, B = 4
     python benchmarks/throughput.py --natural    sample posts, and completions that end where the model ends them
@@ -39,19 +39,19 @@ sys.path.insert(0, ROOT)
 class Args:
     script: str = "magrpo"  # whose functions are measured
     model: str = os.path.join(ROOT, "models", "tiny")  # a folder or a hub id
-    hidden_size: int | None = None  # a multiple of 16: random weights of this width, 8 layers, in place of the model's
+    hidden_size: int | None = None  # a multiple of 16: random weights, 8 layers of this width instead of the model's
     prompt_tokens: int = 400  # P
     completion_tokens: int = 100  # C
     num_generations: int = 8  # G
     num_tasks: int = 4  # B
-    max_batch_tokens: int = 4096  # of training, as in the script; sampling has four times as many
-    rounds: int = 5  # of both, in turns
+    max_batch_tokens: int = 4096  # of training, as in the script; four times as many in sampling
+    rounds: int = 5  # of both, alternating
     threads: int = 1  # of torch
     natural: bool = False  # sample posts and the model's own stop token, instead of fixed lengths
 
 
 def make_model(path, hidden_size):
-    """Random weights of the model's kind and vocabulary, but of 8 layers of another width."""
+    """A model of the same kind and vocabulary, with random weights and 8 layers of another width."""
     config = AutoConfig.from_pretrained(path)
     config.update({"hidden_size": hidden_size, "intermediate_size": 3 * hidden_size})
     config.update({"num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4})
@@ -163,7 +163,7 @@ class Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
-        # inference mode hands over `linear` and `matmul` whole; elsewhere they come as what they are made of
+        # inference mode dispatches `linear` and `matmul` as such; otherwise their component operators arrive
         if name in ("linear", "matmul", "mm", "addmm", "bmm", "baddbmm") or "scaled_dot_product" in name:
             shape = lambda x: ("tensor", tuple(x.shape), x.stride(), x.dtype, x.device)
             shapes = tree_map_only(torch.Tensor, shape, (tuple(args), tuple((kwargs or {}).items())))
@@ -171,7 +171,7 @@ class Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def seconds(self):
-        """What all of them take as bare calls: the best of three means of each, times its number."""
+        """The time of all products as bare calls: for each, the best of three means times its number of calls."""
 
         def build(x):
             if isinstance(x, tuple) and x and x[0] == "tensor":
