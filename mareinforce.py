@@ -735,10 +735,10 @@ if __name__ == "__main__":
     last_saved = lambda: f"The last checkpoint: {f'iteration {saved} in {run_dir}' if saved else 'none yet'}."
 
     @contextmanager
-    def writing():
+    def writing(errors=(OSError, RuntimeError)):  # torch's own, if the disk is full, is a RuntimeError
         try:
             yield
-        except Exception as error:  # torch and safetensors raise types of their own if the disk is full; reported
+        except errors as error:
             fail(f"--output-dir: cannot write to {run_dir} ({error}); name another, or make room. {last_saved()}")
 
     if rank == 0:
@@ -960,7 +960,7 @@ if __name__ == "__main__":
 
     # final output
     if rank == 0:
-        with writing():
+        with writing(Exception):  # safetensors raises a type of its own if the disk is full
             for i, agent in enumerate(agents if saved else ()):
                 # the full trained policy: a base model's own generation_config may cut it to top-k or top-p
                 policy = {"do_sample": True, "temperature": args.temperature, "top_k": 0, "top_p": 1.0}

@@ -805,6 +805,17 @@ def test_an_advantage_that_is_no_number_stops_the_run(script, run, model_dir, tm
 
 
 @two_scripts
+def test_a_copys_own_mistake_is_no_full_disk(script, run, model_dir, tmp_path):
+    """Such as a metric that JSON lacks."""
+    source, line = script.read_text(), "        # 4 LOG\n"
+    assert source.count(line) == 1
+    copy = tmp_path / "measured.py"
+    copy.write_text(source.replace(line, f"{line}        metrics['mine'] = torch.ones(1)\n"))
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        run(copy, *TOY, "--model", model_dir, "--num-iterations", 1)
+
+
+@two_scripts
 def test_a_first_evaluation_that_is_not_finite_is_no_result(script, run, model_dir, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         run(script, *TOY, "--model", model_dir, "--num-iterations", 0, "--eval-temperature", 1e-40)
