@@ -567,7 +567,7 @@ def summarize(split, turns, num_turns):
             for k in (2**j for j in range(n.bit_length())):
                 sums[f"pass@{k}"] += (1 - math.comb(failed, k) / math.comb(n, k), 1)
     if bad := [name for name in parts if not isinstance(name, str) or name in sums or "/" in name]:
-        fail(f"--env: step() has the part {bad[0]!r}; give it a name without a slash which is not that of a metric.")
+        fail(f"--env: step() has a part logged as {bad[0]!r}; give it a name without a slash that no metric has.")
     for process in gather({**sums, **parts}):
         for name, total in process.items():
             totals[name] += total
@@ -680,7 +680,7 @@ if __name__ == "__main__":
     # environment
     setup = {"num_agents": N, "num_turns": T, "dataset": args.dataset, "seed": args.seed}
     optional = {"reward": args.reward, "feedback": args.feedback, "allow_unsafe_code": args.allow_unsafe_code}
-    setup |= {name: value for name, value in optional.items() if value}
+    setup |= {name: value for name, value in optional.items() if value not in (None, False)}
     try:
         if os.path.exists(os.path.join(here, "envs", "writing.py")):
             env = importlib.import_module("envs").make(args.env, **setup)

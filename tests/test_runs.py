@@ -488,7 +488,12 @@ def test_defaults_of_the_tiny_model(script, env, max_new_tokens, run):
         ("observe", None, "let it return 2 prompts"),  # in the second turn
         *(
             ("step", lambda self, branches, name=name: [Step(b[2], 1.0, {name: 9.0}, False) for b in branches], said)
-            for name, said in (("return", "part 'return'"), ("agent_0/loss", "part 'agent_0/loss"), (3, "part 3"))
+            for name, said in (
+                ("return", "part logged as 'return'"),
+                ("reward", "part logged as 'reward_turn1'"),  # with several turns
+                ("agent_0/loss", "part logged as 'agent_0/loss"),
+                (3, "part logged as 3"),
+            )
         ),
     ],
 )
@@ -957,6 +962,7 @@ BAD = {
     "unknown class": (("--env", "toy:Nosuch"), "error: --env toy:Nosuch: the module toy has"),
     "turns": (("--env", "tldr", "--num-turns", 2), "--num-turns"),
     "reward": (("--env", "tldr", "--reward", "nosuch"), "--reward"),
+    "empty reward": (("--env", "tldr", "--reward", ""), "--reward : tldr knows plain and grounded"),
     "columns": (("--env", "tldr", "--dataset", "columns.jsonl"), "prompt"),
     "empty file": (("--env", "tldr", "--dataset", "empty.jsonl"), "empty.jsonl"),
     "no file": (("--env", "tldr", "--dataset", "nosuch.jsonl"), "--dataset"),
