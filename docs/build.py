@@ -73,8 +73,8 @@ DETAILS = [
     ("Sampling draws from the model's whole distribution: no top-k, no top-p, no repetition penalty. Only the stop "
      "tokens are read from the model's own generation_config. So the policy that acts is the one in the loss.",
      "torch.searchsorted("),
-    ("A completion ends with its first stop token (any of the model's `eos_token_id`s or the tokenizer's), which is "
-     "trained like every other token. Nothing is kept after it, so there is no padding to mask in the loss.",
+    ("A completion ends with its first stop token (an end-of-sequence token of the model or its tokenizer, or what ends "
+     "a turn in the chat template), trained like every other token. Nothing is kept after it: no padding is masked.",
      "stops = torch.isin("),
     ("In sampling, a prompt is computed once for its G completions.", "distinct = {text: b"),
     ("In training, a prompt is also computed once: its completions continue from its cache, with gradients.",
@@ -104,8 +104,8 @@ DETAILS = [
 ]  # fmt: skip
 
 TREE_DETAILS = [
-    ("Returns are float64. An advantage of less than a billionth of the node's mean return is not trained on: it is "
-     "the rounding error of equal returns, which Adam would blow up.", "dtype=torch.float64)  # (J,)"),
+    ("Returns are float64. An advantage of at most 1e-9, times the node's mean return where that is above 1, is not "
+     "trained on: it is the rounding error of equal returns, which Adam would blow up.", "dtype=torch.float64)  # (J,)"),
     ("A completion is credited with the mean, not the sum, over the joint actions that contain it, so that the scale "
      "does not grow with `--joint-mode cross`.", "group.returns = member.bincount("),
     ("The loss is a sum over tokens divided by the constant `max_new_tokens`, not by each completion's length, which "
@@ -167,8 +167,8 @@ IPPO_METRICS = """
 DIFFERENCES = """The published library of this family, [CoMLRL](https://pypi.org/project/comlrl/), differs in these points (read in
 `trainers/reinforce/magrpo.py` of its version 1.4.3):
 
-- it feeds the model the completion without its last token and then also slices the logits one position short, so that
-  the last token of every completion gets no gradient;
+- it trains the padding of completions that end before the longest of their group, and gives the last position of every
+  row no gradient: the model is not fed the last token, and the logits are then sliced one position short too;
 - `advantage_normalization` is on by default and comes after the baseline. The mean, leave-one-out, maximum and zero
   baselines then give the same advantages: the four algorithms are one;
 - it samples at temperature 0.6, top-p 0.6 and top-k 50, but trains the whole distribution at temperature 1;
@@ -195,7 +195,7 @@ Defaults and details that differ from CleanRL's `ppo.py`:
 
 - `--gae-lambda` is 1; `--ent-coef` is 0; `--max-grad-norm` is 1; there are two passes of two minibatches each;
 - advantages are not normalised, and with `--norm-adv` over an iteration, not over each minibatch;
-- values start at the mean return, and `--clip-coef` also clips values, in units of the return;
+- values start at the mean return;
 - `--gamma` is 1, applies per turn, and weights the policy loss of a turn by `gamma^turn`;
 - the old log-probabilities are those of the sampling loop;
 - `--target-kl` is checked after each minibatch, not after each epoch;
