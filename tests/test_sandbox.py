@@ -1,4 +1,4 @@
-"""The sandbox under attack. Beside every attack run the two controls: a correct solution and a plainly wrong one."""
+"""The sandbox under attack. Around most attacks run two controls: a correct solution and a plainly wrong one."""
 
 import concurrent.futures
 import contextlib
@@ -49,7 +49,7 @@ def job(code, tests=TESTS, names=("f",)):
 
 
 def run_beside_controls(attack, timeout=1.0):
-    """The attack's result; the controls must be what they should be, before and after it, on the same worker."""
+    """The attack's result; the controls, which run before and after it, must be what they should be."""
     good, bad, *results, good_after, bad_after = run_tests([job(GOOD), job(BAD), attack, job(GOOD), job(BAD)], timeout)
     assert good.reason == good_after.reason == ""
     assert good.passed == good.total == 6
