@@ -294,7 +294,7 @@ def abstracts(split: str, count: int, seed: int) -> list[dict]:
 def demonstrated_abstracts(count: int, per_abstract: int, seed: int) -> list[dict]:
     """Train abstracts with texts to imitate: the columns of `abstracts`, and `demonstrations`.
 
-    The demonstrations of an abstract are `per_abstract` paragraphs of 7 to 14 sentences (110 to 280 words), drawn
+    The demonstrations of an abstract are `per_abstract` paragraphs of 7 to 14 sentences (126 to 284 words), drawn
     independently of each other from all parts of an introduction: agents that imitate them still have to learn to
     keep to their own parts, and to the length that the reward asks for.
     """
@@ -440,8 +440,7 @@ def class_tasks(split: str, count: int, seed: int) -> list[dict]:
     class_name, solution_code, test (a class of unittest with eight tests); and two more columns for demonstrations:
     methods (dict of name -> source; in half of the tasks kept calls keeps and result calls kept) and surplus (in three
     of ten tasks the name of a method, otherwise ""). If `count` exceeds the number of compositions, they repeat with
-    other words and numbers. Raises ValueError for any split but "train", "validation" and
-    "test".
+    other words and numbers. Raises ValueError for any split but "train", "validation" and "test".
     """
     rng = random.Random(f"classes {split} {seed}")
     chosen = enumerate(_compositions(split, count, rng))

@@ -690,7 +690,7 @@ def public():
         return [json.loads(line) for line in file]
 
 
-# Packages that are not here; 48 wants a certain host. See the note beside the data.
+# They import packages that are not here; 48 wants a certain host.
 IMPOSSIBLE = {28, 30, 34, 38, 44, 48, 52}
 
 

@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 
 import pytest
 from conftest import ROOT, SCRIPTS
@@ -38,9 +40,7 @@ def functions(text):
 
 
 def diff_lines(one, two):
-    """What `diff one two | wc -l` counts, by the longest common subsequence of lines."""
-    import subprocess
-
+    """What `diff one two | wc -l` counts."""
     done = subprocess.run(["diff", one, two], cwd=ROOT, capture_output=True, text=True)
     return len(done.stdout.splitlines())
 
@@ -108,4 +108,4 @@ def test_scripts_import_only_envs_of_this_repository(name):
             names.add(node.module.split(".")[0])
     assert not names & ours  # envs is imported by name where the environment is made
     assert WHOLE[name].count('importlib.import_module("envs")') == 1
-    assert names - {"numpy", "torch", "tqdm", "transformers", "tyro"} <= set(__import__("sys").stdlib_module_names)
+    assert names - {"numpy", "torch", "tqdm", "transformers", "tyro"} <= set(sys.stdlib_module_names)

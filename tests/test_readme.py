@@ -15,7 +15,6 @@ README = (ROOT / "README.md").read_text()
 @two_scripts
 def test_a_copied_script_trains_on_the_readmes_environment_in_an_empty_folder(script, tmp_path, model_dir):
     (block,) = re.findall(r"```python\n(.*?)```", README, re.S)
-    assert len(re.findall(r"^ .*\S", block.split("class Shout")[1], re.M)) <= 20  # "a 20-line class"
     (tmp_path / "shout.py").write_text(block)
     shutil.copy(script, tmp_path)
     command = [sys.executable, script.name, "--env", "shout:Shout", "--model", model_dir, "--num-iterations", "2"]
@@ -43,8 +42,6 @@ def test_every_flag_in_the_readme_exists():
     assert flags and flags <= known
 
 
-def test_files_named_in_the_readme_exist_or_are_marked():
-    for line in README.splitlines():
-        for name in re.findall(r"`(\w+\.py)`|\]\(([\w/]+\.md)\)", line):
-            name = "".join(name)
-            assert "not there yet" in line or name == "shout.py" or (ROOT / name).exists(), name
+def test_files_named_in_the_readme_exist():
+    for name in map("".join, re.findall(r"`(\w+\.py)`|\]\(([\w/]+\.md)[#)]", README)):
+        assert name == "shout.py" or (ROOT / name).exists(), name

@@ -44,5 +44,6 @@ def test_scitldr_with_a_real_vocabulary(script, run, tmp_path):
     (first, *_) = (json.loads(line) for line in open(os.path.join(names["run_dir"], "rollouts.jsonl")))
     assert first["task"]["prompt"].startswith("TITLE:")
     assert names["agents"][0].tokenizer.eos_token_id in names["agents"][0].stop_ids.tolist()
-    entropy = names["metrics"]["train/return"], names["metrics"]["agent_0/entropy"]
-    assert 11 < entropy[1] < 12  # a random model of 151,936 tokens is nearly uniform: log V = 11.93
+    assert (
+        11 < names["metrics"]["agent_0/entropy"] < 12
+    )  # a random model of 151,936 tokens is nearly uniform: log V = 11.93
