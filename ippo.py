@@ -267,7 +267,7 @@ def prefill(agent, texts, cache, attend=sdpa):
 
 
 def draw(weights):  # (rows, n) -> (rows, 1)
-    """Samples a column of each row in proportion to its weight, by inverse CDF; of many, first a block of 256.
+    """Samples a column of each row in proportion to its weight, by inverse CDF: above 256 columns, first a block.
 
     This takes one to three random numbers per row, where torch.multinomial takes n.
     """

@@ -66,7 +66,7 @@ class Args:
     data: str | None = None  # .jsonl with prompt and completion, or a rollouts.jsonl, instead of environments
     min_reward: float | None = None  # for a rollouts.jsonl: keep joint actions of at least this reward
     max_length: int = 1024  # tokens of prompt plus completion; longer pairs are left out
-    eval_fraction: float = 0.02  # held-out share of the demonstrations; at least one per source
+    eval_fraction: float = 0.02  # held-out share of each source, at least one pair; at most 128 are evaluated
 
     # model
     model: str = "tiny"  # tiny, a folder, a hub id, or scratch: a new tokenizer and a new model of this size
@@ -265,6 +265,7 @@ def micro_batches(rows, max_batch_tokens):
 
 @torch.no_grad()
 def evaluate(model, rows, pad_id, max_batch_tokens):
+    """Mean loss of the rows' completion tokens, in nats."""
     losses = [token_losses(model, batch, pad_id) for batch in micro_batches(rows, max_batch_tokens)]
     return torch.cat(losses).mean().item()
 

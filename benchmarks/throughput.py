@@ -60,6 +60,7 @@ def make_model(path, hidden_size):
 
 
 def prepare(args):
+    """(the script as a module, an agent as it makes one, B prompts as token ids)."""
     torch.set_num_threads(args.threads)
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
@@ -88,11 +89,13 @@ def prepare(args):
 
 
 def ours_sample(args, script, agent, prompts):
+    """As the script's `sample`: for each prompt, G pairs (token ids, log-probabilities)."""
     budget = 4 * args.max_batch_tokens
     return script.sample(agent, prompts, args.num_generations, 1.0, args.completion_tokens, budget)
 
 
 def plain_sample(args, agent, prompts):
+    """Token ids of the completions, padded: (B * G, C)."""
     P = max(map(len, prompts))
     ids = torch.tensor([[0] * (P - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (P - len(p)) + [1] * len(p) for p in prompts])
@@ -111,7 +114,7 @@ def weights_of(drawn):
 
 
 def ours_train(args, script, agent, prompts, drawn):
-    """Gradient by the script's functions; returns the log-probabilities of each completion."""
+    """Gradient by the script's functions; returns {(b, g): log-probabilities of that completion}."""
     rows = [
         (prompt, ids, (weight, b, g))
         for b, (prompt, group, weights) in enumerate(zip(prompts, drawn, weights_of(drawn)))
@@ -128,6 +131,7 @@ def ours_train(args, script, agent, prompts, drawn):
 
 
 def plain_train(args, agent, prompts, drawn):
+    """As `ours_train`, on padded rows."""
     P, C = max(map(len, prompts)), max(len(ids) for group in drawn for ids, _ in group)
     logprobs = {}
     rows = [(b, g, prompts[b], ids) for b, group in enumerate(drawn) for g, (ids, _) in enumerate(group)]
