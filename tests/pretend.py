@@ -1,8 +1,8 @@
-"""A GPU that is not there: tensors that say they are on cuda:0, compute on the CPU, and refuse company from the CPU.
+"""A simulated GPU: tensors that say they are on cuda:0, but compute on the CPU, and may not be mixed with CPU tensors.
 
-On a machine without a GPU nothing else notices that two tensors of an operation are on different devices, or that what
-a CUDA graph is to repeat needs the CPU. What it does not see: operations inside of torch's C++, where CUDA's autocast
-differs from the CPU's, tolist() and the like in a recording, and speed.
+Without a GPU, nothing else notices that an operation mixes devices, or that a step recorded as a CUDA graph needs the
+CPU. Not simulated: operations inside of torch's C++, differences between CUDA's autocast and the CPU's, tolist() and
+the like in a recording, and speed.
 """
 
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 CUDA = torch.device("cuda:0")
-# which may mix: they copy, also from device to device, or take indices from the CPU
+# operations that may mix devices: they copy between them, or take indices from the CPU
 MAY_MIX = {"to", "copy_", "__getitem__", "__setitem__", "__set__", "__deepcopy__", "type_as"}
 
 
@@ -24,7 +24,7 @@ def is_cuda(device):
 
 
 class Pretend(TorchFunctionMode):
-    """Marks tensors that would be on the GPU, and says so where operations mix them with others."""
+    """Marks tensors that would be on the GPU; an operation that mixes them with others raises RuntimeError."""
 
     def __init__(self):
         super().__init__()
@@ -55,12 +55,12 @@ class Pretend(TorchFunctionMode):
             was = pretends(args[0])
             will = is_cuda(asked[0]) if asked else was
             if out is args[0] and will != was:
-                out = out.clone()  # what moves is a new tensor
+                out = out.clone()  # a move makes a new tensor
             return self.mark(out) if will else out
         if is_cuda(target):
             kwargs["device"] = torch.device("cpu")
             return self.mark(func(*args, **kwargs))
-        indexed = name in ("__getitem__", "__setitem__") and not pretends(args[0])  # on the CPU by what is on the GPU
+        indexed = name in ("__getitem__", "__setitem__") and not pretends(args[0])  # a CPU tensor, by GPU indices
         if here and (name not in MAY_MIX or indexed):
             strangers = [x for x in tensors if not pretends(x) and x.dim() > 0]
             if strangers:
@@ -69,7 +69,7 @@ class Pretend(TorchFunctionMode):
         out = func(*args, **kwargs)
         if name in ("tolist", "item", "numpy"):
             return out
-        # what is copied into a tensor, or taken from it, is where that tensor is
+        # what is copied into a tensor, or taken from it, is on that tensor's device
         owner = args and isinstance(args[0], torch.Tensor) and name in MAY_MIX
         return self.mark(out) if (pretends(args[0]) if owner else bool(here)) else out
 
@@ -87,17 +87,17 @@ class Graph:
             for func, args, kwargs, out in self.calls:
                 again = func(*args, **kwargs)
                 for old, new in zip(tree_leaves(out), tree_leaves(again)):
-                    if old.data_ptr() != new.data_ptr():  # no view, nor an operation in place
+                    if old.data_ptr() != new.data_ptr():  # neither a view nor made in place
                         old.copy_(new)
 
 
-# which need to know what the GPU has computed; lift_fresh copies from the CPU
+# operations for which the CPU waits for the GPU's results; lift_fresh copies from the CPU
 WAITS = {"item", "_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "equal", "allclose", "bincount"}
 WAITS |= {"_unique2", "unique_dim", "unique_consecutive", "repeat_interleave", "histc", "lift_fresh"}
 
 
 class Recording(TorchDispatchMode):
-    """torch.cuda.graph: records, and computes nothing. What waits for the GPU is an error, if it is one of WAITS."""
+    """torch.cuda.graph: records operations and undoes what they wrote; those of WAITS raise RuntimeError."""
 
     def __init__(self, graph, stream):
         super().__init__()
@@ -142,7 +142,7 @@ def wait(device):
 
 @contextmanager
 def pretended_graphs():
-    """Within it there are CUDA graphs, on any device; yields the class of them, which counts."""
+    """Inside, there are CUDA graphs, on any device; yields their class, which counts them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Graph, "made", 0)
         patch.setattr(Graph, "waited", 0)
@@ -157,7 +157,7 @@ def pretended_graphs():
 
 @contextmanager
 def pretended_gpu():
-    """Within it there is one GPU, and the mode that watches over it."""
+    """Inside, there is one GPU; yields the mode that watches over it."""
     with pytest.MonkeyPatch.context() as patch, pretended_graphs(), Pretend() as mode:
         move = torch.nn.Module.to
 
@@ -169,7 +169,7 @@ def pretended_gpu():
             return move(module, *args, **kwargs)
 
         patch.setattr(torch.nn.Module, "to", to)
-        autocast = torch.autocast  # that of the CPU computes in bfloat16 too
+        autocast = torch.autocast  # the CPU's computes in bfloat16 too
         patch.setattr(torch, "autocast", lambda kind, *args, **kwargs: autocast("cpu", *args, **kwargs))
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "device_count", lambda: 1)

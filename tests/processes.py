@@ -1,4 +1,4 @@
-"""Programs in processes of their own, forked from one that has imported what takes every program seconds."""
+"""Runs programs in processes of their own, forked from one that has done the imports, which take seconds."""
 
 import multiprocessing
 import os
@@ -29,9 +29,9 @@ def _become(program, args, code, cwd, environment, output):
 
 
 class Started:
-    """As subprocess.Popen, with standard output and error as one text; several processes as torchrun has them.
+    """Like subprocess.Popen, with output and errors as one text; several processes get torchrun's variables.
 
-    code: is run before the program, to break something
+    code: Python to run before the program, to break something
     """
 
     def __init__(self, program, *args, cwd, code="", processes=1):
@@ -49,7 +49,7 @@ class Started:
             self.all[-1].start()
 
     def poll(self):
-        """None while one runs; then what the first one that failed gave, or 0."""
+        """None while any process runs; then the exit code of the first that failed, or 0."""
         codes = [process.exitcode for process in self.all]
         return None if None in codes else next(filter(None, codes), 0)
 
@@ -60,7 +60,7 @@ class Started:
         return self.output.read_text()
 
     def communicate(self, timeout):
-        """(what it printed, None) once it has ended. Like torchrun ends all where one fails."""
+        """(what was printed, None) once all have ended; like torchrun, ends all if one fails. `timeout`: seconds."""
         end = time.monotonic() + timeout
         while self.poll() is None and time.monotonic() < end:
             if any(process.exitcode for process in self.all):
@@ -78,7 +78,7 @@ class Started:
 
 
 def printed_by(program, *args, cwd=ROOT, **options):
-    """What a program prints that ends well."""
+    """What the program prints; it must exit with 0, within two minutes."""
     started = Started(program, *args, cwd=cwd, **options)
     printed, _ = started.communicate(timeout=120)
     assert started.returncode == 0, printed

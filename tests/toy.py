@@ -13,7 +13,7 @@ class Step(NamedTuple):
 
 
 class Letters:
-    """Every agent is told a letter and earns by using it; a longest answer ends the branch. Any number of turns."""
+    """Agents earn by using a given letter; more than 14 characters of agent 0 end the branch. Any number of turns."""
 
     def __init__(self, num_agents, num_turns, dataset, seed):
         self.num_agents, self.num_turns = num_agents, num_turns
