@@ -6,7 +6,7 @@ With prompt x and completion y, whose last token is the stop token, a step minim
 
     python sft.py --env tldr --model Qwen/Qwen3-1.7B --dataset hub
     python sft.py --env tldr humaneval --model scratch            (models/tiny was made this way, see its README.md)
-    python sft.py --data runs/RUN/rollouts.jsonl --min-reward 2.5 (imitate the best of an earlier run)
+    python sft.py --data runs/RUN/rollouts.jsonl --min-reward 2.5 (imitate the best that an earlier run logged)
 
 Left out on purpose: the prompt in the loss, truncation (pairs that are too long are left out, or their stop token
 would be cut off), several pairs in one row, resuming, and many processes: a warm start takes minutes.

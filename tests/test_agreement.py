@@ -46,7 +46,7 @@ def trainer(job, clock, slip):
 
 
 @pytest.mark.parametrize("slip", [0, 1])
-def test_it_tells_an_equal_loss_from_another(ours, monkeypatch, tmp_path, slip):
+def test_it_tells_an_equal_loss_from_another(ours, monkeypatch, slip):
     job, mine = ours
     assert len({len(ids) for group in mine["samples"][0].values() for ids in group}) > 1  # so there are pads
     monkeypatch.setattr(GenerationMixin, "generate", None)  # what is put in its place ends with the test

@@ -378,7 +378,7 @@ def test_no_constant_and_no_argument_passes_the_tests_of_mbpp_where_that_can_be_
     assert task["tests"].splitlines() == [source for i, source in enumerate(asserts) if i != shown]
 
 
-def test_a_post_may_end_in_blanks(tmp_path):
+def test_a_post_may_end_in_blanks():
     task = envs.make("tldr").tasks("test")[0]
     prompts = [envs.make("tldr").observe({**task, "prompt": task["prompt"] + end}, []) for end in ("", " \n")]
     assert prompts[0] == prompts[1]

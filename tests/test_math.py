@@ -436,7 +436,7 @@ def test_recorded_completions_end_where_they_stop(script, model_dir, monkeypatch
 
 
 @two_scripts
-def test_what_the_head_may_round_the_layers_do_not(script, model_dir, monkeypatch):
+def test_what_the_head_may_round_the_layers_do_not(script, model_dir):
     """TF32, which the scripts allow for the head, would also round the angles of positions in some versions."""
     module, agent, seen = load(script), agent_of(model_dir), []
     watched = lambda *_: seen.append(torch.get_float32_matmul_precision())

@@ -881,7 +881,7 @@ def test_a_disk_that_is_full_behind_the_last_checkpoint_is_told(script, run, mod
 
 
 @two_scripts
-def test_the_last_words_say_of_which_iterations_they_are(script, run, model_dir, monkeypatch, capsys):
+def test_the_last_words_say_of_which_iterations_they_are(script, run, model_dir, capsys):
     run(script, *TOY, "--model", model_dir, "--num-iterations", 0)
     said = re.search(r"evaluation: return (.*) at iteration 0, (.*) at iteration 0;", capsys.readouterr().out)
     assert said[1] == said[2]
@@ -1048,7 +1048,7 @@ def test_a_group_of_one_has_nothing_to_compare(script, run, capsys):
 
 
 @two_scripts
-def test_bad_models_give_one_sentence(script, run, tmp_path, capsys, monkeypatch):
+def test_bad_models_give_one_sentence(script, run, tmp_path, capsys):
     path = save_model(tmp_path / "model", max_position_embeddings=40)
     bare = tmp_path / "bare"
     bare.mkdir()

@@ -922,7 +922,7 @@ def test_an_environment_is_content_with_landlock_and_seccomp():
     in_a_process("import envs\nwithout('unshare')\nenvs.make('humaneval')")
 
 
-def test_namespaces_alone_kill_what_was_forked(tmp_path):
+def test_namespaces_alone_kill_what_was_forked():
     # Where seccomp is missing, processes can be forked; none outlives its job.
     in_a_process("""
         without('seccomp')
