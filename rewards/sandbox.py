@@ -186,8 +186,7 @@ class _Pool:
 
 _pool = _Pool()
 atexit.register(close)
-if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_pool.__init__)  # a fork of the trainer must not talk to its templates
+os.register_at_fork(after_in_child=_pool.__init__)  # a fork of the trainer must not talk to its templates
 
 
 def _run_one(job, timeout, turns):
