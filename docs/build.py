@@ -167,10 +167,10 @@ IPPO_METRICS = """
 DIFFERENCES = """The published library of this family, [CoMLRL](https://pypi.org/project/comlrl/), differs in these points (read in
 `trainers/reinforce/magrpo.py` of its version 1.4.3):
 
-- it trains the padding of completions that end before the longest of their group, and gives the last position of every
-  row no gradient: the model is not fed the last token, and the logits are then sliced one position short too;
-- `advantage_normalization` is on by default and comes after the baseline. The mean, leave-one-out, maximum and zero
-  baselines then give the same advantages: the four algorithms are one;
+- it trains the padding after completions that end before the longest of their group, but not the last position of a
+  row: the last token is not fed in, and the logits are then cut by one more;
+- `advantage_normalization` is on by default, after the baseline: mean, leave-one-out, maximum and zero baselines then
+  give the same advantages;
 - it samples at temperature 0.6, top-p 0.6 and top-k 50, but trains the whole distribution at temperature 1;
 - it replaces a loss that is not finite by the constant 0.1;
 - in cross mode it sums the returns of the joint actions that contain a completion, so that they grow with G^(N-1);
