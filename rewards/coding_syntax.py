@@ -540,7 +540,9 @@ def read_function(text, name, foreign=()):
     if not chosen:
         blocks = _fenced(text)
         return _parse(next((block for block in blocks if re.search(rf"\bdef\s+{name}\b", block)), blocks[0]))
-    others = [node for body, function in zip(bodies, functions) if function is None for node in body]
+    # Also of blocks with other versions of the function, but nothing that the chosen block defines itself.
+    given = set().union(*map(_gives, chosen[-1]))
+    others = [node for body in bodies for node in body if not _gives(node) <= given]
     # Also computed tables, as by re.compile; but not `result = f(1)`, nor names that mean something here.
     nodes = [n for part in chosen[-1] for n in ast.walk(part) if not isinstance(n, (ast.Attribute, ast.Subscript))]
     own = {name, *foreign}.union(dir(builtins), *map(_binds, nodes))

@@ -561,6 +561,30 @@ def test_what_a_function_reads_may_be_made_in_another_block(name):
     assert reward(AUX, table) == 4
 
 
+AGAIN = {  # what the function reads stands only beside its first version
+    "import": ("import math", "math.trunc(2 * x)"),
+    "of several imports": ("from math import floor, trunc", "trunc(2 * x)"),
+    "further function": ("import math\n\ndef g(y):\n    return math.trunc(y)", "g(2 * x)"),
+    "class": ("class C:\n    two = 2", "C.two * x"),
+    "constant": ("TWO = 2", "TWO * x"),
+    "table": ("T = {n: 2 * n for n in range(-9, 9)}", "T[x]"),
+}
+
+
+@pytest.mark.parametrize("name", AGAIN)
+@pytest.mark.parametrize("template", ["```python\n{}\n{}```\nSo\n```python\n{}```\nis it.", "{}\n{}\nAgain:\n\n{}\n"])
+def test_a_function_is_written_again_without_what_it_needs(name, template):
+    beside, value = AGAIN[name]
+    last = f"def aux(x):\n    return {value}\n"
+    for first in last, "def aux(x):\n    return 7\n":
+        assert reward(template.format(beside, first, last), MAIN) == 4
+    # What the last version has of its own counts.
+    assert (
+        reward(template.format("from absent import g", last, f"def g(y):\n    return y\n{AUX}    g(x)\n"), MAIN) == 4
+    )
+    assert reward(template.format("ONE = 7", last, f"ONE = 2\n{AUX.replace('2', 'ONE')}"), MAIN) == 4
+
+
 def test_an_example_in_another_block_is_not_the_functions_variable():
     shown = "```\n{main}```\nAn example:\n```\n{line}\n```"
     main = MAIN.replace(
