@@ -545,9 +545,11 @@ def read_function(text, name, foreign=()):
     others = [node for body in bodies for node in body if not _gives(node) <= given]
     # Also computed tables, as by re.compile; but not `result = f(1)`, nor names that mean something here.
     nodes = [n for part in chosen[-1] for n in ast.walk(part) if not isinstance(n, (ast.Attribute, ast.Subscript))]
-    own = {name, *foreign}.union(dir(builtins), *map(_binds, nodes))
-    made = lambda node: isinstance(node, ASSIGNING) and name not in _loaded(node) and own.isdisjoint(_gives(node))
-    others = [node for node in others if isinstance(node, NAMING) or _is_constant(node) or made(node)]
+    taken = {name, *foreign, *dir(builtins)}
+    own = taken.union(*map(_binds, nodes))
+    free = lambda node: (taken if _is_constant(node) else own).isdisjoint(_gives(node))
+    made = lambda node: isinstance(node, ASSIGNING) and name not in _loaded(node) and free(node)
+    others = [node for node in others if isinstance(node, NAMING) or made(node)]
     return _needed(others, chosen[-1]) + chosen[-1], ""
 
 

@@ -779,6 +779,7 @@ FORMATS = {
     "constants apart": "```\nTWO: int = 2\nn = 5\nx = n * f([1])\n```\nand\n"
     "```\nONE = 1\nimport math\n```\nso\n"
     "```\ndef f(n):\n    x = [aux(y) for y in n]\n    return TWO * ONE * sum(x) // 2\n```",
+    "values of an example, named as built-ins": f"```\nsum = 3\n```\n```\n{MAIN}```\n```\nsum: int = 5\nf(sum)\n```",
     "values of an example": f"```\nnumbers = [1]\naux = 2\n```\n```\n{MAIN}```",
     "a stand-in for the helper where it is run": MAIN
     + "if __name__ == '__main__':\n    def aux(x):\n        return x\n    print(f([1]))",
