@@ -250,7 +250,7 @@ def _last_version(parts, name):
     """
     starts = [i for i, part in enumerate(parts) if i == 0 or name not in map(_root, part.decorator_list)]
     versions = [parts[i:j] for i, j in zip(starts, [*starts[1:], None])]
-    versions = [version for version in versions if not any(_begins(version[0], whole[0]) for whole in versions)]
+    versions = _without_beginnings(versions, [version[0] for version in versions])
     return [*versions, *[version for version in versions if _returns(version[0])]][-1]
 
 
@@ -473,11 +473,12 @@ def is_stub(function):
     return all(map(idle, function.body))
 
 
-def _begins(function, whole):
-    """Whether a function is only the beginning of another one, ignoring statements that do nothing."""
+def _without_beginnings(versions, functions):
+    """The versions whose function is not only the beginning of another's, ignoring statements that do nothing."""
     idle = lambda n: isinstance(n, ast.Pass) or (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))
-    first, all_of_it = ([ast.dump(n) for n in f.body if not idle(n)] for f in (function, whole))
-    return 0 < len(first) < len(all_of_it) and all_of_it[: len(first)] == first
+    acts = [[ast.dump(n) for n in function.body if not idle(n)] for function in functions]
+    begins = lambda some, whole: 0 < len(some) < len(whole) and whole[: len(some)] == some
+    return [version for version, some in zip(versions, acts) if not any(begins(some, whole) for whole in acts)]
 
 
 def _function(body, name):
@@ -499,7 +500,7 @@ def _returns(function):
 # What is code in a completion ----------------------------------------------------------------------------------------
 
 NEWLINE = r"\r\n|\r|\n"  # str.splitlines knows more, which may occur in strings
-FENCE = r"[ \t]*(?:`{3,}|~{3,})[^`\r\n]*"  # a whole line, with its language
+FENCE = r"[ \t]*(?:`{3,}|~{3})[^`\r\n]*"  # a whole line, with its language
 BLANK = r"[ \t\xa0\u200b\ufeff]"
 UNSEEN = {0xA0: " ", 0x200B: None, 0xFEFF: None}  # blanks that Python does not accept
 TAGS = r"(?:</?(?:answer|s)>|<[|\uff5c][^|\uff5c\r\n]{1,30}[|\uff5c]>)+"  # </answer>, <|im_end|>
@@ -535,8 +536,7 @@ def read_function(text, name, foreign=()):
     chosen = [body for body, function in zip(bodies, functions) if function and not is_stub(function)]
     # A part of the function may be repeated as an explanation.
     chosen = [body for body in chosen if _returns(_function(body, name))] or chosen
-    versions = [_function(body, name) for body in chosen]
-    chosen = [b for b, f in zip(chosen, versions) if not any(_begins(f, whole) for whole in versions)]
+    chosen = _without_beginnings(chosen, [_function(body, name) for body in chosen])
     if not chosen:
         blocks = _fenced(text)
         return _parse(next((block for block in blocks if re.search(rf"\bdef\s+{name}\b", block)), blocks[0]))

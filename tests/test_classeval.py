@@ -760,6 +760,10 @@ def test_what_stands_at_the_margin_behind_indented_methods(template, last):
     assert score(ONE, template.format(textwrap.indent(f"{SIZE}\n{AREA}", "    ") + "\n" + last)).reward == 6
 
 
+def test_a_method_that_is_written_a_thousand_times_is_read_in_time():
+    assert score(ONE, AREA + SIZE * 1000).reward == 6
+
+
 def test_methods_that_end_in_a_comment():
     assert score(ONE, f"{SIZE}    # counts\n\nThen area:\n\n{AREA}").reward == 6
 

@@ -1390,6 +1390,10 @@ def test_many_spaces_are_read_in_time():
     assert reward(AUX, f"So{' ' * 200_000}it is:\n\n{MAIN}") == pytest.approx(4)
 
 
+def test_many_tildes_are_read_in_time():
+    assert reward("~" * 50_000, ALONE) == pytest.approx(0.6)
+
+
 def test_many_pieces_between_prose_are_read_in_time():
     assert reward(AUX, "Word.\n\nimport math\n\nIt's (more.\n\n" * 2000 + MAIN) == 0.4
 
