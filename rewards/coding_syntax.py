@@ -506,17 +506,18 @@ UNSEEN = {0xA0: " ", 0x200B: None, 0xFEFF: None}  # blanks that Python does not 
 TAGS = r"(?:</?(?:answer|s)>|<[|\uff5c][^|\uff5c\r\n]{1,30}[|\uff5c]>)+"  # </answer>, <|im_end|>
 CODE = r"(?:async )?def \w|class \w|import \w|from [\w.]+ import |@\w"  # how code amid prose may begin
 KEYWORDS = "|".join(filter(str.islower, keyword.kwlist))
-NAME = rf"\b(?!({KEYWORDS})\b)[^\W\d]\w*"
-# "for each number", "f(3) returns", "'f' is": in code, no name follows a name, a bracket or a string directly
-PROSE = rf"(?=\S)(?:'[^'\n]*'|\"[^\"\n]*\"|[^'\"#])*?(?:{NAME}|['\")\]]) +{NAME}"
+WORD = rf"\b(?!({KEYWORDS})\b)\w+"
+STRING = r"'[^'\n]*'|\"[^\"\n]*\""
+# "for each number", "n = 3 gives 4", "f(3) returns", "'f' is": in code, no word follows a word that is no keyword,
+# a bracket or a string directly
+PROSE = rf"(?=\S)(?:{STRING}|[^'\"#])*?(?:{WORD}|['\")\]]) +{WORD}"
+SYMBOL = rf"(?=\S)(?:{STRING}|[^'\"#])*?[^\w\x00-\x7f]"  # such as an arrow or a Chinese full stop
 # How a line of code that does not parse begins: indented, else, f(, a[, a.b += , a, b = , ), "a, (a
 BEGINS = rf"\s|$|({KEYWORDS})\b|[\w.]+(\(|\[| ?[^\w\s]{{0,3}}=)|[a-z]\w*[,:].*=|[\])}}@'\"]|[\[({{](?![A-Z/])"
-STRING = r"'[^'\n]*'|\"[^\"\n]*\""
 # f([1, 2]) -> 3 and f("a") = 3, as prose writes them
-ARROWS = r"-+>|=+>|[\u2190-\u21ff\u2794-\u27be\u27f0-\u27ff]"
-ARROW = rf"(?=\S)(?!({KEYWORDS})\b)(?:{STRING}|[^'\"#])+?(?<=[)\]}}'\"]) *(?:{ARROWS})"
+ARROW = rf"(?=\S)(?!({KEYWORDS})\b)(?:{STRING}|[^'\"#])+?(?<=[)\]}}'\"]) *[-=]+>"
 EQUATION = rf"[\w.]+\((?:{STRING}|[^'\"#])*\) *=(?!=)"
-BROKEN = rf"(?!{PROSE}|{ARROW}|{EQUATION})({BEGINS})"
+BROKEN = rf"(?!{PROSE}|{SYMBOL}|{ARROW}|{EQUATION})({BEGINS})"
 # What parser and compiler raise, also for a NUL, a lone surrogate, deep nesting or thousands of words in a row.
 UNREAD = (SyntaxError, ValueError, MemoryError, RecursionError)
 TOO_LARGE = "too deep or too long for Python"

@@ -838,6 +838,10 @@ FORMATS = {
             "f([1, 2]) -> 6",
             "f([1, 2]) => 6",
             "[1, 2] \u2192 6",
+            "n = 5 gives 10",
+            "n = 5 \u2192 10",
+            "f([1, 2])\u7684\u7ed3\u679c\u4e3a6\u3002",
+            "assert f([3]) == 6 passes.",
         ),
     ],
 )
@@ -874,6 +878,7 @@ def test_prose_behind_the_code(line):
             ")",
             "]",
         ),
+        *("x = 5, 'the \u2192 sum", "return 5 if x and 6", "x = (5  # is 6 \u2192"),
         *("'''Now", '"""It is', '"It', "(a, b) = (", "[x for x in", "{1:", "    Else x", "\tIt is", "größe = ("),
         *("    return aux(n) => 2", "    def g(x) -> int", "if f(3) => 2:", "async def g(x) -> int"),
         *("x = 'the sum", "for x in y if z and", "import a as b, c as", "    the sum", "with x as y, z as # the sum"),
