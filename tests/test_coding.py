@@ -764,6 +764,8 @@ FORMATS = {
     "constants between prose": "So:\nONE = 1\nT = {\n    2: ONE,\n}\n\n"
     + MAIN.replace("aux(x)", "aux(T[2] * x)")
     + "\nIt sums.",
+    "a guarded import between prose": f"It's:\n\ntry:\n    import absent\nexcept ImportError:\n    absent = None\n\n"
+    f"{MAIN}\nIt sums.",
     "a word and a colon": f"Answer: this\n{MAIN}\nIt sums.",
     "a heading that is an annotation": f"Answer: Python\n\n{MAIN}",
     "a heading in the block": f"```\nLanguage: Python\n{MAIN}```",
