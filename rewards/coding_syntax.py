@@ -663,6 +663,8 @@ def _fenced(text):
 def _statements_of(code):
     """The statements, or None if it is not Python; all lines may be indented, only the first, or all but the first."""
     pieces = re.split(r"^(?=\S)", code, flags=re.MULTILINE)
+    # What follows imports and comments at the margin may be indented.
+    pieces = [re.sub(r"\A(?=import |from |#)", "    ", piece) for piece in pieces]
     # In this order: if only the first line were moved, a body that begins with comments could be read as just these.
     for form in (code, textwrap.dedent(code), textwrap.dedent("    " + code), "".join(map(textwrap.dedent, pieces))):
         try:
