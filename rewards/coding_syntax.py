@@ -666,7 +666,8 @@ def _statements_of(code):
     # What follows imports and comments at the margin may be indented.
     pieces = [re.sub(r"\A(?=import |from |#)", "    ", piece) for piece in pieces]
     # In this order: if only the first line were moved, a body that begins with comments could be read as just these.
-    for form in (code, textwrap.dedent(code), textwrap.dedent("    " + code), "".join(map(textwrap.dedent, pieces))):
+    moved = "    " + code.lstrip()
+    for form in (code, textwrap.dedent(code), textwrap.dedent(moved), "".join(map(textwrap.dedent, pieces))):
         try:
             return _tree(form).body
         except UNREAD:

@@ -146,6 +146,8 @@ FORMS = {
     "        return min(inf, self.n())\n\n    def n(self):\n        return operator.length_hint(self.items)",
     "comments not indented": "# How many\n    def size(self):\n        return self.n()\n\n"
     "# A further method\n# of one line\n    def n(self): return len(self.items)",
+    "blank line, first line not indented": "```python\n\ndef size(self):\n        return self.n()\n\n"
+    "    def n(self):\n        return len(self.items)\n```",
     "blocks of different indentation": "```\nimport operator\n```\n```\n    def size(self):\n"
     "        return operator.length_hint(self.items)\n```",
     "a shell's block": "```sh\n$ python box.py\n```\n```python\ndef size(self):\n    return len(self.items)\n```",
