@@ -111,8 +111,9 @@ def encode(tokenizer, prompts):
         prompt_ids = tokenizer(prompts).input_ids
         # some tokenizers append an end token to every text
         return [ids[:-1] if ids[-1] == tokenizer.eos_token_id else ids for ids in prompt_ids]
-    # templates of reasoning models read enable_thinking; else every token would be spent on thoughts
-    chat = {"add_generation_prompt": True, "tokenize": False, "enable_thinking": False}
+    # templates of reasoning models read enable_thinking; else every token would be spent on thoughts. Llama's read
+    # date_string, which is the same where the agents are trained further
+    chat = {"add_generation_prompt": True, "tokenize": False, "enable_thinking": False, "date_string": "26 Jul 2024"}
     texts = [tokenizer.apply_chat_template([{"role": "user", "content": prompt}], **chat) for prompt in prompts]
     return tokenizer(texts, add_special_tokens=False).input_ids
 

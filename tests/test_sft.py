@@ -339,6 +339,16 @@ def test_an_end_of_sequence_token_that_a_tokenizer_puts_behind_a_prompt_is_taken
     assert sft.encode(tokenizer, ["Say it."]) == [[0, *bare]]
 
 
+@pytest.mark.parametrize(
+    "template",
+    [None, "{{ messages[0].content }} {{ enable_thinking }} {{ date_string or strftime_now('%Y') }}"],  # as Llama's
+)
+def test_prompts_are_those_that_agents_are_asked_later(template):
+    tokenizer, model = make_tokenizer(template), SimpleNamespace(config=Qwen2Config(max_position_embeddings=100))
+    asked = runpy.run_path(f"{ROOT}/magrpo.py")["encode"](SimpleNamespace(tokenizer=tokenizer, model=model), ["hi"], 1)
+    assert sft.encode(tokenizer, ["hi"]) == asked
+
+
 def test_a_prompt_without_tokens_is_told(capsys):
     """Its first token would be predicted by another row's last position."""
     with pytest.raises(SystemExit):
