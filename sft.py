@@ -138,11 +138,13 @@ def pairs_of_rollouts(lines, min_reward):
 def demonstrations(args):
     """Lists of (prompt, completion): one for the file, or one for each environment and number of agents."""
     if args.data:
+        lines = []
         try:
             with open(args.data, encoding="utf-8-sig") as file:
-                lines = [json.loads(line) for line in file if line.strip()]
+                for line in filter(str.strip, file):
+                    lines.append(json.loads(line))
         except (OSError, ValueError, RecursionError) as error:  # RecursionError: nested too deeply
-            fail(f"--data {args.data}: {error}; give a .jsonl file.")
+            fail(f"--data {args.data}: after {len(lines)} rows: {error}; give a .jsonl file.")
         if not all(isinstance(line, dict) for line in lines):
             fail(f"--data {args.data}: every line needs to be an object, such as of prompt and completion.")
         if lines and "agents" in lines[0]:
@@ -154,8 +156,9 @@ def demonstrations(args):
                 fail(f"--data {args.data}: a line is not of a rollouts.jsonl ({error!r}); give one that a run wrote.")
         if args.min_reward is not None:
             fail(f"--min-reward: {args.data} holds no rewards; leave it out, or give a rollouts.jsonl.")
-        if not all(isinstance(line.get(name), str) for line in lines for name in ("prompt", "completion")):
-            fail(f"--data {args.data}: every line needs the texts prompt and completion; rename the columns.")
+        for number, line in enumerate(lines, 1):
+            if not all(isinstance(line.get(name), str) for name in ("prompt", "completion")):
+                fail(f"--data {args.data}: row {number} lacks the texts prompt and completion; rename or fill them.")
         return [[(line["prompt"], line["completion"]) for line in lines]]
 
     try:

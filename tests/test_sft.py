@@ -291,7 +291,8 @@ def test_turns_belong_to_their_environments(monkeypatch):
         (["--env", "tutti_lame_env:Lame"], ["error: --env tutti_lame_env:Lame", "nosuch"]),
         (["--data", "deep.jsonl"], ["--data deep.jsonl", "give a .jsonl file"]),
         (["--data", "numbers.jsonl"], ["--data numbers.jsonl", "object"]),
-        (["--data", "null.jsonl"], ["--data null.jsonl", "texts prompt and completion"]),
+        (["--data", "null.jsonl"], ["--data null.jsonl", "row 2 lacks the texts prompt and completion"]),
+        (["--data", "cut.jsonl"], ["--data cut.jsonl", "after 2 rows", "give a .jsonl file"]),
         (["--data", "half.jsonl"], ["--data or --env", "not UTF-8 text"]),
         (["--data", "half.jsonl", "--model", "scratch"], ["--data or --env", "not UTF-8 text"]),
         (["--data", "mixed.jsonl", "--min-reward", "0"], ["--data mixed.jsonl", "KeyError('split')"]),
@@ -325,7 +326,8 @@ def test_one_sentence_for_what_is_wrong(tmp_path, arguments, words, monkeypatch,
     pair = {"prompt": "a", "completion": "b"}
     (tmp_path / "half.jsonl").write_text(json.dumps(pair) + "\n" + json.dumps(pair | {"prompt": "\ud800"}) + "\n")
     (tmp_path / "mixed.jsonl").write_text(json.dumps(rollout_line()) + "\n" + json.dumps(pair) + "\n")
-    (tmp_path / "null.jsonl").write_text('{"prompt": "a", "completion": null}\n' * 3)
+    (tmp_path / "null.jsonl").write_text(json.dumps(pair) + '\n{"prompt": "a", "completion": null}\n' * 2)
+    (tmp_path / "cut.jsonl").write_text((json.dumps(pair) + "\n") * 2 + json.dumps(pair)[:-5] + "\n")
     code, said = fails(tmp_path, monkeypatch, capsys, *[str(path) if a == "ROLLOUTS" else a for a in arguments])
     assert code == 2 and all(word in said for word in ["sft.py: error:", *words]), said
 
