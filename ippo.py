@@ -899,7 +899,7 @@ if __name__ == "__main__":
     order_of = lambda epoch: np.random.default_rng([args.seed, epoch]).permutation(len(train_tasks))
     track = lambda metrics, step: None
     if args.track == "tensorboard" and rank == 0:
-        writer = tracker.SummaryWriter(run_dir)
+        writer = tracker.SummaryWriter(run_dir, purge_step=saved + 1)  # a crash may have left later steps
         track = lambda metrics, step: [writer.add_scalar(name, value, step) for name, value in metrics.items()]
     elif args.track != "none" and rank == 0:
         tracker.init(project="tutti", name=os.path.basename(os.path.normpath(run_dir)), config=asdict(args))

@@ -1329,12 +1329,17 @@ def test_tracker_gets_the_metrics(script, run, model_dir, monkeypatch):
 
 
 def test_tensorboard_gets_the_metrics(run, model_dir, monkeypatch):
-    seen = defaultdict(dict)  # by folder and step
-    add_to = lambda folder: lambda name, value, step: seen[folder, step].update({name: value})
-    writer = lambda folder: SimpleNamespace(add_scalar=add_to(folder))
+    seen, purged = defaultdict(dict), []  # by folder and step
+
+    def writer(folder, purge_step):
+        purged.append(purge_step)
+        return SimpleNamespace(add_scalar=lambda name, value, step: seen[folder, step].update({name: value}))
+
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=writer))
     run_dir = run(SCRIPTS[0], *TOY, "--model", model_dir, "--num-iterations", 1, "--track", "tensorboard")["run_dir"]
     assert [{"iteration": k} | seen[run_dir, k] for k in (0, 1)] == metrics_of(run_dir, but=())
+    run(SCRIPTS[0], "--resume", run_dir, "--num-iterations", 2)
+    assert purged == [1, 2] and {"iteration": 2} | seen[run_dir, 2] == metrics_of(run_dir, but=())[2]
 
 
 @two_scripts
