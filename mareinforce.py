@@ -654,7 +654,7 @@ if __name__ == "__main__":
     J = G**N if args.joint_mode == "cross" else G
     if math.log10(B) + T * math.log10(J) > 6:
         too_many = f"--joint-mode {args.joint_mode}: more than a million joint actions an iteration"
-        fail(f"{too_many}; lower --num-generations or --num-turns.")
+        fail(f"{too_many}; lower --num-tasks, --num-generations or --num-turns.")
     for flag, names in (("--model", args.model), ("--devices", args.devices or [None])):
         if len(names) not in (1, N):
             fail(f"{flag} names {len(names)} for {N} agents: give one for all, or one each.")

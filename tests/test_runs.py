@@ -1144,6 +1144,7 @@ def test_a_prompt_of_many_tokens_is_found_at_the_start_though_others_have_more_b
         ("--num-agents", 6),  # those of one task alone would be few enough
         ("--num-agents", 5000),
         ("--num-turns", 10**18),
+        ("--num-tasks", 10**6),
     ],
 )
 def test_more_joint_actions_than_can_be_scored_are_refused(flags, run, monkeypatch, capsys):
@@ -1151,7 +1152,8 @@ def test_more_joint_actions_than_can_be_scored_are_refused(flags, run, monkeypat
     with pytest.raises(SystemExit) as stop:
         run(CRITIC_FREE[0], "--env", "toy:Letters", "--joint-mode", "cross", *flags)
     assert stop.value.code == 2
-    assert "--joint-mode cross: more than a million joint actions an iteration" in capsys.readouterr().err
+    said = "--joint-mode cross: more than a million joint actions an iteration; lower --num-tasks, "
+    assert said in capsys.readouterr().err
 
 
 DAMAGE = {
