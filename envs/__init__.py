@@ -122,7 +122,8 @@ def read_rows(dataset, columns, hub, hub_splits, hub_config=None, say=print):
         splits = {split: _datasets_rows(dataset, path, config, split=part) for split, part in names.items()}
     for split, rows in splits.items():
         if not rows:
-            raise ValueError(f"--dataset {dataset}: the split {split} is empty; use a dataset with rows in it.")
+            remedy = f"call some rows {split} in its column split, or leave that column out"
+            raise ValueError(f"--dataset {dataset}: the split {split} is empty; {remedy}.")
         for number, row in enumerate(rows, 1):
             if missing := [column for column in columns if column not in row]:
                 raise ValueError(

@@ -175,7 +175,10 @@ def test_what_train_and_test_share_is_said(tmp_path, capsys):
         ('{"prompt": "a"}\n{"prompt": "b"}\n', ["missing column completion", "found prompt"]),
         ('{"text": "a"}\n{"text": "b"}\n', ["missing column prompt, completion", "found text"]),
         ('{"prompt": "a", "completion": null}\n' * 2, ["row 1 of the split train is empty", "in completion;"]),
-        ('{"prompt": "a", "completion": "b", "split": "train"}\n' * 2, ["split test is empty"]),
+        (
+            '{"prompt": "a", "completion": "b", "split": "train"}\n' * 2,
+            ["split test is empty; call some rows test in its column split"],
+        ),
         (
             '{"prompt": "a", "completion": "b", "split": "train"}\n{"prompt": "a", "completion": "b"}\n' * 2,
             ["only 2 of 4 rows have a split"],
