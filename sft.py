@@ -302,6 +302,8 @@ if __name__ == "__main__":
         fail("--min-reward filters rollouts: give them with --data.")
     if args.num_heads % max(1, args.num_heads // 2) or args.hidden_size % (2 * args.num_heads):
         fail(f"--num-heads {args.num_heads}: use 1 or an even number, and a multiple of twice it as --hidden-size.")
+    if args.vocab_size < 259:
+        fail(f"--vocab-size {args.vocab_size}: the 256 bytes and three special tokens are 259; give at least that.")
     device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
     try:
         kind = torch.empty(0, device=device).device.type
@@ -320,7 +322,7 @@ if __name__ == "__main__":
     # model and demonstrations
     sources = demonstrations(args)
     if min(map(len, sources), default=0) < 2:
-        fail("Fewer than two pairs to learn from: check --data and --min-reward, or --env and --num-agents.")
+        fail("Fewer than two pairs whose answers are whole: check --data and --min-reward, or --env and --num-agents.")
     whole = lambda text: isinstance(text, str) and text == text.encode(errors="ignore").decode()  # no lone surrogates
     if not all(whole(text) for source in sources for pair in source for text in pair):
         fail("--data or --env: a prompt or a completion is not UTF-8 text, which no tokenizer takes; fix it.")

@@ -276,7 +276,10 @@ def test_turns_belong_to_their_environments(monkeypatch):
     [
         (["--data", "nowhere.jsonl"], ["--data nowhere.jsonl", "No such file"]),
         (["--data", "ROLLOUTS"], ["--min-reward"]),
-        (["--data", "ROLLOUTS", "--min-reward", "9"], ["Fewer than two pairs", "--min-reward"]),
+        (
+            ["--data", "ROLLOUTS", "--min-reward", "9"],
+            ["Fewer than two pairs whose answers are whole", "--min-reward"],
+        ),
         (["--min-reward", "1"], ["--min-reward", "--data"]),
         (["--env", "tdlr"], ["--env tdlr"]),
         (["--env", "tutti_silent_env:Silent"], ["--env tutti_silent_env:Silent", "no demonstrations()", "--data"]),
@@ -290,6 +293,7 @@ def test_turns_belong_to_their_environments(monkeypatch):
         (["--env", "tutti_bare_env:Bare"], ["error: --env tutti_bare_env:Bare: nothing to imitate"]),
         (["--env", "tutti_lame_env:Lame"], ["error: --env tutti_lame_env:Lame", "nosuch"]),
         (["--data", "deep.jsonl"], ["--data deep.jsonl", "give a .jsonl file"]),
+        (["--model", "scratch", "--vocab-size", "258"], ["--vocab-size 258", "259"]),
         (["--data", "numbers.jsonl"], ["--data numbers.jsonl", "object"]),
         (["--data", "null.jsonl"], ["--data null.jsonl", "row 2 lacks the texts prompt and completion"]),
         (["--data", "cut.jsonl"], ["--data cut.jsonl", "after 2 rows", "give a .jsonl file"]),
