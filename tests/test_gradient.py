@@ -84,6 +84,7 @@ TOY = (*TOY, "--max-grad-norm", 1e9, "--eval-tasks", 1)
     "script, flags",
     [
         *((script, ("--num-turns", 2, "--gamma", 0.5)) for script in CRITIC_FREE),
+        (CRITIC_FREE[0], ("--num-turns", 3, "--gamma", 0.5, "--num-generations", 2)),
         (CRITIC_FREE[0], ("--num-iterations", 2)),
         (CRITIC_FREE[0], ("--num-turns", 2, "--joint-mode", "cross", "--num-agents", 2)),
         (CRITIC_FREE[0], ("--temperature", 0.7, "--num-agents", 3)),

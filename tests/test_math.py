@@ -459,6 +459,11 @@ def test_draw_by_hand(script, monkeypatch):
     for number, column in [(0.0, 1), (0.2, 1), (0.25, 3), (0.999, 3)]:
         monkeypatch.setattr(torch, "rand_like", lambda x, number=number: torch.full_like(x, number))
         assert module.draw(weights).tolist() == [[column]]
+    large = torch.zeros(1, 70_000)  # more than 256 blocks: of these too, a block is drawn first
+    large[0, [3, 69_000]] = torch.tensor([1.0, 3.0])
+    for number, column in [(0.2, 3), (0.3, 69_000)]:
+        monkeypatch.setattr(torch, "rand_like", lambda x, number=number: torch.full_like(x, number))
+        assert module.draw(large).tolist() == [[column]]
     rare = torch.tensor([[1.0, 1e-9, 1e-9, 0.0]])  # of which a sum in float32 would keep nothing
     monkeypatch.setattr(torch, "rand_like", lambda x: torch.full_like(x, 1 - 1.5e-9))
     assert module.draw(rare).tolist() == [[1]]
