@@ -144,7 +144,9 @@ def test_metrics_follow_from_the_rollouts(script, run, model_dir, monkeypatch):
 
 @two_scripts
 def test_every_epoch_visits_every_task_once_in_its_own_order(script, run, model_dir):
-    names = run(script, *TOY, "--model", model_dir, "--num-iterations", 6, "--log-groups", 99)
+    """Also where an iteration begins in one epoch and ends in the next: six tasks, four at a time."""
+    flags = ("--num-tasks", 4, "--num-iterations", 3, "--log-groups", 99)
+    names = run(script, *TOY, "--model", model_dir, *flags)
     lines = [json.loads(line) for line in open(os.path.join(names["run_dir"], "rollouts.jsonl"))]
     letters = "".join(x["task"]["letter"] for x in lines if x["split"] == "train" and x["turn"] == 1)
     assert sorted(letters[:6]) == sorted(letters[6:]) == list("abcdef")
@@ -739,7 +741,7 @@ def test_learning_rate_anneals_and_each_iteration_has_its_own_seed(script, run, 
         return step(optimizer, closure)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", watched)
-    run(script, *TOY, "--model", model_dir, "--num-iterations", 4, "--num-agents", 1)
+    run(script, *TOY, "--model", model_dir, "--num-iterations", 4, "--num-agents", 1, "--save-every", 2)
     highest = [0.01, 0.1] if script.stem == "ippo" else [0.01]  # 0.1: of its value head
     for k, rate in enumerate(highest):
         rates = sorted({rates[k] for rates in seen}, reverse=True)
