@@ -158,7 +158,7 @@ METRICS = """| metric | meaning |
 | `tokens_per_second` | completion tokens of all agents and processes over the whole iteration, without evaluation |"""
 
 IPPO_METRICS = """
-| `agent_0/policy_loss`, `agent_0/value_loss` | the parts of the loss, means over the steps of the iteration |
+| `agent_0/policy_loss`, `agent_0/value_loss` | the parts of the loss; like it, grad_norm, approx_kl and clipfrac, means over the steps of the iteration |
 | `agent_0/approx_kl` | mean of rho - 1 - log rho, an estimate of KL(old, new) |
 | `agent_0/clipfrac` | share of tokens whose ratio is outside of 1 +- clip_coef |
 | `agent_0/explained_variance` | share of the variance of R_t that the values explained before the update; at most 1 |
@@ -195,9 +195,9 @@ Defaults and details that differ from CleanRL's `ppo.py`:
 
 - `--gae-lambda` is 1; `--ent-coef` is 0; `--max-grad-norm` is 1; there are two passes of two minibatches each;
 - advantages are not normalised, and with `--norm-adv` over an iteration, not over each minibatch;
-- values start at the mean return;
+- the value function is a head on the actor unless `--use-separate-critic` is given, and starts at the mean return;
+- minibatches consist of whole trajectories, not of single steps;
 - `--gamma` is 1, applies per turn, and weights the policy loss of a turn by `gamma^turn`;
-- the old log-probabilities are those of the sampling loop;
 - `--target-kl` is checked after each minibatch, not after each epoch;
 - Adam's eps is 1e-8, not 1e-5;
 - the sums in the loss are divided by constants, not by the number of tokens."""
