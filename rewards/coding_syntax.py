@@ -250,7 +250,7 @@ def _last_version(parts, name):
     """
     starts = [i for i, part in enumerate(parts) if i == 0 or name not in map(_root, part.decorator_list)]
     versions = [parts[i:j] for i, j in zip(starts, [*starts[1:], None])]
-    versions = _without_beginnings(versions, [version[0] for version in versions])
+    versions = _whole_versions(versions, [version[0] for version in versions])
     return [*versions, *[version for version in versions if _returns(version[0])]][-1]
 
 
@@ -473,8 +473,14 @@ def is_stub(function):
     return all(map(idle, function.body))
 
 
-def _without_beginnings(versions, functions):
-    """The versions whose function is not only the beginning of another's, ignoring statements that do nothing."""
+def _whole_versions(versions, functions):
+    """The versions whose function is not a part of another's: its beginning, or with a bare ... for what is left out.
+
+    Statements that do nothing are ignored.
+    """
+    elided = lambda f: any(isinstance(n, ast.Expr) and getattr(n.value, "value", None) is ... for n in _walk(f.body))
+    whole = [pair for pair in zip(versions, functions) if not elided(pair[1])]
+    versions, functions = zip(*whole) if whole else (versions, functions)
     idle = lambda n: isinstance(n, ast.Pass) or (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))
     acts = [[ast.dump(n) for n in function.body if not idle(n)] for function in functions]
     begins = lambda some, whole: 0 < len(some) < len(whole) and whole[: len(some)] == some
@@ -537,7 +543,7 @@ def read_function(text, name, foreign=()):
     chosen = [body for body, function in zip(bodies, functions) if function and not is_stub(function)]
     # A part of the function may be repeated as an explanation.
     chosen = [body for body in chosen if _returns(_function(body, name))] or chosen
-    chosen = _without_beginnings(chosen, [_function(body, name) for body in chosen])
+    chosen = _whole_versions(chosen, [_function(body, name) for body in chosen])
     if not chosen:
         blocks = _fenced(text)
         return _parse(next((block for block in blocks if re.search(rf"\bdef\s+{name}\b", block)), blocks[0]))

@@ -180,6 +180,8 @@ FORMS = {
     "twice": "def size(self):\n    return 77\ndef size(self):\n    return len(self.items)",
     "a part explained": "```\ndef size(self):\n    return len(self.items)\n```\nIt begins with\n"
     "```\ndef size(self):\n    n = 0\n```",
+    "the end explained": "```\ndef size(self):\n    return len(self.items)\n```\nAt its end:\n"
+    "```\ndef size(self):\n    if self.items:\n        ...\n    return n\n```",
     "comments in what others write": "```\nclass Box:\n    def add(self, x):\n        # As given\n\n"
     "    def size(self):\n        return len(self.items)\n\n    def area(self, r):\n        # Not asked for\n```",
     "its constructor too": "class Box:\n    def __init__(self): 1 / 0\n    def size(self): return len(self.items)",

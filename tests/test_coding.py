@@ -748,6 +748,7 @@ FORMATS = {
     "stub first": f"```python\ndef f(numbers): ...\n```\nso\n```python\n{MAIN}```",
     "stub last": f"```python\n{MAIN}```\nIts signature:\n```python\ndef f(numbers): ...\n```",
     "a part explained": f"```python\n{MAIN}```\nIt begins with\n```python\ndef f(numbers):\n    total = 0\n```",
+    "the end explained": f"```python\n{MAIN}```\nIt ends\n```python\ndef f(numbers):\n    ...\n    return total\n```",
     "a part explained, without fences": f"{MAIN}\nIt begins with\n\ndef f(numbers):\n    total = 0\n\nThen it sums.",
     "an example that imports": f"```\nimport math\nprint(math.floor(f([1])))\n```\n```\n{MAIN}```",
     "a shell and an example": f"```sh\n$ python f.py\n```\n```\n{MAIN}```\n```\nn = f([1])\nprint(n)\n```",
