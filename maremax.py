@@ -825,7 +825,7 @@ if __name__ == "__main__":
     if args.resume:
         shapes = lambda models: [{key: p.shape for key, p in trained.items()} for trained in models]
         if shapes(state["models"]) != shapes(agent.trained for agent in agents):
-            fail(f"--resume {args.resume}: its weights do not fit these agents; use its arguments and packages.")
+            fail(f"--resume {args.resume}: its weights do not fit; use its arguments and package versions.")
         for agent, weights, moments in zip(agents, state["models"], state["optimizers"]):
             agent.model.load_state_dict(weights, strict=False)
             agent.optimizer.load_state_dict(moments)

@@ -112,7 +112,7 @@ def encode(tokenizer, prompts):
         # some tokenizers append an end token to every text
         return [ids[:-1] if ids[-1] == tokenizer.eos_token_id else ids for ids in prompt_ids]
     # templates of reasoning models read enable_thinking; else every token would be spent on thoughts. Llama's read
-    # date_string, which is the same where the agents are trained further
+    # date_string: the date that the algorithm scripts give them too, so that prompts stay the same
     chat = {"add_generation_prompt": True, "tokenize": False, "enable_thinking": False, "date_string": "26 Jul 2024"}
     texts = [tokenizer.apply_chat_template([{"role": "user", "content": prompt}], **chat) for prompt in prompts]
     return tokenizer(texts, add_special_tokens=False).input_ids
@@ -144,7 +144,8 @@ def demonstrations(args):
                 for line in filter(str.strip, file):
                     lines.append(json.loads(line))
         except (OSError, ValueError, RecursionError) as error:  # RecursionError: nested too deeply
-            fail(f"--data {args.data}: after {len(lines)} rows: {error}; give a .jsonl file.")
+            after = f"after {len(lines)} rows: " if lines else ""
+            fail(f"--data {args.data}: {after}{error}; give a .jsonl file.")
         if not all(isinstance(line, dict) for line in lines):
             fail(f"--data {args.data}: every line needs to be an object, such as of prompt and completion.")
         if lines and "agents" in lines[0]:

@@ -543,45 +543,39 @@ def test_what_an_agent_imports_of_another_is_there_already():
     assert reward(AUX, f"try:\n    math\nexcept NameError:\n    import math\n{used}") == 4
 
 
-TABLES = {  # made in a block of their own
+NEEDS = {  # what a function reads, and the value that it returns
+    "an import": ("import math", "math.trunc(2 * x)"),
+    "one of several imports": ("from math import floor, trunc", "trunc(2 * x)"),
+    "a further function": ("import math\n\ndef g(y):\n    return math.trunc(y)", "g(2 * x)"),
+    "a class": ("class C:\n    two = 2", "C.two * x"),
+    "a constant": ("TWO = 2", "TWO * x"),
     "a pattern": ("import re\nP = re.compile('x')", "2 * int(P.sub('', f'x{x}'))"),
-    "of a comprehension": ("P = {n: 2 * n for n in range(-9, 9)}", "P[x]"),
-    "of a function": ("def twice(x):\n    return 2 * x\n\nP = {n: twice(n) for n in range(-9, 9)}", "P[x]"),
-    "a function": ("P = lambda n: 2 * n", "P(x)"),
+    "a table of a comprehension": ("P = {n: 2 * n for n in range(-9, 9)}", "P[x]"),
+    "a table of a function": ("def twice(x):\n    return 2 * x\n\nP = {n: twice(n) for n in range(-9, 9)}", "P[x]"),
+    "a lambda": ("P = lambda n: 2 * n", "P(x)"),
     "where results are kept": ("from collections import defaultdict\nP: dict = defaultdict(int)", "P[x] + 2 * x"),
 }
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", NEEDS)
 def test_what_a_function_reads_may_be_made_in_another_block(name):
-    made, value = TABLES[name]
+    made, value = NEEDS[name]
     helper = f"First\n```python\n{made}\n```\nand then\n```python\ndef aux(x):\n    return {value}\n```"
     assert reward(helper, MAIN) == 4
     table = "```\nP = {n: aux(n) for n in range(-9, 9)}\n```\n```\n" + MAIN.replace("aux(x)", "P[x]") + "```"
     assert reward(AUX, table) == 4
 
 
-AGAIN = {  # what the function reads stands only beside its first version
-    "import": ("import math", "math.trunc(2 * x)"),
-    "of several imports": ("from math import floor, trunc", "trunc(2 * x)"),
-    "further function": ("import math\n\ndef g(y):\n    return math.trunc(y)", "g(2 * x)"),
-    "class": ("class C:\n    two = 2", "C.two * x"),
-    "constant": ("TWO = 2", "TWO * x"),
-    "table": ("T = {n: 2 * n for n in range(-9, 9)}", "T[x]"),
-}
-
-
-@pytest.mark.parametrize("name", AGAIN)
+@pytest.mark.parametrize("name", NEEDS)
 @pytest.mark.parametrize("template", ["```python\n{}\n{}```\nSo\n```python\n{}```\nis it.", "{}\n{}\nAgain:\n\n{}\n"])
 def test_a_function_is_written_again_without_what_it_needs(name, template):
-    beside, value = AGAIN[name]
+    beside, value = NEEDS[name]
     last = f"def aux(x):\n    return {value}\n"
     for first in last, "def aux(x):\n    return 7\n":
         assert reward(template.format(beside, first, last), MAIN) == 4
     # What the last version has of its own counts.
-    assert (
-        reward(template.format("from absent import g", last, f"def g(y):\n    return y\n{AUX}    g(x)\n"), MAIN) == 4
-    )
+    own = f"def g(y):\n    return y\n{AUX}    g(x)\n"
+    assert reward(template.format("from absent import g", last, own), MAIN) == 4
     assert reward(template.format("ONE = 7", last, f"ONE = 2\n{AUX.replace('2', 'ONE')}"), MAIN) == 4
 
 

@@ -96,7 +96,7 @@ def test_a_checkpoint_of_other_names_or_shapes_is_refused(script, run, model_dir
         torch.save(state, path)
         with pytest.raises(SystemExit):
             run(script, "--resume", run_dir, "--num-iterations", 2)
-        assert "its weights do not fit these agents; use its arguments" in capsys.readouterr().err
+        assert "its weights do not fit; use its arguments" in capsys.readouterr().err
 
 
 def test_gradient_of_an_adapter_follows_from_that_of_the_weights(run, updates, model_dir):  # noqa: F811

@@ -1085,7 +1085,7 @@ def test_resume_of_another_configuration_is_refused(script, run, model_dir, tmp_
     other = save_model(tmp_path / "wider", hidden_size=64)
     with pytest.raises(SystemExit) as stop:
         run(script, "--resume", run_dir, "--num-iterations", 2, "--model", other)
-    assert stop.value.code == 2 and "its weights do not fit these agents; use its arguments" in capsys.readouterr().err
+    assert stop.value.code == 2 and "its weights do not fit; use its arguments" in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in pathlib.Path(run_dir).rglob("*") if path.is_file()}
     path = os.path.join(run_dir, "checkpoint", "state.pt")
     state = torch.load(path, weights_only=False)
