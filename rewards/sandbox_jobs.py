@@ -25,6 +25,7 @@ import socket
 import struct
 import sys
 import tempfile
+import threading
 import time
 import types
 
@@ -33,6 +34,7 @@ from rewards import sandbox_kernel as kernel
 MAX_FRAME = 16_000_000  # bytes of one message
 MAX_FOLDER = 4_000_000  # bytes of all files that candidate and grader share
 MAX_FILES = 100
+STACK = 8 << 20  # bytes of address space for each of a job's threads
 
 # Modules that models and tests often import: templates import them before any job, so clones have them at once.
 PRELOADED = """
@@ -255,6 +257,7 @@ def template():
     layers = kernel.probe()
     for module in PRELOADED.split():
         __import__(module)
+    threading.stack_size(STACK)  # else as `ulimit -s` says: often 64 MB in containers, and of those few fit in a job
     if layers["namespaces"]:
         kernel.enter_namespaces()
     kernel.hide_memory()

@@ -838,6 +838,17 @@ def test_threads_where_the_trainer_has_many():
     """)
 
 
+def test_threads_where_stacks_are_large():
+    # As in containers that are started with NVIDIA's `--ulimit stack=67108864`.
+    in_a_process("""
+        from resource import RLIMIT_STACK, getrlimit, setrlimit
+        hard = getrlimit(RLIMIT_STACK)[1]
+        setrlimit(RLIMIT_STACK, (64 << 20 if hard == -1 else min(64 << 20, hard), hard))
+        code, right = ESCAPES["allowed: many threads"]
+        assert run_tests([job(code, f'assert f() == {right}')])[0].reason == ''
+    """)
+
+
 def test_mounts_below_pythons_files_are_read_only():
     in_a_process("""
         maps = ('setgroups', 'deny'), ('uid_map', f'0 {os.getuid()} 1'), ('gid_map', f'0 {os.getgid()} 1')
