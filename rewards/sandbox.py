@@ -267,7 +267,8 @@ class _Worker:
             found = [receive(control, time.monotonic() + 60) for _, control in self.templates]
         except (OSError, EOFError) as error:
             self.close()
-            raise RuntimeError(f"the sandbox's interpreter {sys.executable} did not start") from error
+            short = "are memory, processes, descriptors or the space in /tmp used up?"
+            raise RuntimeError(f"the sandbox's interpreter {sys.executable} did not start: {short}") from error
         if any(held and not layers[name] for layers in found for name, held in _probed().items()):
             self.close()  # a job that uses up what a probe needs must not weaken the sandbox of later jobs
             raise RuntimeError("the sandbox lost a layer that it had")

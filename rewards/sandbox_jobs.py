@@ -260,6 +260,8 @@ def template():
     threading.stack_size(STACK)  # else as `ulimit -s` says: often 64 MB in containers, and of those few fit in a job
     if layers["namespaces"]:
         kernel.enter_namespaces()
+    else:
+        tempfile.gettempdir()  # if no folder can be written to, it raises here, and not in each job
     kernel.hide_memory()
     send(control, layers)
     gc.collect()
@@ -270,23 +272,25 @@ def template():
         message, descriptors, _, _ = socket.recv_fds(control, 3, 2)
         if not message:
             return
-        folder = kernel.JOB_FOLDER if layers["namespaces"] else tempfile.mkdtemp()
-        pid = kernel.clone(layers["namespaces"])
-        if pid == 0:
-            try:
-                _job(message, descriptors, layers, folder)
-            finally:  # a clone must never return into the loop above
-                os._exit(0)
-        for descriptor in descriptors:
-            os.close(descriptor)
-        stop = control.recv(1)  # empty when the trainer is gone
-        os.kill(pid, signal.SIGKILL)  # the pid cannot be reused: it is ours until we wait for it
-        if not (layers["namespaces"] or layers["seccomp"]):
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # what it forked, if allowed
-                os.killpg(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        if not layers["namespaces"]:
-            shutil.rmtree(folder, ignore_errors=not layers["Landlock"])  # with Landlock it has only plain files
+        with contextlib.ExitStack() as at_end:
+            folder = kernel.JOB_FOLDER
+            if not layers["namespaces"]:
+                folder = tempfile.mkdtemp()  # with Landlock it has only plain files
+                at_end.callback(shutil.rmtree, folder, ignore_errors=not layers["Landlock"])
+            pid = kernel.clone(layers["namespaces"])
+            if pid == 0:
+                try:
+                    _job(message, descriptors, layers, folder)
+                finally:  # a clone must never return into the loop above
+                    os._exit(0)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            stop = control.recv(1)  # empty when the trainer is gone
+            os.kill(pid, signal.SIGKILL)  # the pid cannot be reused: it is ours until we wait for it
+            if not (layers["namespaces"] or layers["seccomp"]):
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # what it forked, if allowed
+                    os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
         if not stop:
             return
         control.sendall(b"D")

@@ -2161,6 +2161,35 @@ def test_nothing_is_left_behind():
     assert descendants() & processes == set()
 
 
+def test_without_namespaces_nothing_runs_where_no_file_can_be_written():
+    # As where /tmp is full: each job would fail, and so be worth nothing.
+    in_a_process("""
+        from resource import RLIMIT_FSIZE, setrlimit
+        without('unshare')
+        setrlimit(RLIMIT_FSIZE, (0, 0))
+        with pytest.raises(RuntimeError, match="did not start"):
+            run_tests([job(GOOD)])
+    """)
+
+
+def test_a_clone_that_fails_leaves_no_folder(tmp_path):
+    in_a_process(
+        """
+        import tempfile
+        def fail(namespaces): raise BlockingIOError('no more processes')
+        without('unshare')
+        tempfile.tempdir, kernel.clone = sys.argv[2], fail
+        trainer, template = socket.socketpair()
+        os.dup2(template.fileno(), 0)
+        trainer.send(b'C' + bytes(2))
+        with pytest.raises(BlockingIOError):
+            sandbox_jobs.template()
+        assert os.listdir(sys.argv[2]) == []
+    """,
+        str(tmp_path),
+    )
+
+
 def test_a_killed_template_is_replaced():
     run_tests([job(GOOD)] * 4)
     for pid in descendants():
