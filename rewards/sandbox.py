@@ -27,7 +27,9 @@ import contextlib
 import functools
 import itertools
 import marshal
+import math
 import os
+import pathlib
 import select
 import socket
 import struct
@@ -47,6 +49,9 @@ MAX_SOURCE = 1_000_000  # characters of model text in one job
 SLOW = 0.1  # seconds after which a job counts as slow, and another one starts beside it
 SHARE = 3  # at most so many jobs per core, so a slow job gets at least a third of a core
 MOST_SLOW = 32  # at most so many slow jobs beside one job per core: each needs two templates, and descriptors here
+# Where Linux says how much processor time this container has, and in which period: by cgroups of version 2, and 1.
+CPU_QUOTA = [["/sys/fs/cgroup/cpu.max"]]
+CPU_QUOTA += [["/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"]]
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # How our interpreters begin. The folder with this package is in their path only for this one import.
 BOOT = """
@@ -116,8 +121,7 @@ def run_tests(jobs, timeout=10.0, allow_unsafe_code=False):
     jobs = list(jobs)
     if not jobs:
         return []
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
-    cores = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    cores = max(1, _cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     workers = min(len(jobs), cores)
     require_protection(allow_unsafe_code)
     _pool.give(_pool.take())  # start the first here, to raise its error; the others when needed
@@ -129,6 +133,19 @@ def run_tests(jobs, timeout=10.0, allow_unsafe_code=False):
         results = list(threads.map(run, jobs, timeouts))
     _pool.close(cores)  # close all others: they were started for slow jobs
     return results
+
+
+def _cores():
+    """The cores that this process may use; in a container, not more than its quota of processor time is worth."""
+    if sys.platform != "linux":
+        return os.cpu_count()
+    cores = len(os.sched_getaffinity(0))
+    for files in CPU_QUOTA:
+        if all(map(os.path.exists, files)):
+            quota, period = " ".join(pathlib.Path(file).read_text() for file in files).split()
+            if quota not in ("max", "-1"):
+                cores = min(cores, math.ceil(int(quota) / int(period)))
+    return cores
 
 
 def require_protection(allow_unsafe_code=False):

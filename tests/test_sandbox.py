@@ -949,7 +949,7 @@ def test_namespaces_alone_kill_what_was_forked():
         ''')
         reasons = [r.reason for r in run_tests([forks, job(GOOD)])]
         assert reasons == ["", ""], reasons
-        workers = min(2, len(os.sched_getaffinity(0)))
+        workers = min(2, sandbox._cores())
         assert len(descendants()) == 2 * workers, descendants()  # two templates each
     """)
 
@@ -1031,11 +1031,35 @@ def test_a_message_in_single_bytes_ends_at_the_deadline(monkeypatch):
 
 def test_processes_of_a_machine_share_its_cores(monkeypatch):
     at_once, semaphore = [], threading.Semaphore
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setattr(sandbox, "_cores", lambda: 4)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(threading, "Semaphore", lambda n: at_once.append(n) or semaphore(n))
     run_tests([job(GOOD)] * 8)
     assert at_once[0] == 2
+
+
+@pytest.mark.parametrize(
+    "version, texts, right",
+    [
+        (0, ["150000 100000"], 2),
+        (0, ["max 100000"], 4),
+        (0, ["900000 100000"], 4),
+        (1, ["20000", "100000"], 1),
+        (1, ["-1", "100000"], 4),
+    ],
+)
+def test_a_container_with_a_quota_of_time_has_fewer_cores(version, texts, right, tmp_path, monkeypatch):
+    # Else many jobs would run at once, and slow but correct answers among them be out of time.
+    files = [tmp_path / str(i) for i in range(len(texts))]
+    for file, text in zip(files, texts):
+        file.write_text(text + "\n")
+    absent = [str(tmp_path / "absent")]
+    monkeypatch.setattr(sandbox, "CPU_QUOTA", [absent, files] if version else [files, absent])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    at_once, semaphore = [], threading.Semaphore
+    monkeypatch.setattr(threading, "Semaphore", lambda n: at_once.append(n) or semaphore(n))
+    assert [r.reason for r in run_tests([job(GOOD)] * 8)] == [""] * 8
+    assert at_once[0] == right
 
 
 def test_an_endless_text_is_not_run():
@@ -2020,7 +2044,7 @@ def prepare(texts, names):
 
 
 def test_quick_jobs_do_not_wait_for_slow_ones(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr(sandbox, "_cores", lambda: 1)
     run, begun, ended, most = sandbox._Worker.run, [], [], []
 
     def watched(self, asked, *rest):
@@ -2048,7 +2072,7 @@ def no_other_worker_starts(monkeypatch, how):
     """From now on, with one idle."""
     sandbox.close()
     run_tests([job(GOOD)])
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(sandbox, "_cores", lambda: 2)
     monkeypatch.setattr(sandbox._pool, "warned", False)
     if how == "too many open files":
 
@@ -2091,7 +2115,7 @@ def test_no_job_waits_for_ever_when_the_last_worker_dies(monkeypatch, how):
 def test_the_clock_starts_when_there_is_a_worker(monkeypatch):
     sandbox.close()
     run_tests([job(GOOD)])
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(sandbox, "_cores", lambda: 2)
     start = sandbox._start
     monkeypatch.setattr(sandbox, "_start", lambda *a, **k: time.sleep(1) or start(*a, **k))
     late = job("import time\ndef f(x):\n    time.sleep(60)")
