@@ -48,6 +48,7 @@ KILLING = 60  # seconds that a template gets to kill its job
 MAX_SOURCE = 1_000_000  # characters of model text in one job
 SLOW = 0.1  # seconds after which a job counts as slow, and another one starts beside it
 SHARE = 3  # at most so many jobs per core, so a slow job gets at least a third of a core
+TRIES = 3  # so often a job is run if its templates end, for which the job is hardly ever the cause
 MOST_SLOW = 32  # at most so many slow jobs beside one job per core: each needs two templates, and descriptors here
 # Where Linux says how much processor time this container has, and in which period: by cgroups of version 2, and 1.
 CPU_QUOTA = [["/sys/fs/cgroup/cpu.max"]]
@@ -165,10 +166,15 @@ class _Pool:
     def __init__(self):
         self.idle, self.busy, self.changed, self.warned = [], 0, threading.Condition(), False
 
-    def take(self):
-        """An idle worker or a new one; if none can start, the next that is given back, as long as others are busy."""
+    def take(self, wait=False):
+        """An idle worker or a new one; if none can start, the next that is given back, as long as others are busy.
+
+        wait: do not try to start one while others are busy, as what a worker needs has just been too little
+        """
         while True:
             with self.changed:
+                if wait:  # if all are gone, this round is alone: it starts a worker, or raises
+                    self.changed.wait_for(lambda: self.idle or not self.busy)
                 self.busy += 1
                 if self.idle:
                     return self.idle.pop()
@@ -183,8 +189,7 @@ class _Pool:
                     if not self.warned:
                         self.warned = True
                         print(f"sandbox: {error}; jobs wait for the interpreters that there are", file=sys.stderr)
-                    # If all are gone, the next round is alone: it starts a worker, or raises.
-                    self.changed.wait_for(lambda: self.idle or not self.busy)
+                wait = True
 
     def give(self, *workers):
         """Counts one busy worker less: it is given back here, or was closed."""
@@ -211,16 +216,18 @@ def _run_one(job, timeout, turns):
         return Result(*_no_verdict(job, f"more than {MAX_SOURCE} characters"), 0.0)
     with contextlib.ExitStack() as turn:
         turn.enter_context(turns)
-        worker, back = _pool.take(), []
-        start = time.monotonic()
-        try:
-            verdict = worker.run(job, start + timeout, turn.close)
-            back = [worker]
-        except (OSError, EOFError, ValueError):  # a template was killed (out of memory?): fail, start afresh
-            worker.close()
-            verdict = _no_verdict(job, "the sandbox was killed")
-        finally:
-            _pool.give(*back)
+        for tried in range(TRIES):
+            worker, back = _pool.take(wait=tried), []
+            start = time.monotonic()
+            try:
+                verdict = worker.run(job, start + timeout, turn.close)
+                back = [worker]
+                break
+            except (OSError, EOFError, ValueError):  # too few descriptors, or a template ended: too little memory?
+                worker.close()
+                verdict = _no_verdict(job, "the sandbox was killed")
+            finally:
+                _pool.give(*back)
         return Result(*verdict, time.monotonic() - start)
 
 

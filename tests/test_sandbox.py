@@ -2099,6 +2099,16 @@ def test_jobs_wait_where_no_other_worker_starts(monkeypatch, capsys, how):
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
+def test_no_right_answer_fails_for_want_of_descriptors():
+    in_a_process("""
+        from resource import RLIMIT_NOFILE, getrlimit, setrlimit
+        setrlimit(RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')) + 60, getrlimit(RLIMIT_NOFILE)[1]))
+        sandbox._cores = lambda: 16  # which would be 96 descriptors, and those of templates that start
+        slow = job("import time\\ndef f(x):\\n    time.sleep(0.1)\\n    return x + 1")
+        assert {r.reason for r in run_tests([slow] * 60)} == {""}
+    """)
+
+
 @pytest.mark.parametrize("how", HOWS)
 def test_no_job_waits_for_ever_when_the_last_worker_dies(monkeypatch, how):
     no_other_worker_starts(monkeypatch, how)
@@ -2142,7 +2152,9 @@ def test_a_stopped_template_does_not_stop_the_trainer(monkeypatch):
         os.kill(worker.templates[1][0].pid, signal.SIGSTOP)
     long = GOOD + "#" + "x" * 900_000  # more than a socket holds
     jobs = [job(long)] * len(sandbox._pool.idle)  # one or two, depending on the tests before
-    assert {r.reason for r in run_tests(jobs, timeout=0.3)} == {"the sandbox was killed"}
+    start = time.monotonic()
+    assert {r.reason for r in run_tests(jobs, timeout=0.3)} == {""}  # they run again in other templates
+    assert time.monotonic() - start > 0.6
     run_tests([job(GOOD)])
     pids = descendants()
     for pid in pids:
@@ -2151,7 +2163,8 @@ def test_a_stopped_template_does_not_stop_the_trainer(monkeypatch):
     assert descendants() & pids == set()
 
 
-def test_jobs_are_what_the_kernel_kills_when_memory_is_short():
+def test_jobs_are_what_the_kernel_kills_when_memory_is_short(monkeypatch):
+    monkeypatch.setattr(sandbox, "TRIES", 1)
     late = job("import time\ndef f(x):\n    time.sleep(60)")
     run_tests([job(GOOD)])
     templates, scores = descendants(), {}
@@ -2218,7 +2231,7 @@ def test_a_killed_template_is_replaced():
     run_tests([job(GOOD)] * 4)
     for pid in descendants():
         os.kill(pid, signal.SIGKILL)
-    assert {r.reason for r in run_tests([job(GOOD)] * 4)} <= {"", "the sandbox was killed"}
+    assert [r.reason for r in run_tests([job(GOOD)] * 4)] == [""] * 4  # what had a killed template runs again
     assert [r.reason for r in run_tests([job(GOOD)] * 4)] == [""] * 4
 
 
