@@ -554,7 +554,7 @@ def read_function(text, name, foreign=()):
     nodes = [n for part in chosen[-1] for n in ast.walk(part) if not isinstance(n, (ast.Attribute, ast.Subscript))]
     taken = {name, *foreign, *dir(builtins)}
     own = taken.union(*map(_binds, nodes))
-    free = lambda node: (taken if _is_constant(node) else own).isdisjoint(_gives(node))
+    free = lambda node: (own if _loaded(node) else taken).isdisjoint(_gives(node))
     made = lambda node: isinstance(node, ASSIGNING) and name not in _loaded(node) and free(node)
     others = [node for node in others if isinstance(node, NAMING) or made(node)]
     return _needed(others, chosen[-1]) + chosen[-1], ""

@@ -742,6 +742,9 @@ FORMATS = {
     "stub first": f"```python\ndef f(numbers): ...\n```\nso\n```python\n{MAIN}```",
     "stub last": f"```python\n{MAIN}```\nIts signature:\n```python\ndef f(numbers): ...\n```",
     "a part explained": f"```python\n{MAIN}```\nIt begins with\n```python\ndef f(numbers):\n    total = 0\n```",
+    "two lines explained": "```\ndef f(str):\n    t = str + [0]\n    t[-1] = 0\n    return sum(map(aux, t))\n```\n"
+    "First\n```\nt = str + [0]\n```\nand then\n```\nt[-1] = 0\n```",
+    "a default apart": "```\nkept = {}\n```\nand\n```\ndef f(n, kept=kept):\n    return sum(map(aux, n))\n```",
     "the end explained": f"```python\n{MAIN}```\nIt ends\n```python\ndef f(numbers):\n    ...\n    return total\n```",
     "a part explained, without fences": f"{MAIN}\nIt begins with\n\ndef f(numbers):\n    total = 0\n\nThen it sums.",
     "an example that imports": f"```\nimport math\nprint(math.floor(f([1])))\n```\n```\n{MAIN}```",
