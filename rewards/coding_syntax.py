@@ -474,11 +474,11 @@ def is_stub(function):
 
 
 def _whole_versions(versions, functions):
-    """The versions whose function is not a part of another's: its beginning, or with a bare ... for what is left out.
+    """The versions whose function is not a part of another's: its beginning, or with a ... for what is left out.
 
     Statements that do nothing are ignored.
     """
-    elided = lambda f: any(isinstance(n, ast.Expr) and getattr(n.value, "value", None) is ... for n in _walk(f.body))
+    elided = lambda function: any(getattr(n, "value", None) is ... for n in _walk(function.body))
     whole = [pair for pair in zip(versions, functions) if not elided(pair[1])]
     versions, functions = zip(*whole) if whole else (versions, functions)
     idle = lambda n: isinstance(n, ast.Pass) or (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))

@@ -746,6 +746,7 @@ FORMATS = {
     "First\n```\nt = str + [0]\n```\nand then\n```\nt[-1] = 0\n```",
     "a default apart": "```\nkept = {}\n```\nand\n```\ndef f(n, kept=kept):\n    return sum(map(aux, n))\n```",
     "the end explained": f"```python\n{MAIN}```\nIt ends\n```python\ndef f(numbers):\n    ...\n    return total\n```",
+    "an outline": f"```python\n{MAIN}```\nSo it\n```python\ndef f(numbers):\n    t = ...\n    return sum(t)\n```",
     "a part explained, without fences": f"{MAIN}\nIt begins with\n\ndef f(numbers):\n    total = 0\n\nThen it sums.",
     "an example that imports": f"```\nimport math\nprint(math.floor(f([1])))\n```\n```\n{MAIN}```",
     "a shell and an example": f"```sh\n$ python f.py\n```\n```\n{MAIN}```\n```\nn = f([1])\nprint(n)\n```",
