@@ -521,7 +521,7 @@ SYMBOL = rf"(?=\S)(?:{STRING}|[^'\"#])*?[^\w\x00-\x7f]"  # such as an arrow or a
 # How a line of code that does not parse begins: indented, else, f(, a[, a.b += , a, b = , ), "a, (a
 BEGINS = rf"\s|$|({KEYWORDS})\b|[\w.]+(\(|\[| ?[^\w\s]{{0,3}}=)|[a-z]\w*[,:].*=|[\])}}@'\"]|[\[({{](?![A-Z/])"
 # f([1, 2]) -> 3 and f("a") = 3, as prose writes them
-ARROW = rf"(?=\S)(?!({KEYWORDS})\b)(?:{STRING}|[^'\"#])+?(?<=[)\]}}'\"]) *[-=]+>"
+ARROW = rf"(?=\S)(?!({KEYWORDS})\b)(?:{STRING}|[^'\"#])+?(?<=[\w)\]}}'\"]) *[-=]+>"
 EQUATION = rf"[\w.]+\((?:{STRING}|[^'\"#])*\) *=(?!=)"
 BROKEN = rf"(?!{PROSE}|{SYMBOL}|{ARROW}|{EQUATION})({BEGINS})"
 # What parser and compiler raise, also for a NUL, a lone surrogate, deep nesting or thousands of words in a row.

@@ -1479,6 +1479,7 @@ def test_code_without_a_fence_between_two_fences(first, last):
 
 EXAMPLE_LINES = ["f('abc') -> 3", "f(5) = 120", "'abc' \u2192 3", 'f("it\'s") => 4', "T(n) = O(n)"]
 EXAMPLE_LINES += ["f([1]) --> 2", "f([1]) \u279e 2", "f([1]) \u27f6 2", "f((1, 2)) = 6", "f(abs(-1)) = 1"]
+EXAMPLE_LINES += ["n = 5 -> 120", "n = 5 => 120"]
 
 
 @pytest.mark.parametrize("line", EXAMPLE_LINES)
