@@ -482,8 +482,8 @@ def _whole_versions(versions, functions):
     whole = [pair for pair in zip(versions, functions) if not elided(pair[1])]
     versions, functions = zip(*whole) if whole else (versions, functions)
     idle = lambda n: isinstance(n, ast.Pass) or (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))
-    acts = [[ast.dump(n) for n in function.body if not idle(n)] for function in functions]
-    begins = lambda some, whole: 0 < len(some) < len(whole) and whole[: len(some)] == some
+    acts = ["".join(ast.unparse(n) + "\n" for n in function.body if not idle(n)) for function in functions]
+    begins = lambda some, whole: some and some != whole and whole.startswith(some)
     return [version for version, some in zip(versions, acts) if not any(begins(some, whole) for whole in acts)]
 
 

@@ -180,6 +180,8 @@ FORMS = {
     "twice": "def size(self):\n    return 77\ndef size(self):\n    return len(self.items)",
     "a part explained": "```\ndef size(self):\n    return len(self.items)\n```\nIt begins with\n"
     "```\ndef size(self):\n    n = 0\n```",
+    "a branch explained": "```\ndef size(self):\n    if not self.items:\n        return 0\n    else:\n"
+    "        return len(self.items)\n```\nFirst\n```\ndef size(self):\n    if not self.items:\n        return 0\n```",
     "the end explained": "```\ndef size(self):\n    return len(self.items)\n```\nAt its end:\n"
     "```\ndef size(self):\n    if self.items:\n        ...\n    return n\n```",
     "comments in what others write": "```\nclass Box:\n    def add(self, x):\n        # As given\n\n"

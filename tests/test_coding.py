@@ -1513,3 +1513,5 @@ def test_the_beginning_of_a_function_does_not_replace_it(end, template):
     whole = begins + "    return aux(numbers[0]) + f(numbers[1:])\n"
     assert reward(AUX, template.format(whole, begins + end)) == 4
     assert reward(AUX, template.format(begins + "    return 7\n", whole)) == 4  # what is last counts otherwise
+    branch = whole.replace("    return aux(", "    else:\n        return aux(")
+    assert reward(AUX, template.format(branch, begins + end)) == 4
