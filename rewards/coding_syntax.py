@@ -577,7 +577,9 @@ def read_methods(text, names, given, class_name):
         begins = next((i for i, node in enumerate(body) if isinstance(node, DEFINITIONS)), 0)
         body[begins:] = [n for n in body[begins:] if isinstance(n, NAMING) or not _gives(n) & {*dir(builtins)}]
     chosen = [b for b in bodies if any(_is_method(n) or getattr(n, "name", None) in given for n in b)] or bodies
-    others = [node for body in bodies if body not in chosen for node in body]
+    # A `try` with a return is a part of a method, explained in a block of its own.
+    returns = lambda node: any(isinstance(n, ast.Return) for n in _walk([node]))
+    others = [node for body in bodies if body not in chosen for node in body if not returns(node)]
     chosen = list(itertools.chain(*chosen))
     # Methods indented too far, inside another method that does not read them.
     functions = [f for n in chosen for f in ast.walk(n) if isinstance(f, FUNCTIONS) and not is_stub(f)]

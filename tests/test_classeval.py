@@ -182,6 +182,9 @@ FORMS = {
     "```\ndef size(self):\n    n = 0\n```",
     "a branch explained": "```\ndef size(self):\n    if not self.items:\n        return 0\n    else:\n"
     "        return len(self.items)\n```\nFirst\n```\ndef size(self):\n    if not self.items:\n        return 0\n```",
+    "a try explained": "```\ndef size(self):\n    try:\n        n = len(self.items)\n        return n\n"
+    "    except TypeError:\n        return 0\n```\nIt has\n"
+    "```\ntry:\n    n = len(self.items)\n    return n\nexcept TypeError:\n    return 0\n```",
     "the end explained": "```\ndef size(self):\n    return len(self.items)\n```\nAt its end:\n"
     "```\ndef size(self):\n    if self.items:\n        ...\n    return n\n```",
     "comments in what others write": "```\nclass Box:\n    def add(self, x):\n        # As given\n\n"
