@@ -505,11 +505,10 @@ def _returns(function):
 
 # What is code in a completion ----------------------------------------------------------------------------------------
 
-NEWLINE = r"\r\n|\r|\n"  # str.splitlines knows more, which may occur in strings
-FENCE = r"[ \t]*(?:`{3,}|~{3})[^`\r\n]*"  # a whole line, with its language
+FENCE = r"[ \t]*(?:`{3,}|~{3})[^`\n]*"  # a whole line, with its language
 BLANK = r"[ \t\xa0\u200b\ufeff]"
 UNSEEN = {0xA0: " ", 0x200B: None, 0xFEFF: None}  # blanks that Python does not accept
-TAGS = r"(?:</?(?:answer|s)>|<[|\uff5c][^|\uff5c\r\n]{1,30}[|\uff5c]>)+"  # </answer>, <|im_end|>
+TAGS = r"(?:</?(?:answer|s)>|<[|\uff5c][^|\uff5c\n]{1,30}[|\uff5c]>)+"  # </answer>, <|im_end|>
 CODE = r"(?:async )?def \w|class \w|import \w|from [\w.]+ import |@\w|try:$"  # how code amid prose may begin
 KEYWORDS = "|".join(filter(str.islower, keyword.kwlist))
 WORD = rf"\b(?!({KEYWORDS})\b)\w+"
@@ -600,7 +599,7 @@ def read_blocks(text):
         whole = _statements_of(form)
         if whole is not None:
             return [whole]
-    lines = re.split(NEWLINE, _unwrapped(plain))
+    lines = _unwrapped(plain).split("\n")
     fences = [i for i, line in enumerate(lines) if re.fullmatch(FENCE, line)][:100]
     ends = [i for i in fences if not lines[i].strip(" \t`~")] + [len(lines)]
     bodies, end, between = [], -1, []
@@ -650,20 +649,21 @@ def _between_prose(lines, most=20):
 def _unwrapped(text):
     """The text after the thoughts, the last of which may be unclosed, with each fence on a line of its own."""
     text = text.rpartition("</think>")[2].partition("<think>")[0]
-    return re.sub(r"(?<=[^\s`~])[ \t]*(```|~~~)[ \t\r]*$", r"\n\1", text, flags=re.MULTILINE)
+    return re.sub(r"(?<=[^\s`~])[ \t]*(```|~~~)[ \t]*$", r"\n\1", text, flags=re.MULTILINE)
 
 
 def _plain(text):
     """The text without tags and invisible characters at line ends, and with fences on separate lines from code."""
-    edges = rf"^{BLANK}+|(?<!{BLANK}){BLANK}+(?=\r?$)"
+    text = re.sub(r"\r\n?", "\n", text)  # as Python reads it; str.splitlines knows more, which may occur in strings
+    edges = rf"^{BLANK}+|(?<!{BLANK}){BLANK}+$"
     text = re.sub(edges, lambda found: found[0].translate(UNSEEN), text, flags=re.MULTILINE)
-    text = re.sub(rf"^([ \t]*){TAGS}|{TAGS}(?=[ \t\r]*$)", r"\1", text, flags=re.MULTILINE)
+    text = re.sub(rf"^([ \t]*){TAGS}|{TAGS}(?=[ \t]*$)", r"\1", text, flags=re.MULTILINE)
     return re.sub(rf"^([ \t]*(?:`{{3,}}|~{{3,}}))(?:py\w*)? *(?={CODE})", r"\1\n", text, flags=re.MULTILINE)
 
 
 def _fenced(text):
     """The fenced blocks of a text, or else the whole text, whether Python or not."""
-    pattern = rf"^{FENCE}\r?\n(.*?)(?:^[ \t]*(?:```|~~~)|\Z)"
+    pattern = rf"^{FENCE}\n(.*?)(?:^[ \t]*(?:```|~~~)|\Z)"
     text = _unwrapped(_plain(text))
     return list(map(textwrap.dedent, re.findall(pattern, text, re.DOTALL | re.MULTILINE) or [text]))
 
@@ -689,7 +689,7 @@ def _tree(code):
             return ast.parse(code)
         except IndentationError as error:
             found = re.search(r"(?:function|class) definition on line (\d+)", error.msg)
-            lines = re.split(NEWLINE, code)
+            lines = code.split("\n")
             head = int(found[1]) if found else len(lines)
             comments = [i for i in range(head, min(error.lineno, len(lines))) if lines[i].lstrip().startswith("#")]
             if not comments:
@@ -701,7 +701,7 @@ def _tree(code):
 
 def _parse(code):
     """(statements, error); if the code does not parse, the statements of its longest beginning that does."""
-    error, lines = "", re.split(NEWLINE, code)
+    error, lines = "", code.split("\n")
     for _ in range(20):
         try:
             return _tree("\n".join(lines)).body, error

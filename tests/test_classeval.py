@@ -144,6 +144,8 @@ FORMS = {
     "    def n(self):\n        return len(self.items)",
     "imports not indented": "import operator\nfrom math import inf\n\n    def size(self):\n        # How many\n"
     "        return min(inf, self.n())\n\n    def n(self):\n        return operator.length_hint(self.items)",
+    "imports not indented, other ends of lines": "import operator\r\n\r\n    def size(self):\r\n"
+    "        return self.n()\r\n\r\n    def n(self):\r\n        return operator.length_hint(self.items)",
     "comments not indented": "# How many\n    def size(self):\n        return self.n()\n\n"
     "# A further method\n# of one line\n    def n(self): return len(self.items)",
     "blank line, first line not indented": "```python\n\ndef size(self):\n        return self.n()\n\n"
