@@ -137,7 +137,7 @@ def pairs_of_rollouts(lines, min_reward):
 
 def demonstrations(args):
     """Lists of (prompt, completion): one for the file, or one for each environment and number of agents."""
-    if args.data:
+    if args.data is not None:  # also an empty name, which an unset variable of the shell gives
         lines = []
         try:
             with open(args.data, encoding="utf-8-sig") as file:

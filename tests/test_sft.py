@@ -275,6 +275,10 @@ def test_turns_belong_to_their_environments(monkeypatch):
     "arguments, words",
     [
         (["--data", "nowhere.jsonl"], ["--data nowhere.jsonl", "No such file"]),
+        (
+            ["--data", "", "--num-steps", "1"],
+            ["--data :", "No such file"],
+        ),  # as an unset variable of the shell gives it
         (["--data", "ROLLOUTS"], ["--min-reward"]),
         (
             ["--data", "ROLLOUTS", "--min-reward", "9"],
