@@ -112,7 +112,7 @@ def read_rows(dataset, columns, hub, hub_splits, hub_config=None, say=print):
     """
     if not dataset:
         raise ValueError("--dataset is empty; give sample, hub, a hub id or a file.")
-    if os.path.isfile(dataset) and not dataset.endswith((".jsonl", ".json", ".parquet")):
+    if dataset != "hub" and os.path.isfile(dataset) and not dataset.endswith((".jsonl", ".json", ".parquet")):
         raise ValueError(f"--dataset {dataset}: a file of unknown form; make it a .jsonl, .json or .parquet file.")
     if dataset.endswith((".jsonl", ".json", ".parquet")):
         splits = _split_rows(dataset, _file_rows(dataset), say)
@@ -201,7 +201,7 @@ def _datasets_rows(dataset, *args, **kwargs):
         return load_dataset(*args, **kwargs).to_list()
     except Exception as error:  # network, hub and file formats raise many types; all are reported
         remedy = "check the name, its splits and the network, or use sample"
-        if os.path.exists(dataset):  # for a file, the actual error may be the cause of a generic one
+        if "data_files" in kwargs:  # for a file, the actual error may be the cause of a generic one
             remedy, error = "fix the file", error.__cause__ or error
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(f"--dataset {dataset}: it could not be loaded ({reason}); {remedy}.") from None

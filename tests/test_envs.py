@@ -452,11 +452,15 @@ def test_hub_asks_for_the_documented_slices(monkeypatch):
     assert asked == [(("someone/posts", None), {"split": s}) for s in ("train", "test")]
 
 
-def test_unreachable_hub_is_one_sentence(monkeypatch):
+@pytest.mark.parametrize("beside", [None, os.mkdir, lambda path: open(path, "w").close()])
+def test_unreachable_hub_is_one_sentence(beside, tmp_path, monkeypatch):
     def load_dataset(*args, **kwargs):
         raise ConnectionError("Couldn't reach it\nafter five tries")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.chdir(tmp_path)
+    if beside:
+        beside("hub")  # a file or folder of the user's by this name is not what is loaded
     with pytest.raises(ValueError) as caught:
         envs.make("tldr", dataset="hub")
     message = str(caught.value)
