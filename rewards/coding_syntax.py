@@ -478,7 +478,9 @@ def _whole_versions(versions, functions):
 
     Statements that do nothing are ignored.
     """
-    elided = lambda function: any(getattr(n, "value", None) is ... for n in _walk(function.body))
+    # as in `result = ...` and `for x in ...`, but not in x[..., 0] or tuple[int, ...]
+    parts = lambda body: (part for n in _walk(body) if isinstance(n, ast.stmt) for part in ast.iter_child_nodes(n))
+    elided = lambda function: any(getattr(part, "value", None) is ... for part in parts(function.body))
     whole = [pair for pair in zip(versions, functions) if not elided(pair[1])]
     versions, functions = zip(*whole) if whole else (versions, functions)
     idle = lambda n: isinstance(n, ast.Pass) or (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))

@@ -747,6 +747,8 @@ FORMATS = {
     "a default apart": "```\nkept = {}\n```\nand\n```\ndef f(n, kept=kept):\n    return sum(map(aux, n))\n```",
     "the end explained": f"```python\n{MAIN}```\nIt ends\n```python\ndef f(numbers):\n    ...\n    return total\n```",
     "an outline": f"```python\n{MAIN}```\nSo it\n```python\ndef f(numbers):\n    t = ...\n    return sum(t)\n```",
+    "... in a type": "```python\ndef f(numbers):\n    return 0\n```\nNow right:\n"
+    f"```python\n{MAIN.replace('return', 'pair: tuple[int, ...] = (); return')}```",
     "a part explained, without fences": f"{MAIN}\nIt begins with\n\ndef f(numbers):\n    total = 0\n\nThen it sums.",
     "an example that imports": f"```\nimport math\nprint(math.floor(f([1])))\n```\n```\n{MAIN}```",
     "a shell and an example": f"```sh\n$ python f.py\n```\n```\n{MAIN}```\n```\nn = f([1])\nprint(n)\n```",

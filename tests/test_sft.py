@@ -275,10 +275,8 @@ def test_turns_belong_to_their_environments(monkeypatch):
     "arguments, words",
     [
         (["--data", "nowhere.jsonl"], ["--data nowhere.jsonl", "No such file"]),
-        (
-            ["--data", "", "--num-steps", "1"],
-            ["--data :", "No such file"],
-        ),  # as an unset variable of the shell gives it
+        # as an unset variable of the shell gives it
+        (["--data", "", "--num-steps", "1"], ["--data :", "No such file"]),
         (["--data", "ROLLOUTS"], ["--min-reward"]),
         (
             ["--data", "ROLLOUTS", "--min-reward", "9"],
