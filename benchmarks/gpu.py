@@ -275,7 +275,7 @@ def disagreement(script, agent, workload, max_batch_tokens):
 def cache_held(script, agent, prompt):
     """Bytes per token of the cache that `sample` fills, in the dtypes that it really uses."""
     held = {}
-    with torch.no_grad():
+    with torch.no_grad(), script.autocast(agent.model):  # as in rollout(): else values would not be bfloat16 on CUDA
         script.prefill(agent, [prompt], None, partial(script.attention, held, None))
     return sum(states.nbytes for pair in held.values() for states in pair) / len(prompt)
 
@@ -318,11 +318,14 @@ def measure_model(args, script, machine, name, tables):
         floor, drawn = (weights + cache) / machine.bandwidth, None
         for graphs in (False, True) if args.device == "cuda" else (False,):
             agent.graph_stream = stream if graphs else None
-            # four times the training batch, as in rollout()
-            sampled = measure(args, partial(sampling, script, agent, prompts, workload, 4 * most))
+            try:  # four times the training batch, as in rollout()
+                sampled = measure(args, partial(sampling, script, agent, prompts, workload, 4 * most))
+                why_not = "out of memory"
+            except SystemExit:  # the script has said why; the rest is still measured
+                sampled, why_not = None, "cannot be recorded"
             row = [name, most, "yes" if graphs else "no", number(weights / 1e9), number(cache / 1e9), number(floor)]
             if sampled is None:
-                tables.sampling.append(row + ["out of memory"] * 7)
+                tables.sampling.append(row + [why_not] * 7)
                 continue
             gap = disagreement(script, agent, workload, most)  # not earlier: `first` must include choosing kernels
             held = cache_held(script, agent, prompts[0]) / cache_bytes_per_token(model, itemsize)

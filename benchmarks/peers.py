@@ -263,8 +263,9 @@ def about(args, measured, theirs):
     """Commit, versions and machine; the first line of the table of rows."""
     device = machine()
     if args.device == "cuda":
-        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        device += ", " + subprocess.run(query, capture_output=True, text=True).stdout.splitlines()[0]
+        # nvidia-smi is not everywhere, and does not know CUDA_VISIBLE_DEVICES
+        query = [sys.executable, "-c", "import torch; print(torch.cuda.get_device_name())"]
+        device += ", " + subprocess.run(query, capture_output=True, text=True).stdout.strip()
     named = ", ".join(f"{package} {number}" for package, number in theirs.items()) or "unknown"
     return f"commit {measured}; ours: {versions()}; theirs: {named}; {device}; {date.today()}; {args}"
 

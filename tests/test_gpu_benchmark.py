@@ -131,9 +131,12 @@ def test_bytes_are_those_that_are_read(name, dtype, monkeypatch):
     assert (one_batch * 2, same) == (weights, cache)
 
 
-def test_the_cache_held_is_that_of_float32():
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_the_cache_held_is_that_of_sampling(dtype, monkeypatch):
     _, agent, prompts, _ = prepare(MODELS[1])
-    assert gpu.cache_held(magrpo, agent, prompts[0]) == gpu.cache_bytes_per_token(agent.model, 4)
+    if dtype is torch.bfloat16:  # as on CUDA
+        monkeypatch.setattr(magrpo, "autocast", lambda model: torch.autocast("cpu", torch.bfloat16))
+    assert gpu.cache_held(magrpo, agent, prompts[0]) == gpu.cache_bytes_per_token(agent.model, dtype.itemsize)
 
 
 def test_disagreement_is_that_of_sampling_and_training(monkeypatch):
@@ -158,6 +161,15 @@ def test_memory_that_does_not_suffice_is_said(part, table, monkeypatch):
         assert "out of memory" in row and len(row) == len(gpu.COLUMNS[table].split(" | "))
     assert len(tables.step) == 1 and len(tables.training) == 2 * (part == "training")
     assert len(tables.sampling) == (part != "measure")
+
+
+def test_decoding_that_cannot_be_recorded_does_not_end_the_measurement(monkeypatch):
+    monkeypatch.setattr(gpu, "sampling", lambda *_: magrpo.fail("--cuda-graphs: cannot be recorded"))
+    args, tables = gpu.Args(device="cpu", shrink=16, rounds=1), SimpleNamespace(step=[], sampling=[], training=[])
+    gpu.measure_model(args, magrpo, SimpleNamespace(bandwidth=1.0, trunk=1.0, head=1.0), MODELS[0], tables)
+    assert len(tables.sampling) == len(args.max_batch_tokens)
+    for row in tables.sampling:
+        assert "cannot be recorded" in row and len(row) == len(gpu.COLUMNS["sampling"].split(" | "))
 
 
 def test_the_peers_get_arguments_that_they_know(monkeypatch):

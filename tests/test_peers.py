@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -117,3 +119,12 @@ def test_every_workload_can_be_shrunk_and_every_peer_is_known():
     assert {peer for _, _, peer, _ in peers.COMPARISONS.values()} == set(peers_child.TRAINERS)
     text = io.StringIO(peers.about(peers.Args(), "abc123", {"comlrl": "1.4.3"}))
     assert len(list(csv.reader(text))) == 1  # a single line
+
+
+def test_the_gpu_is_named_where_there_is_no_nvidia_smi(monkeypatch, tmp_path):
+    run = subprocess.run
+    (tmp_path / "torch.py").write_text("class cuda:\n    get_device_name = lambda: 'Some GPU'")
+    env = os.environ | {"PATH": str(tmp_path), "PYTHONPATH": str(tmp_path)}
+    monkeypatch.setattr(subprocess, "run", lambda command, **kwargs: run(command, **kwargs, env=env))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert ", Some GPU, " in peers.about(peers.Args(device="cuda"), "x", {}).replace(";", ",")
