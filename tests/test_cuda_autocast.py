@@ -1,15 +1,18 @@
-"""CUDA's autocast, by torch's fake tensors: they have a device, a type and a shape, but no data, so no GPU is needed.
+"""CUDA's autocast, and a decoding step that can be recorded, by torch's fake tensors.
 
-A build of torch with CUDA is: one for CPUs knows no such device. Values, kernels, graphs and the backward pass cannot
-be seen so.
+They have a device, a type and a shape, but no data, so no GPU is needed. A build of torch with CUDA is: one for CPUs
+knows no such device. Values, kernels, waits inside of a kernel and the backward pass cannot be seen so.
 """
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
+from pretend import WAITS
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 import magrpo
@@ -98,3 +101,39 @@ def test_training_casts_each_weight_once_and_its_logits_are_float32(model):
         logits = magrpo.head(model, hidden, 0.7)
         logprobs = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten(), reduction="none")
     assert {logits.dtype, logprobs.dtype} == calls.types("mm") == {torch.float32}
+
+
+class Decoding(TorchDispatchMode):
+    """Makes up what the CPU reads while completions decode, and notes what a step that may be recorded asks of it."""
+
+    def __init__(self, stopping):
+        super().__init__()
+        self.stopping, self.in_step, self.asked, self.steps = stopping, False, set(), 0
+
+    def repeat(self, step, times, record):
+        for _ in range(times):
+            self.in_step, self.steps = True, self.steps + 1
+            step()
+            self.in_step = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        places = {x.device.type for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        if self.in_step and (name in WAITS or "cpu" in places):
+            self.asked.add((name, *places))
+        if name == "nonzero":  # the prompts whose completions have not all stopped
+            return args[0].new_zeros(len(args[0]) - self.stopping, 1, dtype=torch.long)
+        if name == "_local_scalar_dense":  # whether enough have stopped, and how many completions are left
+            return self.stopping if args[0].dtype == torch.bool else 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("stopping", [False, True])
+def test_a_recorded_step_needs_nothing_of_the_cpu(stopping, model, monkeypatch):
+    agent = SimpleNamespace(model=model, stop_ids=torch.tensor([1]), graph_stream="a stream")
+    mode = Decoding(stopping)
+    monkeypatch.setattr(magrpo, "repeat", mode.repeat)
+    with torch.no_grad(), magrpo.autocast(model), mode:
+        tokens, logprobs = magrpo.decode(agent, [[1, 2, 3], [4, 5]], S, 0.7, C)
+    assert mode.steps == C - 1 and mode.asked == set()
+    assert (tokens.device.type, tokens.dtype, logprobs.dtype) == ("cuda", torch.long, torch.float32)
