@@ -974,8 +974,8 @@ if __name__ == "__main__":
         with open(os.path.join(run_dir, "metrics.jsonl")) as file:
             logged = [json.loads(line) for line in file]
         evaluations = {line["iteration"]: line["eval/return"] for line in logged if "eval/return" in line}
-        first, last = (f"{evaluations[k]:.3f} at iteration {k}" for k in (0, max(evaluations)))
-        print(f"\nevaluation: return {first}, {last}; see {run_dir}")
+        told = (f"{evaluations[k]:.3f} at iteration {k}" for k in sorted({0, max(evaluations)}))
+        print(f"\nevaluation: return {', '.join(told)}; see {run_dir}")
     if rank == 0 and saved:
         speed = np.mean([line["tokens_per_second"] for line in logged[1:]])
         more = f" --num-iterations {2 * saved}" if saved == args.num_iterations else ""  # the run is complete

@@ -339,7 +339,7 @@ def _mbpp_task(row):
     if not isinstance(row["test_imports"], list):  # a text would be joined letter by letter
         raise ValueError("test_imports is not a list, such as []")
     trees = [ast.parse(source) for source in row["test_list"]]
-    if not all(isinstance(tree.body[0], ast.Assert) for tree in trees):
+    if not all(tree.body and isinstance(tree.body[0], ast.Assert) for tree in trees):
         raise ValueError("test_list has an item that is not an assert")
     if len(trees) < 2:
         raise ValueError("it has fewer than two tests: one is shown, so none is left to score")

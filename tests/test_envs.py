@@ -330,6 +330,12 @@ def test_rows_that_cannot_be_trained_on_are_named(name, tmp_path):
     assert "task odd is not in" in message or ("row 2 of the split train" in message and f" in {column};" in message)
 
 
+def test_a_test_without_an_assert_is_told(tmp_path):
+    rows = [{**MBPP, "task_id": "odd", "test_list": [*MBPP["test_list"], more]} for more in ("", "f(1)")]
+    with pytest.raises(ValueError, match=r"odd is not in .* form .*test_list has an item that is not an assert"):
+        envs.make("mbpp", dataset=write_jsonl(tmp_path / "rows.jsonl", rows))
+
+
 @pytest.mark.parametrize(
     "env, row, change",
     [
