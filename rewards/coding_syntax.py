@@ -139,7 +139,8 @@ UNSAID = {"globals", "locals", "vars", "exec", "eval"}
 REACH = UNSAID | {"builtins", "__builtins__", "__globals__", "f_globals", "f_locals", "modules", "__set_name__"}
 REACH |= {"_getframe", "currentframe"}
 LOOKUPS = REACH | {"getattr", "setattr", "__setattr__", "__dict__"}  # these take a name as a string
-SAYING = "id", "attr", "value", "name", "module", "__class__"  # fields of a node that hold names
+# Fields of a node that hold names, also those of `import a as name` and f(name=1), but not a function's parameters.
+SAYING = "id", "attr", "value", "name", "asname", "arg", "module", "__class__"
 
 
 def prepare_class(texts, assigned, class_name, base):
@@ -269,7 +270,11 @@ def _binds_unsaid(part):
     heads = [node for child in ast.iter_child_nodes(part) if child not in body for node in ast.walk(child)]
     at_once = ast.walk(part) if isinstance(part, ast.ClassDef) else heads
     walrus = body and any(isinstance(node, ast.NamedExpr) for node in heads)
-    return walrus or not REACH.isdisjoint(getattr(node, field, None) for node in at_once for field in SAYING)
+    return walrus or not REACH.isdisjoint(itertools.chain(*map(_said, at_once)))
+
+
+def _said(node):
+    return [] if isinstance(node, ast.arg) else [getattr(node, field, None) for field in SAYING]
 
 
 def _stored(statement, class_name, methods):
@@ -384,7 +389,7 @@ def _named(statements, code):
 
 def _leading(statements, leads):
     """The statements for which `leads` holds, given their names and what the others define, or bind before them."""
-    said = {s: [getattr(node, field, None) for node in ast.walk(s) for field in SAYING] for s in statements}
+    said = {s: [name for node in ast.walk(s) for name in _said(node)] for s in statements}
     found, before = [], None
     while found != before:
         found, before, names = [], found, {node.name for node in found if isinstance(node, DEFINITIONS)}

@@ -180,6 +180,8 @@ FORMS = {
     "    def size(self): return self.C().n(self.items)",
     "another class": "class C:\n    def n(self, x): return len(x)\ndef size(self):\n    return C().n(self.items)",
     "twice": "def size(self):\n    return 77\ndef size(self):\n    return len(self.items)",
+    "parameters with names of functions": "def size(self, vars=0, *, modules=0):\n    return len(self.items)\n\n"
+    "def further(globals):\n    pass",
     "a part explained": "```\ndef size(self):\n    return len(self.items)\n```\nIt begins with\n"
     "```\ndef size(self):\n    n = 0\n```",
     "a branch explained": "```\ndef size(self):\n    if not self.items:\n        return 0\n    else:\n"
@@ -426,6 +428,10 @@ TAKEOVERS = {  # of the class, with all methods in it, by the agent that has two
     "a loop that sets more": "for name in ('size', 'area'):\n    Box.more = 0\n"
     "    setattr(Box, name, getattr(Whole, name))",
     "the type's setattr": "type.__setattr__(Box, 'size', Whole.size); type.__setattr__(Box, 'area', Whole.area)",
+    "an import": "if 1:\n    from candidate import Whole as Box",
+    "an import in a function": "def take():\n    global Box\n    from candidate import Whole as Box\ntake()",
+    "a keyword": "import sys\nsys.modules[__name__].__dict__.update(Box=Whole)",
+    "a keyword, by a function's names": "def take(): pass\ntake.__globals__.update(Box=Whole)",
     "another name": "Other = Box\nOther.size, Other.area = Whole.size, Whole.area",
 }
 
