@@ -190,8 +190,8 @@ def prepare_class(texts, assigned, class_name, base):
             if inside and not whole and node.name in bare:
                 further.append(node)
             for part in node.body if whole else [node]:
-                if inside and _binds_unsaid(part):
-                    continue
+                if inside and (_binds_unsaid(part) or not isinstance(part, (*DEFINITIONS, *ASSIGNING))):
+                    continue  # it is not kept, so it writes nothing either
                 name = getattr(part, "name", None)
                 if isinstance(part, FUNCTIONS):
                     stored = {name} & methods.keys() if name in begun or not is_stub(part) else set()
@@ -282,7 +282,7 @@ def _stored(statement, class_name, methods):
 
     methods: the class's methods for a statement inside it; empty for one outside, where bare names mean other things
     """
-    nodes = list(_walk([statement]))
+    nodes = [] if _is_idle(statement, ()) else list(_walk([statement]))  # `size: int` binds nothing
     calls = [n for n in nodes if isinstance(n, ast.Call) and _root(n.func) == "setattr" and len(n.args) > 2]
     targets = [n for n in nodes if not isinstance(getattr(n, "ctx", ast.Load()), ast.Load)]
     names = {n.id for n in targets if methods and isinstance(n, ast.Name)}

@@ -88,6 +88,13 @@ CASES = {
         ],
         *(0, 0.8, 0),
     ),
+    "nothing, in the class": (
+        [
+            "class Box:\n    add: int\n    del double",
+            "class Box:\n    for size in (): pass\n    try: area = 1\n    finally: pass",
+        ],
+        *(0, 0.8, 0),
+    ),
     "assigned": ([ADD + "Box.double = staticmethod(lambda x: 2 * x)", TWO], 2, 4, 0),
     "another agent's, assigned": ([ONE + "Box.size = lambda self: 2", TWO], 2, 4, -0.25),
     "another agent's, assigned twice": ([ONE + "Box.size = lambda self: 7\n" * 2, TWO], 2, 4, -0.25),
