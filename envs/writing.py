@@ -110,7 +110,8 @@ class Writing:
         OpenMLRL/arXiv_abstract, train[:1000] and val[:1000] for test, column `abstract_text`
     seed: int, seeds the sample tasks
     reward: "plain", or "grounded", which also requires that half of the content words come from the source text, and
-        that answers are neither repetitive nor mostly stop words; copies of the source still earn most of the reward
+        that answers are neither repetitive nor mostly stop words; copies of the source and lists of its words still
+        earn most of the reward
 
     Raises ValueError with one sentence for other arguments and for a dataset that cannot be used.
     """
