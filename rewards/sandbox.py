@@ -217,7 +217,7 @@ def _run_one(job, timeout, turns):
     with contextlib.ExitStack() as turn:
         turn.enter_context(turns)
         for tried in range(TRIES):
-            worker, back = _pool.take(wait=tried), []
+            worker, back = _pool.take(wait=tried > 0), []
             start = time.monotonic()
             try:
                 verdict = worker.run(job, start + timeout, turn.close)

@@ -275,7 +275,8 @@ def template():
         with contextlib.ExitStack() as at_end:
             folder = kernel.JOB_FOLDER
             if not layers["namespaces"]:
-                folder = tempfile.mkdtemp()  # with Landlock it has only plain files
+                folder = tempfile.mkdtemp()
+                # with Landlock it has only plain files
                 at_end.callback(shutil.rmtree, folder, ignore_errors=not layers["Landlock"])
             pid = kernel.clone(layers["namespaces"])
             if pid == 0:
