@@ -48,15 +48,17 @@ KILLING = 60  # seconds that a template gets to kill its job
 MAX_SOURCE = 1_000_000  # characters of model text in one job
 SLOW = 0.1  # seconds after which a job counts as slow, and another one starts beside it
 SHARE = 3  # at most so many jobs per core, so a slow job gets at least a third of a core
-TRIES = 3  # so often a job is run if its templates end, for which the job is hardly ever the cause
+TRIES = 3  # so often a job is run if its templates or grader end, for which the job is hardly ever the cause
 MOST_SLOW = 32  # at most so many slow jobs beside one job per core: each needs two templates, and descriptors here
 # Where Linux says how much processor time this container has, and in which period: by cgroups of version 2, and 1.
 CPU_QUOTA = [["/sys/fs/cgroup/cpu.max"]]
 CPU_QUOTA += [["/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"]]
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# How our interpreters begin. The folder with this package is in their path only for this one import.
+# How our interpreters begin. The folder with this package is in their path only for this one import. Who inherits that
+# SIGCHLD is ignored could wait for no child.
 BOOT = """
-import sys
+import signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 sys.path[0:1] = []
 sys.path.append(sys.argv[1])
 from rewards.{module} import {function}
@@ -216,16 +218,18 @@ def _run_one(job, timeout, turns):
         return Result(*_no_verdict(job, f"more than {MAX_SOURCE} characters"), 0.0)
     with contextlib.ExitStack() as turn:
         turn.enter_context(turns)
-        for tried in range(TRIES):
-            worker, back = _pool.take(wait=tried > 0), []
+        worker, tries, verdict = None, 0, _no_verdict(job, "the sandbox was killed")
+        while tries < TRIES:
+            worker, back = _pool.take(wait=worker is not None), []
             start = time.monotonic()
             try:
-                verdict = worker.run(job, start + timeout, turn.close)
+                sockets = [*socket.socketpair(), *socket.socketpair()]
+                tries += 1  # only now: where descriptors are too few, the job has not begun
+                verdict = worker.run(job, sockets, start + timeout, turn.close)
                 back = [worker]
                 break
-            except (OSError, EOFError, ValueError):  # too few descriptors, or a template ended: too little memory?
+            except (OSError, EOFError, ValueError):  # or a template or the grader ended: too little memory?
                 worker.close()
-                verdict = _no_verdict(job, "the sandbox was killed")
             finally:
                 _pool.give(*back)
         return Result(*verdict, time.monotonic() - start)
@@ -297,9 +301,8 @@ class _Worker:
             self.close()  # a job that uses up what a probe needs must not weaken the sandbox of later jobs
             raise RuntimeError("the sandbox lost a layer that it had")
 
-    def run(self, job, deadline, when_slow):
-        candidate_end, grader_end = socket.socketpair()
-        ours, grader_ours = socket.socketpair()
+    def run(self, job, sockets, deadline, when_slow):
+        candidate_end, grader_end, ours, grader_ours = sockets
         with candidate_end, grader_end, ours, grader_ours:
             seconds = struct.pack(">H", min(65535, max(1, int(deadline - time.monotonic()) + 2)))
             (_, c), (_, g) = self.templates
@@ -307,16 +310,17 @@ class _Worker:
             socket.send_fds(g, [b"G" + seconds], [grader_end.fileno(), grader_ours.fileno()])
             candidate_end.close(), grader_end.close(), grader_ours.close()  # so ours reads EOF when the processes end
             try:
-                ours.settimeout(max(deadline + 1 - time.monotonic(), 1e-3))  # a stopped template would never read
+                # The grader keeps the deadline; this is in case it cannot. What it has sent counts, even if this
+                # process was stopped in between and reads it late.
+                ours.settimeout(max(deadline + 1 - time.monotonic(), 1e-3))
                 send(ours, [deadline, *job._replace(prepare=_compiled(job.prepare))])
                 reply = select.poll()
                 reply.register(ours, select.POLLIN)
                 if not reply.poll(1000 * SLOW):
                     when_slow()
-                verdict = receive(ours, deadline + 1)  # the grader keeps the deadline; this is in case it cannot
-            except (OSError, EOFError, ValueError) as error:
-                late = isinstance(error, TimeoutError)
-                verdict = _no_verdict(job, "out of time" if late else "the grader ended early")
+                verdict = receive(ours)
+            except TimeoutError:
+                verdict = _no_verdict(job, "out of time")
             for control in (c, g):
                 control.sendall(b"K")
             for control in (c, g):

@@ -911,6 +911,14 @@ def test_environments_probe_the_system_once_and_leave_no_process():
     """)
 
 
+def test_a_launcher_may_have_had_the_ends_of_children_ignored():
+    said = in_a_process("""
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # which a new interpreter inherits
+        assert [r.passed for r in run_tests([job(GOOD), job(BAD)])] == [6, 0]
+    """)
+    assert said == "sandbox: namespaces yes, Landlock yes, seccomp yes\n"
+
+
 def test_an_interpreter_that_does_not_start_is_no_missing_layer(monkeypatch):
     sandbox.close()
     sandbox._probed.cache_clear()
@@ -1090,13 +1098,17 @@ def test_system_calls_of_another_kind_end_the_process():
     assert run_tests([job(code, "assert f()")])[0].reason == "the code ended the interpreter"
 
 
+def parent_of(pid):
+    return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def descendants():
     """Processes whose ancestor this one is, without those of tests/processes.py."""
     parents = {}
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             if "from multiprocessing" not in pathlib.Path(f"/proc/{pid}/cmdline").read_text():
-                parents[pid] = int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                parents[pid] = parent_of(pid)
     found = {os.getpid()}
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
@@ -2109,6 +2121,21 @@ def test_no_right_answer_fails_for_want_of_descriptors():
     """)
 
 
+def test_a_job_that_finds_too_few_descriptors_has_not_begun(monkeypatch):
+    # Others may hold them for as long as their interpreters take to start, so this is no try.
+    pair, refused = socket.socketpair, []
+
+    def refuse():
+        if sys._getframe(1).f_code is sandbox._Worker.__init__.__code__ or len(refused) == 2 * sandbox.TRIES:
+            return pair()
+        refused.append(1)
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(socket, "socketpair", refuse)
+    assert run_tests([job(GOOD)])[0].reason == ""
+    assert len(refused) == 2 * sandbox.TRIES
+
+
 @pytest.mark.parametrize("how", HOWS)
 def test_no_job_waits_for_ever_when_the_last_worker_dies(monkeypatch, how):
     no_other_worker_starts(monkeypatch, how)
@@ -2131,7 +2158,19 @@ def test_the_clock_starts_when_there_is_a_worker(monkeypatch):
     late = job("import time\ndef f(x):\n    time.sleep(60)")
     assert [r.reason for r in run_tests([late, job(GOOD)], timeout=1)] == ["out of time", ""]
     worker = sandbox._pool.idle[-1]  # a clock that has run out already is no error
-    assert worker.run(job(GOOD), time.monotonic() - 9, lambda: None)[3] == "out of time"
+    sockets = [*socket.socketpair(), *socket.socketpair()]
+    assert worker.run(job(GOOD), sockets, time.monotonic() - 9, lambda: None)[3] == "out of time"
+
+
+def test_a_verdict_counts_however_late_it_is_read():
+    # The trainer may be stopped (Ctrl-Z) or starved, while the grader keeps the deadline.
+    code = "import time\ndef f(x):\n    time.sleep(0.2)\n    return x + 1"
+
+    class Turn(contextlib.nullcontext):
+        def __exit__(self, *_):
+            time.sleep(4)
+
+    assert sandbox._run_one(job(code, "assert f(1) == 2"), 2, Turn()).reason == ""
 
 
 def test_a_worker_that_lacks_a_layer_of_the_first_is_not_used():
@@ -2161,6 +2200,27 @@ def test_a_stopped_template_does_not_stop_the_trainer(monkeypatch):
         os.kill(pid, signal.SIGSTOP)
     sandbox.close()
     assert descendants() & pids == set()
+
+
+def test_a_job_whose_grader_is_killed_runs_again():
+    run_tests([job(GOOD)])
+    sandbox._pool.close(1)
+    template, killed = sandbox._pool.idle[0].templates[1][0].pid, []
+
+    def kill_the_first():
+        while not killed:
+            for pid in descendants():
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    if parent_of(pid) == template:
+                        os.kill(pid, signal.SIGKILL)
+                        killed.append(pid)
+
+    killer = threading.Thread(target=kill_the_first)
+    killer.start()
+    slow = "import time\ndef f(x):\n    time.sleep(0.5)\n    return x + 1"
+    assert run_tests([job(slow, "assert f(1) == 2")])[0].reason == ""
+    killer.join()
+    assert len(killed) == 1
 
 
 def test_jobs_are_what_the_kernel_kills_when_memory_is_short(monkeypatch):
