@@ -48,37 +48,50 @@ GRANTED = """
 flock 73 32  chmod 90 -  fchmod 91 52  fchmodat 268 53  utime 132 -  utimes 235 -  futimesat 261 -  utimensat 280 88
 listxattr 194 11  llistxattr 195 12  flistxattr 196 13
 """
-# Calls whose second argument is a command, and the commands that a job needs. Others could make a descriptor send
-# signals to any process of the user, or leave marks on a descriptor or file that other jobs can read.
-FCNTL = [0, 1, 2, 3, 4, 5, 6, 7, 1030]  # duplicate, flags, locks
-LOCKS = [6, 7]  # among these; they are only granted, like flock
-IOCTL = [0x5401, 0x541B, 0x5421, 0x5450, 0x5451]  # is it a terminal, bytes waiting, blocking, close on exec
-# Harmless socket options. Others would tell its number, which counts on from job to job, or the process that made it.
-SOCKET = [3, 4, 38, 39]  # kind, error, protocol, family
-COMMANDS = {"fcntl": (72, 25, FCNTL), "ioctl": (16, 29, IOCTL)}
-# Calls that name a clock. Negative clocks are the processor times of other visible processes.
-CLOCKS = {"clock_gettime": (228, 113), "clock_nanosleep": (230, 115), "clock_getres": (229, 114)}
-# Calls that open a file, and the place of their flags argument. Refused: access mode 3, which neither reads nor writes
-# and so needs no Landlock right; and O_TRUNC without write access, which Landlock cannot forbid before Linux 6.2.
-OPEN = {"open": (2, -1, 1), "openat": (257, 56, 2)}
-OPEN_REFUSED = [3, 0x200, 0x203]  # of access mode and O_TRUNC
-# Calls whose flags, in this argument, must be 0: urgent data, for one, takes another path through the kernel.
-FLAGLESS = {"sendto": (44, 206, 3), "recvfrom": (45, 207, 3)}
-# Shared anonymous memory stays allocated as a whole while one page of it is mapped, but only that page counts.
-MMAP, SHARED_MEMORY = (9, 222), 0x21
-# How threads wait for each other. A futex that is not private is shared by all who map its file, such as one of
-# Python's, so jobs could communicate through it: nobody may wait for such a futex or wake it. The call returns "try
-# again", which pthread_join then does.
-FUTEX, FUTEX_PRIVATE = (202, 98), 0x80
+
+# What the filter can answer.
+ALLOW, KILL, DONE = 0x7FFF0000, 0x80000000, 0x50000  # done: success without doing anything
+REFUSE, AGAIN, UNKNOWN = [DONE + error for error in (errno.EPERM, errno.EAGAIN, errno.ENOSYS)]
+# Calls that are judged by one argument: number on x86_64, on aarch64 (-1: none), place of the argument, the bits of it
+# that count, answers to single values of these bits, and the answer to all other values.
+ALL = 0xFFFFFFFF
+JUDGED = {
+    # By how a file is opened. Access mode 3 neither reads nor writes and so needs no Landlock right; O_TRUNC without
+    # write access is what Landlock cannot forbid before Linux 6.2.
+    "open": (2, -1, 1, 0x203, dict.fromkeys([3, 0x200, 0x203], REFUSE), ALLOW),
+    "openat": (257, 56, 2, 0x203, dict.fromkeys([3, 0x200, 0x203], REFUSE), ALLOW),
+    # By flags: urgent data, for one, takes another path through the kernel.
+    "sendto": (44, 206, 3, ALL, {0: ALLOW}, REFUSE),
+    "recvfrom": (45, 207, 3, ALL, {0: ALLOW}, REFUSE),
+    # By command: of fcntl duplicate, flags, and locks (granted, like flock); of ioctl whether it is a terminal, bytes
+    # waiting, blocking, close on exec. Others could make a descriptor send signals to any process of the user, or
+    # leave marks on a descriptor or file that other jobs can read.
+    "fcntl": (72, 25, 1, ALL, dict.fromkeys([0, 1, 2, 3, 4, 5, 1030], ALLOW) | {6: DONE, 7: DONE}, REFUSE),
+    "ioctl": (16, 29, 1, ALL, dict.fromkeys([0x5401, 0x541B, 0x5421, 0x5450, 0x5451], ALLOW), REFUSE),
+    # By option: kind, error, protocol, family. Others would tell the socket's number, which counts on from job to job,
+    # or the process that made it.
+    "getsockopt": (55, 209, 2, ALL, dict.fromkeys([3, 4, 38, 39], ALLOW), REFUSE),
+    # By clock. Negative ones are the processor times of other visible processes.
+    "clock_gettime": (228, 113, 0, 1 << 31, {0: ALLOW}, REFUSE),
+    "clock_nanosleep": (230, 115, 0, 1 << 31, {0: ALLOW}, REFUSE),
+    "clock_getres": (229, 114, 0, 1 << 31, {0: ALLOW}, REFUSE),
+    # Shared anonymous memory stays allocated as a whole while one page of it is mapped, but only that page counts.
+    "mmap": (9, 222, 3, 0x21, {0x21: REFUSE}, ALLOW),
+    # How threads wait for each other. A futex without the private bit is shared by all who map its file, such as one
+    # of Python's, so jobs could communicate through it: nobody may wait for such a futex or wake it. The call returns
+    # "try again", which pthread_join then does.
+    "futex": (202, 98, 1, 0x80, {0x80: ALLOW}, AGAIN),
+    # The full flags of a thread in glibc and in musl: a thread that shared less could have its own limits.
+    "clone": (56, 220, 0, ALL, {0x3D0F00: ALLOW, 0x7D0F00: ALLOW}, REFUSE),
+    "prlimit64": (302, 261, 0, ALL, {0: ALLOW}, REFUSE),  # of which process: itself
+}
 MACHINES = ["x86_64", "aarch64"]
 MACHINE = os.uname().machine
 COLUMN = MACHINES.index(MACHINE) if MACHINE in MACHINES else 0
 AUDIT_ARCH = [0xC000003E, 0xC00000B7][COLUMN]  # how seccomp names the machine
-CLONE, PIVOT_ROOT, CAPSET, PRLIMIT64, GETSOCKOPT = [(56, 220), (155, 41), (126, 91), (302, 261), (55, 209)]
+PIVOT_ROOT, CAPSET = (155, 41), (126, 91)
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446  # from 424 on, numbers are the same
 
-# The full clone flags of a thread in glibc and in musl: a thread that shared less could have its own limits.
-THREADS = [0x3D0F00, 0x7D0F00]
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
@@ -197,7 +210,8 @@ def clone(namespaces):
     """os.fork, with `namespaces` into new ones: no process, mount or shared memory outlives the job."""
     if not namespaces:
         return os.fork()
-    return call(libc.syscall, CLONE[COLUMN], CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | signal.SIGCHLD, 0, 0, 0, 0)
+    flags = CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | signal.SIGCHLD
+    return call(libc.syscall, JUDGED["clone"][COLUMN], flags, 0, 0, 0, 0)
 
 
 def mount_folder():
@@ -251,42 +265,26 @@ def restrict_files(writable):
 
 
 def restrict_calls():
-    """seccomp: from now on only the system calls of ALLOWED work, and a few others depending on their arguments."""
+    """seccomp: from now on only the system calls of ALLOWED, GRANTED and JUDGED work."""
     load = lambda offset: (0x20, 0, 0, offset)  # to the accumulator; at 0 the number, 4 machine, from 16 arguments
-    argument = lambda place: load(16 + 8 * place)
-    equal, at_least = 0x15, 0x35
+    keep = lambda bits: (0x54, 0, 0, bits)  # of the accumulator
     unless = lambda test, value, skip: (test, 0, skip, value)  # skips instructions unless the test holds
-    allow, kill, done = [(6, 0, 0, action) for action in (0x7FFF0000, 0x80000000, 0x50000)]
-    refuse, again, unknown = [(6, 0, 0, 0x50000 + e) for e in (errno.EPERM, errno.EAGAIN, errno.ENOSYS)]
-    program = [load(4), (equal, 1, 0, AUDIT_ARCH), kill, load(0), unless(at_least, 0x40000000, 1), kill]
-    for table, answer in (ALLOWED, allow), (GRANTED, done):
+    equal, at_least = 0x15, 0x35
+    answer = lambda verdict: (6, 0, 0, verdict)
+    program = [load(4), (equal, 1, 0, AUDIT_ARCH), answer(KILL)]
+    program += [load(0), unless(at_least, 0x40000000, 1), answer(KILL)]
+    for table, verdict in (ALLOWED, ALLOW), (GRANTED, DONE):
         for number in table.split()[1 + COLUMN :: 3]:
-            program += [unless(equal, int(number), 1), answer] if number != "-" else []
-    for *numbers, place in OPEN.values():
-        steps = [step for flags in OPEN_REFUSED for step in (unless(equal, flags, 1), refuse)]
-        steps = [argument(place), (0x54, 0, 0, 0x203), *steps, allow]  # 0x54: and
+            program += [unless(equal, int(number), 1), answer(verdict)] if number != "-" else []
+    for *numbers, place, bits, verdicts, otherwise in JUDGED.values():
+        steps = [load(16 + 8 * place), keep(bits)]
+        for value, verdict in verdicts.items():
+            steps += [unless(equal, value, 1), answer(verdict)]
+        steps.append(answer(otherwise))
         program += [unless(equal, numbers[COLUMN], len(steps)), *steps] if numbers[COLUMN] >= 0 else []
-    for *numbers, place in FLAGLESS.values():
-        program += [unless(equal, numbers[COLUMN], 4), argument(place), unless(equal, 0, 1), allow, refuse]
-    for *numbers, commands in COMMANDS.values():
-        program += [unless(equal, numbers[COLUMN], 2 * len(commands) + 2), argument(1)]
-        for command in commands:
-            program += [unless(equal, command, 1), done if command in LOCKS else allow]
-        program.append(refuse)
-    for numbers in CLOCKS.values():
-        program += [unless(equal, numbers[COLUMN], 4), argument(0), unless(at_least, 1 << 31, 1), refuse, allow]
-    program += [unless(equal, GETSOCKOPT[COLUMN], 2 * len(SOCKET) + 2), argument(2)]
-    program += [step for option in SOCKET for step in (unless(equal, option, 1), allow)] + [refuse]
-    program += [unless(equal, FUTEX[COLUMN], 5), argument(1), (0x54, 0, 0, FUTEX_PRIVATE)]
-    program += [unless(equal, FUTEX_PRIVATE, 1), allow, again]
-    program += [unless(equal, MMAP[COLUMN], 5), argument(3), (0x54, 0, 0, SHARED_MEMORY)]
-    program += [unless(equal, SHARED_MEMORY, 1), refuse, allow]
-    program += [unless(equal, CLONE[COLUMN], 6), argument(0)]
-    program += [step for flags in THREADS for step in (unless(equal, flags, 1), allow)] + [refuse]
-    program += [unless(equal, PRLIMIT64[COLUMN], 4), argument(0), unless(equal, 0, 1), allow, refuse]  # 0: itself
     # From 424 on, calls have the same number on both machines. They are "unknown": so the C library starts threads by
     # clone, not by clone3, whose flags are in memory that a filter cannot read.
-    program += [unless(at_least, 424, 1), unknown, refuse]
+    program += [unless(at_least, 424, 1), answer(UNKNOWN), answer(REFUSE)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
     call(libc.prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     filter_ = struct.pack("HxxxxxxP", len(program), ctypes.addressof(code))
