@@ -31,6 +31,7 @@ import math
 import os
 import pathlib
 import select
+import shutil
 import socket
 import struct
 import subprocess
@@ -283,7 +284,7 @@ class _Worker:
 
     def __init__(self):
         kernel.hide_memory()
-        self.templates = []
+        self.templates, self.places = [], []
         try:
             for _ in "CG":
                 ours, theirs = socket.socketpair()
@@ -293,11 +294,12 @@ class _Worker:
                     on_error.pop_all()
                 self.templates.append((process, ours))
             found = [receive(control, time.monotonic() + 60) for _, control in self.templates]
+            self.places = [place for _, place in found if place]
         except (OSError, EOFError) as error:
             self.close()
             short = "are memory, processes, descriptors or the space in /tmp used up?"
             raise RuntimeError(f"the sandbox's interpreter {sys.executable} did not start: {short}") from error
-        if any(held and not layers[name] for layers in found for name, held in _probed().items()):
+        if any(held and not layers[name] for layers, _ in found for name, held in _probed().items()):
             self.close()  # a job that uses up what a probe needs must not weaken the sandbox of later jobs
             raise RuntimeError("the sandbox lost a layer that it had")
 
@@ -338,3 +340,5 @@ class _Worker:
             except subprocess.TimeoutExpired:  # the template is stopped; its clones die with it
                 process.kill()
                 process.wait()
+        for place in self.places:  # what killed templates have left
+            shutil.rmtree(place, ignore_errors=True)

@@ -4,6 +4,7 @@ Only `send` and `receive` also run in the trainer.
 """
 
 import ast
+import atexit
 import builtins
 import collections
 import contextlib
@@ -258,15 +259,16 @@ def template():
     for module in PRELOADED.split():
         __import__(module)
     threading.stack_size(STACK)  # else as `ulimit -s` says: often 64 MB in containers, and of those few fit in a job
+    place = None  # of the jobs' folders on the disk
     if layers["namespaces"]:
         kernel.enter_namespaces()
     else:
-        tempfile.gettempdir()  # if no folder can be written to, it raises here, and not in each job
+        place = tempfile.mkdtemp()  # if nothing can be written, it raises here, and not in each job
+        atexit.register(shutil.rmtree, place, ignore_errors=True)  # the trainer does it if this process is killed
     kernel.hide_memory()
-    send(control, layers)
+    send(control, [layers, place])
     gc.collect()
     gc.freeze()  # a garbage collection in a job then touches, and so copies, less memory
-    random.seed(0)  # the same code, the same reward
     control.settimeout(None)
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 3, 2)
@@ -274,8 +276,9 @@ def template():
             return
         with contextlib.ExitStack() as at_end:
             folder = kernel.JOB_FOLDER
-            if not layers["namespaces"]:
-                folder = tempfile.mkdtemp()
+            if place:
+                folder = os.path.join(place, "job")
+                os.mkdir(folder)
                 # with Landlock it has only plain files
                 at_end.callback(shutil.rmtree, folder, ignore_errors=not layers["Landlock"])
             pid = kernel.clone(layers["namespaces"])
@@ -306,7 +309,7 @@ def _job(message, descriptors, layers, folder):
         os.dup2(descriptor, place)
     os.closerange(3 + len(descriptors), 256)
     kernel.confine(layers, folder, seconds)
-    random.seed(0)  # again: os.fork, used without namespaces, reseeds it
+    random.seed(0)  # the same code, the same reward
     tempfile.tempdir = None  # the job cannot write to the template's choice
     sys.argv[1:] = []
     os.utime, os.chmod = _on_a_file(os.utime), _on_a_file(os.chmod)

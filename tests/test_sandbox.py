@@ -2258,6 +2258,35 @@ def test_nothing_is_left_behind():
     assert descendants() & processes == set()
 
 
+def test_a_template_that_is_killed_leaves_no_folder():
+    in_a_process("""
+        without('unshare')
+        run_tests([job(GOOD)])
+        templates, folders = descendants(), set()
+
+        def look_and_kill():
+            for pid in descendants() - templates:
+                folders.add(pathlib.Path(*pathlib.Path(os.readlink(f'/proc/{pid}/cwd')).parts[:3]))
+            for pid in templates:
+                os.kill(pid, signal.SIGKILL)
+
+        killer = threading.Timer(0.5, look_and_kill)
+        killer.start()
+        write = '''
+            import time
+            open('own', 'w').close()
+            def f(x):
+                time.sleep(1)
+                return x + 1
+        '''
+        assert run_tests([job(write, 'assert f(1) == 2')])[0].reason == ''
+        killer.join()
+        sandbox.close()
+        assert len(folders) == 2 and all(f.parent == pathlib.Path('/tmp') for f in folders), folders
+        assert not any(map(os.path.exists, folders)), folders
+    """)
+
+
 def test_without_namespaces_nothing_runs_where_no_file_can_be_written():
     # As where /tmp is full: each job would fail, and so be worth nothing.
     in_a_process("""
@@ -2281,10 +2310,12 @@ def test_a_clone_that_fails_leaves_no_folder(tmp_path):
         trainer.send(b'C' + bytes(2))
         with pytest.raises(BlockingIOError):
             sandbox_jobs.template()
-        assert os.listdir(sys.argv[2]) == []
+        (place,) = pathlib.Path(sys.argv[2]).iterdir()  # the template's, which goes with it
+        assert os.listdir(place) == []
     """,
         str(tmp_path),
     )
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_killed_template_is_replaced():
