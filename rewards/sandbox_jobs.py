@@ -622,19 +622,22 @@ def _grader(channel, trainer):
     deadline, texts, tests, names, prepare, options, examples, setup, objects = receive(trainer)
     random.seed(tests)  # repeatable, but unpredictable without seeing the tests
     remote = _Remote(channel, deadline, objects)
-    count = _Count()
-    tree = ast.fix_missing_locations(count.visit(ast.parse(tests)))
+    counter = _Count()
+    tree = ast.fix_missing_locations(counter.visit(ast.parse(tests)))
     outcomes, ran, errors, facts, shown, begun = [], [], [], {}, [], {}  # ran: assert number of each outcome
 
-    def check(number, value):
+    def count(number, held):
         if len(outcomes) == MAX_ITEMS:
             raise TooManyAsserts
-        outcomes.append(bool(value) and not remote.dead)  # its death is not an exception that a test may expect
         ran.append(number)
+        outcomes.append(held)
+
+    def check(number, value):
+        count(number, bool(value) and not remote.dead)  # its death is not an exception that a test may expect
 
     def failed(*numbers):  # whatever a test raises
-        ran.extend(numbers)
-        outcomes.extend([False] * len(numbers))
+        for number in numbers:
+            count(number, False)
         errors.append(_describe(sys.exc_info()[1]))
 
     def begin(*loop):
@@ -669,7 +672,7 @@ def _grader(channel, trainer):
     except TooManyAsserts:
         outcomes, errors = [False], [f"more than {MAX_ITEMS} asserts"]
     except Exception as error:  # outside of any assert: asserts that it kept from running have failed
-        outcomes += [False] * max(1, count.asserts - len({*ran}))
+        outcomes += [False] * max(1, counter.asserts - len({*ran}))
         errors.append(_describe(error))
     if not outcomes:
         outcomes, errors = [False], ["no assert ran"]
