@@ -35,7 +35,7 @@ import time
 import traceback
 import zlib
 from collections import Counter, defaultdict
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -862,8 +862,9 @@ if __name__ == "__main__":
 
     def on_signal(number, _):
         signals.append(number)
-        signal.signal(number, signal.SIG_DFL)  # the same signal again ends the program at once
-        say("\nfinishing the iteration, then saving")
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C then ends all at once; torchrun may send SIGTERM twice
+        with suppress(OSError):  # Ctrl-C also ends the reader of `| tee log`
+            say("\nfinishing the iteration, then saving")
 
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
@@ -933,7 +934,7 @@ if __name__ == "__main__":
         tokens = sum(len(ids) for node in nodes for group in node.groups for ids in group.completion_ids)
         metrics["tokens_per_second"] = sum(gather(tokens)) / (time.perf_counter() - began)
         metrics |= {f"time/{part}": spent for part, spent in seconds.items()}
-        bar.set_postfix_str(f"return {metrics['train/return']:.2f}")
+        bar.set_postfix_str(f"return {metrics['train/return']:.2f}", refresh=False)  # shown after the checkpoint
 
         # 5 EVALUATE
         lines = list(records(iteration, "train", turns, args.log_groups))

@@ -556,15 +556,56 @@ def test_a_signal_finishes_the_iteration_saves_and_says_how_to_go_on(script, mod
     assert os.path.exists(os.path.join(run_dir, "agent_1", "config.json"))
 
 
-def test_a_second_signal_ends_the_program_at_once(run, model_dir):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_ctrl_c_ends_the_program_at_once(number, run, model_dir):
     names = run(SCRIPTS[0], *TOY, "--model", model_dir, "--num-iterations", 0)
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(signal.SIGINT)
     try:
-        signal.signal(signal.SIGTERM, names["on_signal"])
-        names["on_signal"](signal.SIGTERM, None)
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        signal.signal(signal.SIGINT, names["on_signal"])
+        names["on_signal"](number, None)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, before)
+
+
+SIGNALLED = """
+import os, signal, sys, toy
+step, calls = toy.Letters.step, []
+def signalled(self, branches):
+    calls.append(None)
+    if len(calls) == 4:  # in the first iteration: an evaluation has two turns
+        interrupt()
+    return step(self, branches)
+toy.Letters.step = signalled
+"""
+
+
+def test_a_second_sigterm_does_not_keep_a_run_from_saving(model_dir, tmp_path):
+    """Schedulers send one to torchrun and to its processes, to which torchrun then sends another."""
+    code = SIGNALLED + "interrupt = lambda: [os.kill(os.getpid(), signal.SIGTERM) for _ in range(2)]"
+    flags = (*TOY, "--model", model_dir, "--num-iterations", 9, "--output-dir", tmp_path / "runs")
+    printed_by(SCRIPTS[0], *flags, cwd=tmp_path, processes=2, code=code)
+    (run_dir,) = tmp_path.glob("runs/*")
+    assert torch.load(run_dir / "checkpoint" / "state.pt", weights_only=False)["iteration"] == 1
+
+
+@two_scripts
+def test_a_signal_saves_though_nobody_reads_what_is_printed(script, model_dir, tmp_path):
+    """Ctrl-C ends the reader too in `python magrpo.py 2>&1 | tee log`."""
+    code = (
+        SIGNALLED
+        + """
+reading, writing = os.pipe()
+sys.stdout = sys.stderr = open(writing, "w", buffering=1)
+interrupt = lambda: (os.close(reading), os.kill(os.getpid(), signal.SIGINT))
+"""
+    )
+    flags = (*TOY, "--model", model_dir, "--num-iterations", 9, "--output-dir", tmp_path / "runs")
+    Started(script, *flags, cwd=tmp_path, code=code).communicate(timeout=120)
+    (run_dir,) = tmp_path.glob("runs/*")
+    assert [line["iteration"] for line in metrics_of(run_dir)] == [0, 1]
+    assert torch.load(run_dir / "checkpoint" / "state.pt", weights_only=False)["iteration"] == 1
+    assert len(list(run_dir.glob("agent_*"))) == 2
 
 
 @two_scripts
@@ -696,16 +737,7 @@ def test_processes_with_different_tasks_are_told(other, model_dir, tmp_path):
 
 def test_a_signal_to_one_process_ends_all(model_dir, tmp_path):
     """None waits for the next iteration of another that has left."""
-    code = """
-import os, signal, toy
-step, calls = toy.Letters.step, []
-def signalled(self, branches):
-    calls.append(None)
-    if len(calls) == 4 and os.environ["RANK"] == "1":  # in the first iteration: an evaluation has two turns
-        os.kill(os.getpid(), signal.SIGTERM)
-    return step(self, branches)
-toy.Letters.step = signalled
-"""
+    code = SIGNALLED + "interrupt = lambda: os.environ['RANK'] == '1' and os.kill(os.getpid(), signal.SIGTERM)"
     flags = (*TOY, "--model", model_dir, "--num-iterations", 9, "--output-dir", tmp_path / "runs")
     printed_by(SCRIPTS[0], *flags, cwd=tmp_path, processes=2, code=code)
     (run_dir,) = tmp_path.glob("runs/*")
