@@ -615,8 +615,8 @@ if __name__ == "__main__":
             state = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
             before, saved = state["about"], state["iteration"]
             for name, size in state["sizes"].items():
-                if os.path.getsize(os.path.join(args.resume, name)) < size:
-                    raise EOFError(f"{name} is cut")
+                if np.fromfile(os.path.join(args.resume, name), "S1", 1, offset=size - 1).tolist() != [b"\n"]:
+                    raise EOFError(f"{name} is cut or edited")
         except Exception as error:  # missing and damaged files raise many types; all are reported
             fail(f"--resume {args.resume}: no checkpoint, or a damaged one ({error!r:.200}); name a run that has one.")
         if (before["script"], before["args"].keys()) != (script, vars(args).keys()):
@@ -949,10 +949,13 @@ if __name__ == "__main__":
             if rank == 0:
                 state = {"about": about, "iteration": iteration, "models": [agent.trained for agent in agents]}
                 state["optimizers"] = [agent.optimizer.state_dict() for agent in agents]
-                logs = ("metrics.jsonl", "rollouts.jsonl")
-                state["sizes"] = {name: os.path.getsize(os.path.join(run_dir, name)) for name in logs}
+                logs = {name: os.path.join(run_dir, name) for name in ("metrics.jsonl", "rollouts.jsonl")}
+                state["sizes"] = {name: os.path.getsize(path) for name, path in logs.items()}
                 with writing():
                     torch.save(state, state_file + ".tmp")
+                    for path in (*logs.values(), state_file + ".tmp"):
+                        with open(path) as file:
+                            os.fsync(file)  # a power failure would keep the new name, and lose what is not on the disk
                     os.replace(state_file + ".tmp", state_file)  # a crash leaves the old one intact
             saved = iteration
         if stopping:

@@ -636,6 +636,29 @@ torch.save = killed_half_way
     assert [line["iteration"] for line in metrics_of(names["run_dir"])] == [0, 1, 2, 3]
 
 
+@two_scripts
+def test_a_checkpoint_refers_to_nothing_that_a_power_failure_would_lose(script, run, model_dir, monkeypatch):
+    """A file system may rename a file long before it has written it, or what was added to the logs."""
+    synced, checked, replace, fsync = {}, [], os.replace, os.fsync
+
+    def noted(file):
+        fsync(file)
+        stat = os.stat(file if isinstance(file, int) else file.fileno())
+        synced[stat.st_ino] = stat.st_size
+
+    def replacing(source, target):
+        run_dir = pathlib.Path(target).parent.parent
+        for path in (pathlib.Path(source), run_dir / "metrics.jsonl", run_dir / "rollouts.jsonl"):
+            checked.append(synced.get(path.stat().st_ino) == path.stat().st_size)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", replacing)
+        run(script, *TOY, "--model", model_dir, "--num-iterations", 2, "--save-every", 1)
+    assert checked == [True] * 6
+
+
 RECORD = """
 import os, sys, torch
 def step(optimizer, closure=None):
@@ -1195,6 +1218,11 @@ DAMAGE = {
     "cut weights": ("checkpoint/state.pt", lambda text: text[: len(text) // 2], "or a damaged one"),
     "no metrics": ("metrics.jsonl", lambda text: None, "or a damaged one (FileNotFoundError"),
     "cut rollouts": ("rollouts.jsonl", lambda text: text[:-1], "or a damaged one (EOFError('rollouts.jsonl is cut"),
+    "edited": (
+        "metrics.jsonl",
+        lambda text: b"# with tea" + text,
+        "or a damaged one (EOFError('metrics.jsonl is cut or",
+    ),
 }
 
 
