@@ -835,6 +835,8 @@ if __name__ == "__main__":
     if rank == 0:
         with writing(), open(os.path.join(run_dir, "args.json"), "w") as file:
             json.dump(about, file, indent=2)
+            for name, size in state["sizes"].items() if args.resume else ():
+                os.truncate(os.path.join(run_dir, name), size)  # lines after the checkpoint will be written again
     # Each iteration and process reseeds its generators, and evaluation always uses iteration 0's seed: there is no
     # state to save, and training does not depend on how often evaluation runs.
     seed_of = lambda iteration: int(np.random.SeedSequence([args.seed, rank, iteration]).generate_state(1)[0])
@@ -869,10 +871,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
     lines = []  # for rollouts.jsonl
-    if args.resume:
-        for name, size in state["sizes"].items() if rank == 0 else ():
-            os.truncate(os.path.join(run_dir, name), size)  # lines after the checkpoint will be written again
-    else:
+    if not args.resume:
         metrics = evaluate(args, env, agents, eval_tasks, 0, seed_of(0), lines)
         log(0, metrics, lines)
         say(f"evaluation before training: return {metrics['eval/return']:.3f}")

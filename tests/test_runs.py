@@ -940,6 +940,20 @@ def test_a_disk_that_is_full_behind_the_last_checkpoint_is_told(script, run, mod
 
 
 @two_scripts
+def test_a_resume_that_may_not_cut_the_logs_is_told(script, run, model_dir, monkeypatch, capsys):
+    run_dir = run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
+
+    def forbidden(path, size):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "truncate", forbidden)
+    with pytest.raises(SystemExit) as stop:
+        run(script, "--resume", run_dir, "--num-iterations", 2)
+    said = f"error: --output-dir: cannot write to {run_dir} ([Errno 13] Permission denied"
+    assert stop.value.code == 2 and said in capsys.readouterr().err
+
+
+@two_scripts
 def test_the_last_words_say_of_which_iterations_they_are(script, run, model_dir, capsys):
     run(script, *TOY, "--model", model_dir, "--num-iterations", 0)
     assert re.search(r"evaluation: return [\d.]+ at iteration 0; see", capsys.readouterr().out)
