@@ -90,7 +90,7 @@ class Args:
     num_generations: int = 8  # G, completions per agent in a group
     temperature: float = 1.0  # for sampling and for the trained log-probabilities
     max_new_tokens: int | None = None  # C; by default 96 for tiny (arxiv: 256), 256 for other models
-    max_batch_tokens: int | None = None  # per training batch (4 times as many in sampling); 4096 for tiny, else 8192
+    max_batch_tokens: int = 4096  # tokens of a training batch; sampling takes four times as many at once
 
     # optimization
     num_tasks: int = 4  # B, tasks per iteration, of all processes together
@@ -687,8 +687,6 @@ if __name__ == "__main__":
         args.learning_rate = (1e-4 if tiny else 5e-6) * (10 if args.lora_rank else 1)
     if args.max_new_tokens is None:
         args.max_new_tokens = 96 if tiny and args.env != "arxiv" else 256
-    if args.max_batch_tokens is None:
-        args.max_batch_tokens = 4096 if tiny else 8192
     times = 1 if args.use_separate_critic or args.lora_rank else 10  # also for a --learning-rate given with --resume
     critic_learning_rate = args.critic_learning_rate or times * args.learning_rate
     may_be_zero = ("seed", "num_iterations", "log_groups", "eval_tasks", "eval_temperature", "gamma", "lora_rank")
@@ -799,6 +797,7 @@ if __name__ == "__main__":
     # agents
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(args.seed)  # new adapters are the same in all processes
+    say(f"loading {', '.join(dict.fromkeys(args.model))}")  # a large model's checks take a minute or more on the CPU
     agents, shared = [], {}  # shared: (name, device) -> the model whose frozen weights the adapters share
     for i, name, path, place in zip(range(N), args.model * N, paths * N, (args.devices or [device]) * N):
         try:

@@ -89,7 +89,7 @@ class Args:
     joint_mode: Literal["align", "cross"] | None = None  # g-th with g-th, or all G^N (default if T=1 and G^N <= 100)
     temperature: float = 1.0  # for sampling and for the trained log-probabilities
     max_new_tokens: int | None = None  # C; by default 96 for tiny (arxiv: 256), 256 for other models
-    max_batch_tokens: int | None = None  # per training batch (4 times as many in sampling); 4096 for tiny, else 8192
+    max_batch_tokens: int = 4096  # tokens of a training batch; sampling takes four times as many at once
 
     # optimization
     num_tasks: int = 4  # B, tasks per iteration, of all processes together
@@ -635,8 +635,6 @@ if __name__ == "__main__":
         args.learning_rate = (4e-4 if tiny else 5e-6) * (10 if args.lora_rank else 1)
     if args.max_new_tokens is None:
         args.max_new_tokens = 96 if tiny and args.env != "arxiv" else 256
-    if args.max_batch_tokens is None:
-        args.max_batch_tokens = 4096 if tiny else 8192
     may_be_zero = ("seed", "num_iterations", "log_groups", "eval_tasks", "eval_temperature", "gamma", "lora_rank")
     for name, value in vars(args).items():
         if type(value) in (int, float) and not (0 < value < 2**63 or (value == 0 and name in may_be_zero)):
@@ -748,6 +746,7 @@ if __name__ == "__main__":
     # agents
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(args.seed)  # new adapters are the same in all processes
+    say(f"loading {', '.join(dict.fromkeys(args.model))}")  # a large model's checks take a minute or more on the CPU
     agents, shared = [], {}  # shared: (name, device) -> the model whose frozen weights the adapters share
     for i, name, path, place in zip(range(N), args.model * N, paths * N, (args.devices or [device]) * N):
         try:

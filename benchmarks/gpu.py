@@ -40,7 +40,7 @@ sys.path.insert(0, ROOT)
 @dataclass
 class Args:
     models: list[str] = field(default_factory=lambda: ["qwen2.5-0.5b", "qwen3-1.7b"])  # workloads of peers.py
-    max_batch_tokens: list[int] = field(default_factory=lambda: [4096, 8192])  # half and all of the script's default
+    max_batch_tokens: list[int] = field(default_factory=lambda: [4096, 8192])  # the scripts' default, and twice that
     script: str = "magrpo"  # whose functions are measured
     rounds: int = 5  # for medians; one more warms up
     seed: int = 1  # of weights, prompts and sampling

@@ -48,7 +48,7 @@ class Args:
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = 1  # per process
     seed: int = 1  # for model and prompts; sampling uses seed + round
-    max_batch_tokens: int = 0  # of ours; 0: 4096 on a CPU, 8192 on a GPU. Theirs: the whole rollout
+    max_batch_tokens: int = 4096  # of ours, as in the scripts. Theirs: the whole rollout
     cuda_graphs: bool = False  # run ours with this flag
     trl_rows: int = 0  # completions per training batch of trl, if the whole rollout does not fit; 0: all of it
     shrink: bool = False  # tiny sizes, to check that everything runs; measures nothing
@@ -187,7 +187,7 @@ def run_ours(args, job, script, more, num_agents, folder):
     command += ["--model", job["model"], "--num-agents", num_agents, "--num-iterations", job["updates"] + 1]
     command += ["--num-tasks", job["num_tasks"], "--num-generations", job["num_generations"]]
     command += ["--max-new-tokens", job["completion_tokens"], "--learning-rate", job["learning_rate"]]
-    command += ["--max-batch-tokens", args.max_batch_tokens or (4096 if args.device == "cpu" else 8192)]
+    command += ["--max-batch-tokens", args.max_batch_tokens]
     # evaluation cannot be switched off: one task, before the first update and after the last, is not timed
     command += ["--eval-tasks", 1, "--eval-every", 10**6, "--save-every", 10**6]
     command += ["--seed", job["seed"], "--output-dir", folder, *more]
@@ -199,9 +199,9 @@ def run_ours(args, job, script, more, num_agents, folder):
     with open(metrics) as file:
         lines = [json.loads(line) for line in file]
     lines = [line for line in lines if line["iteration"] > 1]  # 0 is the evaluation before training, 1 warms up
-    seconds = [sum(value for key, value in line.items() if key.startswith("time/")) for line in lines]
     rows = job["num_tasks"] * job["num_generations"]
     tokens = [rows * sum(line[f"agent_{i}/completion_length"] for i in range(num_agents)) for line in lines]
+    seconds = [count / line["tokens_per_second"] for count, line in zip(tokens, lines)]
     with open(peak) as file:
         return {"seconds": seconds, "tokens": tokens, **json.load(file)}
 

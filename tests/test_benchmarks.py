@@ -1,5 +1,6 @@
 """The benchmarks run at a small size, and count what they say they count."""
 
+import importlib
 import importlib.util
 import re
 import sys
@@ -132,3 +133,29 @@ def test_scaling_counts_the_tokens_of_every_turn(monkeypatch):
 
     # four forward passes: one to sample, one to train, two as large for its gradient
     assert gflop == pytest.approx(3 * 4 * (2 * forward(7) + 4 * forward(10)) / 1e9)
+
+
+def test_what_autograd_keeps_is_counted_once_and_without_weights(monkeypatch):
+    activations = load("activations", monkeypatch)
+    x, weight = torch.randn(10, 6, requires_grad=True), torch.randn(6, 4, requires_grad=True)
+
+    def twice():
+        y = x @ weight  # keeps x and the weight
+        return (y * y).sum() + y.exp().sum()  # keeps y, y again, and its exponential
+
+    assert activations.kept(twice, [weight]) == 4 * (10 * 6 + 10 * 4 + 10 * 4)
+
+    def under_autocast():
+        with torch.autocast("cpu", torch.bfloat16):
+            return x @ weight  # keeps x and the weight in bfloat16
+
+    assert activations.kept(under_autocast, [weight]) == 2 * 10 * 6
+
+
+def test_a_checkpoint_keeps_the_input_of_each_layer(monkeypatch):
+    activations = load("activations", monkeypatch)
+    args = activations.Args(prompt_tokens=7, completion_tokens=5, num_generations=3)
+    monkeypatch.syspath_prepend(str(ROOT))
+    script, config = importlib.import_module("magrpo"), activations.WORKLOADS["a"].config
+    (two, tokens), (three, _) = (activations.count(args, script, config, n, checkpointing=True) for n in (2, 3))
+    assert tokens == 3 * (7 + 5) and three - two == 4 * config["hidden_size"] * tokens
