@@ -12,7 +12,6 @@ import re
 import sys
 import textwrap
 
-NONE = ast.dump(ast.Constant(None))
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 IMPORTS = (ast.Import, ast.ImportFrom)
@@ -85,16 +84,16 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=None):
         bodies.append(body)
     facts = {"defined": defined, "syntax": False, "uses": [], "ignored": []}
     facts |= {"errors": errors, "error": next(filter(None, errors), "")}
-    if defined[-1] and not any(errors):
-        if stub:
-            bodies[:-1] = [body + ast.parse(stub.format(name=name)).body for name, body in zip(helpers, bodies)]
-        body = ast.parse(FUTURE + prelude).body + [node for part in bodies for node in part]
-        body += ast.parse(f"{entry_point} = {alone}").body if alone else []
-        program = ast.Module(body=_robust(body, may_fail), type_ignores=[])
-        facts["error"] = _compile_error(program)
-        if not facts["error"]:
-            facts.update(syntax=True, **_cooperation(bodies[-1], entry_point, helpers))
-    return (program if facts["syntax"] else None), facts
+    program = None
+    if defined[-1] and not facts["error"]:
+        instead = [stub.format(name=helper) for helper in helpers] + [f"{entry_point} = {alone}" if alone else ""]
+        body = ast.parse(prelude).body
+        for own, source in zip(bodies, instead):
+            body += own + ast.parse(source).body
+        program, facts["error"] = _compiled(body, may_fail)
+    if program:
+        facts.update(syntax=True, **_cooperation(bodies[-1], entry_point, helpers))
+    return program, facts
 
 
 def _joined(body, others, owned):
@@ -190,9 +189,11 @@ def prepare_class(texts, assigned, class_name, base):
             if inside and not whole and node.name in bare:
                 further.append(node)
             for part in node.body if whole else [node]:
-                if inside and (_binds_unsaid(part) or not isinstance(part, (*DEFINITIONS, *ASSIGNING))):
-                    continue  # it is not kept, so it writes nothing either
                 name = getattr(part, "name", None)
+                # Evaluating the part, while the class is made, may bind no names but its own.
+                alone = isinstance(part, ASSIGNING) or (isinstance(part, DEFINITIONS) and _gives(part) == {name})
+                if inside and not (alone and REACH.isdisjoint(_said(_at_once(part)))):
+                    continue  # it is not kept, so it writes nothing either
                 if isinstance(part, FUNCTIONS):
                     stored = {name} & methods.keys() if name in begun or not is_stub(part) else set()
                 else:
@@ -211,7 +212,9 @@ def prepare_class(texts, assigned, class_name, base):
         for name in found.keys() & names:
             parts = [part for part in found[name] if isinstance(part, FUNCTIONS)]
             if parts:
-                filled[methods[name]] = _last_version(parts, name)
+                # A version goes on with the definitions that build on it, as @count.setter does.
+                starts = [i for i, part in enumerate(parts) if i == 0 or name not in map(_root, part.decorator_list)]
+                filled[methods[name]] = _last_version([parts[i:j] for i, j in zip(starts, [*starts[1:], None])])
                 again = any(name in _gives(n) for n in added)  # as in size = property(size)
                 for part in [] if again else parts:
                     part.decorator_list = part.decorator_list or methods[name].decorator_list
@@ -220,7 +223,8 @@ def prepare_class(texts, assigned, class_name, base):
     # additions that read or replace a method come last, and so do those that read or replace these.
     last, names = [], {*methods}
     for node in added:
-        if (_stored(node, class_name, methods) | _gives(node) | _loaded_at_once(node)) & names:
+        read = {getattr(n, "id", None) for n in _at_once(node)}
+        if (_stored(node, class_name, methods) | _gives(node) | read) & names:
             last.append(node)
             names |= _gives(node)
     first = list(itertools.takewhile(lambda node: not isinstance(node, FUNCTIONS), owner.body))
@@ -235,46 +239,22 @@ def prepare_class(texts, assigned, class_name, base):
     late = _leading(imports + further, is_late)
     may_fail = {*imports, *further}.difference(_named(imports + further, program.body))
     program.body[place:place] = [n for n in further if n not in late]
-    body = ast.parse(FUTURE).body + imports + program.body + [n for n in further if n in late]
-    program.body = _robust(body, may_fail)
-    error = next(filter(None, errors), "") or _compile_error(program)
+    program, error = _compiled(imports + program.body + [n for n in further if n in late], may_fail)
+    error = next(filter(None, errors), error)
     written = [[name in found for name in names] for names, found in zip(assigned, wrote)]
     doubled = [name for names in assigned for name in names if sum(name in found for found in wrote) > 1]
     facts = {"written": written, "doubled": doubled, "syntax": not error, "errors": errors, "error": error}
     return (None if error else program), facts
 
 
-def _last_version(parts, name):
-    """The last of a method's definitions, with the earlier ones that it builds on, as @count.setter does.
-
-    A definition that returns something is preferred: a part of it may be repeated later as an explanation.
-    """
-    starts = [i for i, part in enumerate(parts) if i == 0 or name not in map(_root, part.decorator_list)]
-    versions = [parts[i:j] for i, j in zip(starts, [*starts[1:], None])]
-    versions = _whole_versions(versions, [version[0] for version in versions])
-    return [*versions, *[version for version in versions if _returns(version[0])]][-1]
-
-
-def _loaded_at_once(part):
-    """The names that a statement of a class reads while the class is made: not those in the body of a function."""
+def _at_once(part):
+    """The nodes of a statement in a class that are evaluated while the class is made: of a function, not its body."""
     body = part.body if isinstance(part, FUNCTIONS) else []
-    return set().union(*[_loaded(child) for child in ast.iter_child_nodes(part) if child not in body])
+    return [node for child in ast.iter_child_nodes(part) if child not in body for node in ast.walk(child)]
 
 
-def _binds_unsaid(part):
-    """Whether evaluating this part, while the class is made, could bind names other than the part's own.
-
-    Of a method, only decorators, defaults and annotations are evaluated then.
-    """
-    body = part.body if isinstance(part, DEFINITIONS) else []
-    heads = [node for child in ast.iter_child_nodes(part) if child not in body for node in ast.walk(child)]
-    at_once = ast.walk(part) if isinstance(part, ast.ClassDef) else heads
-    walrus = body and any(isinstance(node, ast.NamedExpr) for node in heads)
-    return walrus or not REACH.isdisjoint(itertools.chain(*map(_said, at_once)))
-
-
-def _said(node):
-    return [] if isinstance(node, ast.arg) else [getattr(node, field, None) for field in SAYING]
+def _said(nodes):
+    return [getattr(node, field, None) for node in nodes if not isinstance(node, ast.arg) for field in SAYING]
 
 
 def _stored(statement, class_name, methods):
@@ -370,7 +350,7 @@ def _needed(others, code, hints=True):
     The rest may be tests or examples that import missing modules. `hints` as in _loaded.
     """
     loaded = {node: _loaded(node, hints) for node in others + code}
-    read, before = {"*", "annotations"}.union(*map(loaded.get, code)), None  # * may be read, __future__ always is
+    read, before = {"*"}.union(*map(loaded.get, code)), None  # what `import *` gives may be read
     gives = {node: _gives(node) for node in others}
     while read != before:
         read, before = read.union(*[loaded[node] for node in others if gives[node] & read]), read
@@ -389,7 +369,7 @@ def _named(statements, code):
 
 def _leading(statements, leads):
     """The statements for which `leads` holds, given their names and what the others define, or bind before them."""
-    said = {s: [name for node in ast.walk(s) for name in _said(node)] for s in statements}
+    said = {s: _said(ast.walk(s)) for s in statements}
     found, before = [], None
     while found != before:
         found, before, names = [], found, {node.name for node in found if isinstance(node, DEFINITIONS)}
@@ -400,30 +380,26 @@ def _leading(statements, leads):
     return found
 
 
-def _robust(body, may_fail):
-    """The statements without unused imports, whose modules may be missing; those in `may_fail` go into a try block.
+def _compiled(body, may_fail):
+    """(syntax tree, or None if it does not compile; error): without unused imports, whose modules may be missing.
 
-    An example of use may fail for lack of input or of a correct answer, a test for lack of its test framework.
+    The statements in `may_fail` go into a try block: an example of use may fail for lack of input or of a correct
+    answer, a test for lack of its test framework.
     """
-    read = {"*", "annotations"}.union(*map(_loaded, body))  # annotations: the __future__ import
-    body = [node for node in body if not isinstance(node, IMPORTS) or _gives(node) & read]
-    return [_tried(node) if node in may_fail else node for node in body]
-
-
-def _tried(statement):
-    tried = ast.parse("try: pass\nexcept BaseException: pass").body[0]
-    tried.body = [statement]
-    return tried
-
-
-def _compile_error(program):
-    """Moves __future__ imports to the front and compiles: the error, or "" if there is none."""
-    program.body.sort(key=lambda node: not (isinstance(node, ast.ImportFrom) and node.module == "__future__"))
+    read = {"*"}.union(*map(_loaded, body))
+    program = ast.parse(FUTURE)
+    for node in body:
+        if isinstance(node, IMPORTS) and (not _gives(node) & read or getattr(node, "module", "") == "__future__"):
+            continue
+        if node in may_fail:
+            tried = ast.parse("try: pass\nexcept BaseException: pass").body[0]
+            tried.body, node = [node], tried
+        program.body.append(node)
     try:
         compile(program, "<answer>", "exec")
     except UNREAD as error:
-        return str(error)[:200] or TOO_LARGE
-    return ""
+        return None, str(error)[:200] or TOO_LARGE
+    return program, ""
 
 
 def _is_idle(statement, known):
@@ -478,20 +454,21 @@ def is_stub(function):
     return all(map(idle, function.body))
 
 
-def _whole_versions(versions, functions):
-    """The versions whose function is not a part of another's: its beginning, or with a ... for what is left out.
+def _last_version(versions):
+    """The last of several versions of a function, each a sequence that begins with its definition.
 
-    Statements that do nothing are ignored.
+    A part of the function may be repeated as an explanation: its beginning, or with a ... for what is left out. Those
+    that return something are preferred.
     """
     # as in `result = ...` and `for x in ...`, but not in x[..., 0] or tuple[int, ...]
     parts = lambda body: (part for n in _walk(body) if isinstance(n, ast.stmt) for part in ast.iter_child_nodes(n))
     elided = lambda function: any(getattr(part, "value", None) is ... for part in parts(function.body))
-    whole = [pair for pair in zip(versions, functions) if not elided(pair[1])]
-    versions, functions = zip(*whole) if whole else (versions, functions)
+    versions = [version for version in versions if not elided(version[0])] or versions
     idle = lambda n: isinstance(n, ast.Pass) or (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))
-    acts = ["".join(ast.unparse(n) + "\n" for n in function.body if not idle(n)) for function in functions]
+    acts = ["".join(ast.unparse(n) + "\n" for n in function.body if not idle(n)) for function, *_ in versions]
     begins = lambda some, whole: some and some != whole and whole.startswith(some)
-    return [version for version, some in zip(versions, acts) if not any(begins(some, whole) for whole in acts)]
+    whole = [version for version, some in zip(versions, acts) if not any(begins(some, other) for other in acts)]
+    return [*whole, *[version for version in whole if _returns(version[0])]][-1]
 
 
 def _function(body, name):
@@ -500,14 +477,11 @@ def _function(body, name):
 
 
 def _returns(function):
-    if function is None:
-        return False
-    for node in _walk(function.body):
-        if isinstance(node, (ast.Yield, ast.YieldFrom)):
-            return True
-        if isinstance(node, ast.Return) and node.value is not None and ast.dump(node.value) != NONE:
-            return True
-    return False
+    """Whether a function is there and returns or yields something, not just None."""
+    nodes = list(_walk(function.body)) if function else []
+    yields = any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in nodes)
+    # None for `return` and `return None`
+    return yields or any(getattr(n.value, "value", n.value) is not None for n in nodes if isinstance(n, ast.Return))
 
 
 # What is code in a completion ----------------------------------------------------------------------------------------
@@ -545,25 +519,23 @@ def read_function(text, name, foreign=()):
     beginning of the first block.
     """
     bodies = read_blocks(text)
-    functions = [_function(body, name) for body in bodies]
-    chosen = [body for body, function in zip(bodies, functions) if function and not is_stub(function)]
-    # A part of the function may be repeated as an explanation.
-    chosen = [body for body in chosen if _returns(_function(body, name))] or chosen
-    chosen = _whole_versions(chosen, [_function(body, name) for body in chosen])
-    if not chosen:
+    versions = [(_function(body, name), body) for body in bodies]
+    versions = [version for version in versions if version[0] and not is_stub(version[0])]
+    if not versions:
         blocks = _fenced(text)
         return _parse(next((block for block in blocks if re.search(rf"\bdef\s+{name}\b", block)), blocks[0]))
+    _, chosen = _last_version([version for version in versions if _returns(version[0])] or versions)
     # Also of blocks with other versions of the function, but nothing that the chosen block defines itself.
-    given = set().union(*map(_gives, chosen[-1]))
+    given = set().union(*map(_gives, chosen))
     others = [node for body in bodies for node in body if not _gives(node) <= given]
     # Also computed tables, as by re.compile; but not `result = f(1)`, nor names that mean something here.
-    nodes = [n for part in chosen[-1] for n in ast.walk(part) if not isinstance(n, (ast.Attribute, ast.Subscript))]
+    nodes = [n for part in chosen for n in ast.walk(part) if not isinstance(n, (ast.Attribute, ast.Subscript))]
     taken = {name, *foreign, *dir(builtins)}
     own = taken.union(*map(_binds, nodes))
     free = lambda node: (own if _loaded(node) else taken).isdisjoint(_gives(node))
     made = lambda node: isinstance(node, ASSIGNING) and name not in _loaded(node) and free(node)
     others = [node for node in others if isinstance(node, NAMING) or made(node)]
-    return _needed(others, chosen[-1]) + chosen[-1], ""
+    return _needed(others, chosen) + chosen, ""
 
 
 def read_methods(text, names, given, class_name):
@@ -689,21 +661,19 @@ def _statements_of(code):
             pass
 
 
-def _tree(code):
+def _tree(code, most=20):
     """The syntax tree of code in which functions and classes may hold only comments, as stand-ins often do."""
-    for _ in range(20):
-        try:
-            return ast.parse(code)
-        except IndentationError as error:
-            found = re.search(r"(?:function|class) definition on line (\d+)", error.msg)
-            lines = code.split("\n")
-            head = int(found[1]) if found else len(lines)
-            comments = [i for i in range(head, min(error.lineno, len(lines))) if lines[i].lstrip().startswith("#")]
-            if not comments:
-                raise
-            lines[comments[-1]] = re.match(r"\s*", lines[head - 1])[0] + " pass"
-            code = "\n".join(lines)
-    return ast.parse(code)
+    try:
+        return ast.parse(code)
+    except IndentationError as error:
+        found = re.search(r"(?:function|class) definition on line (\d+)", error.msg)
+        lines = code.split("\n")
+        head = int(found[1]) if found else len(lines)
+        comments = [i for i in range(head, min(error.lineno, len(lines))) if lines[i].lstrip().startswith("#")]
+        if not comments or not most:
+            raise
+        lines[comments[-1]] = re.match(r"\s*", lines[head - 1])[0] + " pass"
+        return _tree("\n".join(lines), most - 1)
 
 
 def _parse(code):
@@ -727,6 +697,7 @@ def _gives(statement):
     """The names that a statement binds in its own scope, or assigns a part of."""
     nodes = list(_walk([statement]))
     inner = {n for node in nodes if isinstance(node, ast.comprehension) for n in ast.walk(node.target)}
+    inner.update(node for node in nodes if isinstance(node, ast.arg))
     return {name for node in nodes if node not in inner for name in _binds(node)}
 
 
@@ -770,12 +741,12 @@ def _root(node):
 
 
 def _walk(nodes):
-    """All nodes except those inside nested functions and classes."""
+    """All nodes except those in the bodies of nested functions and classes."""
     todo = list(nodes)
     while todo:
         node = todo.pop()
         yield node
-        if isinstance(node, ast.Lambda):
-            todo.extend(filter(None, node.args.defaults + node.args.kw_defaults))  # evaluated with the statement
-        elif not isinstance(node, DEFINITIONS):
-            todo.extend(ast.iter_child_nodes(node))
+        inner = [node.body] if isinstance(node, ast.Lambda) else []
+        if isinstance(node, DEFINITIONS):
+            inner = node.body + getattr(node, "type_params", [])  # [T], since Python 3.12
+        todo.extend({*ast.iter_child_nodes(node)}.difference(inner))

@@ -435,7 +435,12 @@ def test_a_loop_that_only_its_helper_ends_is_not_waited_for(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "line", ["import nothing_of_this_name", "from nothing_of_this_name import this, that as other"]
+    "line",
+    [
+        "import nothing_of_this_name",
+        "from nothing_of_this_name import this, that as other",
+        "from nothing_of_this_name import annotations",
+    ],
 )
 def test_an_import_that_nothing_reads_costs_nothing(line):
     assert reward(f"{line}\n{AUX}", f"from __future__ import annotations\n{line}\n{MAIN}") == pytest.approx(4.0)
@@ -444,6 +449,10 @@ def test_an_import_that_nothing_reads_costs_nothing(line):
         scores([AUX, f"{line}\n{MAIN.replace('return', 'nothing_of_this_name, other; return')}"])[0].parts["tests"]
         == 0
     )
+
+
+def test_an_import_of_the_future_is_no_error_where_the_function_is_missing():
+    assert scores(["import math\nfrom __future__ import annotations\n", ALONE])[0].parts["tests"] == 1
 
 
 def test_an_import_that_only_annotations_read_costs_nothing():
@@ -501,6 +510,7 @@ def test_each_agent_defines_its_own_function_only():
     # Main redefines aux: the helper's stays. The helper writes the asked function too: main's stays.
     assert reward(AUX, "def aux(x):\n    return 7\n" + MAIN) == pytest.approx(4)
     assert reward(AUX + "def f(numbers):\n    return 7\n", MAIN) == pytest.approx(4)
+    assert reward(AUX, MAIN + "def extra(x=(aux := int)):\n    return x\n") == pytest.approx(4)
     assert reward(AUX, "def aux(x):\n    return 2 * x\n") == pytest.approx(0.4)
 
 
