@@ -578,7 +578,7 @@ def read_blocks(text):
         whole = _statements_of(form)
         if whole is not None:
             return [whole]
-    lines = _unwrapped(plain).split("\n")
+    lines = plain.split("\n")
     fences = [i for i, line in enumerate(lines) if re.fullmatch(FENCE, line)][:100]
     ends = [i for i in fences if not lines[i].strip(" \t`~")] + [len(lines)]
     bodies, end, between = [], -1, []
@@ -625,26 +625,22 @@ def _between_prose(lines, most=20):
     return [body, *_between_prose(lines[len(lines) - len(rest) + 1 :], most - 1)]
 
 
-def _unwrapped(text):
-    """The text after the thoughts, the last of which may be unclosed, with each fence on a line of its own."""
-    text = text.rpartition("</think>")[2].partition("<think>")[0]
-    return re.sub(r"(?<=[^\s`~])[ \t]*(```|~~~)[ \t]*$", r"\n\1", text, flags=re.MULTILINE)
-
-
 def _plain(text):
-    """The text without tags and invisible characters at line ends, and with fences on separate lines from code."""
+    """The text after the thoughts, without tags, with fences on lines of their own, and blanks as Python has them."""
     text = re.sub(r"\r\n?", "\n", text)  # as Python reads it; str.splitlines knows more, which may occur in strings
+    text = text.rpartition("</think>")[2].partition("<think>")[0]  # the last thoughts may be unclosed
     edges = rf"^{BLANK}+|(?<!{BLANK}){BLANK}+$"
     text = re.sub(edges, lambda found: found[0].translate(UNSEEN), text, flags=re.MULTILINE)
     text = re.sub(rf"^([ \t]*){TAGS}|{TAGS}(?=[ \t]*$)", r"\1", text, flags=re.MULTILINE)
-    return re.sub(rf"^([ \t]*(?:`{{3,}}|~{{3,}}))(?:py\w*)? *(?={CODE})", r"\1\n", text, flags=re.MULTILINE)
+    text = re.sub(rf"^([ \t]*(?:`{{3,}}|~{{3,}}))(?:py\w*)? *(?={CODE})", r"\1\n", text, flags=re.MULTILINE)
+    return re.sub(r"(?<=[^\s`~])[ \t]*(```|~~~)[ \t]*$", r"\n\1", text, flags=re.MULTILINE)
 
 
 def _fenced(text):
     """The fenced blocks of a text, or else the whole text, whether Python or not."""
-    pattern = rf"^{FENCE}\n(.*?)(?:^[ \t]*(?:```|~~~)|\Z)"
-    text = _unwrapped(_plain(text))
-    return list(map(textwrap.dedent, re.findall(pattern, text, re.DOTALL | re.MULTILINE) or [text]))
+    plain = _plain(text)
+    blocks = re.findall(rf"^{FENCE}\n(.*?)(?:^[ \t]*(?:```|~~~)|\Z)", plain, re.DOTALL | re.MULTILINE)
+    return list(map(textwrap.dedent, blocks or [plain]))
 
 
 def _statements_of(code):

@@ -175,6 +175,8 @@ FORMS = {
     "    def size(self): return self.C().n(self.items)",
     "assigned in the class": "class Box:\n    size = lambda self: len(self.items)",
     "import": "import operator\ndef size(self):\n    return operator.length_hint(self.items)",
+    "import after thoughts, the method indented": "<think>Easy.</think>\nimport operator\n\n    def size(self):\n"
+    "        return operator.length_hint(self.items)",
     "import named as a method": "from operator import add\ndef size(self): return add(0, len(self.items))",
     "import of the future": "from __future__ import annotations\ndef size(self) -> No:\n    return len(self.items)",
     "constant": "ONE = 1\ndef size(self):\n    return ONE * len(self.items)",

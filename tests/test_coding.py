@@ -763,6 +763,8 @@ FORMATS = {
     "an example that imports": f"```\nimport math\nprint(math.floor(f([1])))\n```\n```\n{MAIN}```",
     "a shell and an example": f"```sh\n$ python f.py\n```\n```\n{MAIN}```\n```\nn = f([1])\nprint(n)\n```",
     "thoughts": "<think>Perhaps\n```python\ndef f(numbers):\n    return 7\n```\nno.</think>\n" + MAIN,
+    "thoughts, and statements before the function": "<think>Easy.</think>\nTABLE = [0]\nTABLE.append(1)\n\n"
+    + MAIN.replace("aux(x)", "aux(TABLE[1] * x)"),
     "types without their import": MAIN.replace("(numbers)", "(numbers: List[int], n: Optional[int] = None) -> Any"),
     "draft": f"```python\ndef f(numbers):\n    return 7\n```\nBetter:\n```python\n{MAIN}```",
     "other ends of lines in a string": MAIN.replace("return", "'\u2028\u2029\x0b\x0c\x85'\n    return"),
