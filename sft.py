@@ -277,9 +277,14 @@ def evaluate(model, rows, pad_id, max_batch_tokens):
 
 def save(model, tokenizer, folder, dtype):
     """Saves a copy in `dtype`; the weights being trained stay float32."""
+    beside = folder + ".tmp"  # files are moved once all are whole: what breaks off a save leaves the last one
     try:
-        copy.deepcopy(model).to(dtype).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        copy.deepcopy(model).to(dtype).save_pretrained(beside)
+        tokenizer.save_pretrained(beside)
+        os.makedirs(folder, exist_ok=True)
+        for name in os.listdir(beside):
+            os.replace(os.path.join(beside, name), os.path.join(folder, name))
+        os.rmdir(beside)
     except Exception as error:  # safetensors raises its own type if the disk is full; reported
         fail(f"--output-dir: cannot write to {folder} ({error}); make room.")
 

@@ -380,6 +380,32 @@ def test_a_full_disk_is_told(tmp_path, monkeypatch, capsys):
     assert "--output-dir: cannot write to here (I/O error: No space left" in capsys.readouterr().err
 
 
+def test_a_save_that_breaks_off_leaves_the_last_one_whole(tmp_path, monkeypatch):
+    folder = str(tmp_path / "agent")
+    model, tokenizer = Qwen2ForCausalLM.from_pretrained(save_model(tmp_path / "m")), make_tokenizer()
+    sft.save(model, tokenizer, folder, torch.float32)
+    whole = Qwen2ForCausalLM.save_pretrained
+
+    def half(model, to):
+        whole(model, to)
+        os.truncate(os.path.join(to, "model.safetensors"), 1000)
+        raise OSError("No space left on device")
+
+    first = model.model.norm.weight.detach().clone()
+    torch.nn.init.zeros_(model.model.norm.weight)
+    monkeypatch.setattr(Qwen2ForCausalLM, "save_pretrained", half)
+    with pytest.raises(SystemExit):
+        sft.save(model, tokenizer, folder, torch.float32)
+    assert torch.equal(Qwen2ForCausalLM.from_pretrained(folder).model.norm.weight, first)
+
+    # what has been left beside it does not hinder the next save
+    monkeypatch.undo()
+    sft.save(model, tokenizer, folder, torch.float32)
+    assert not Qwen2ForCausalLM.from_pretrained(folder).model.norm.weight.any()
+    assert AutoTokenizer.from_pretrained(folder)("one two").input_ids == tokenizer("one two").input_ids
+    assert sorted(os.listdir(tmp_path)) == ["agent", "m"]
+
+
 def test_a_disk_that_fills_between_two_saves_is_told(tmp_path, monkeypatch, capsys):
     make = os.makedirs
 
