@@ -288,8 +288,7 @@ def measure_model(args, script, machine, name, tables):
     model, itemsize = agent.model, trunk_dtype(args.device).itemsize
     prompts = torch.randint(model.config.vocab_size, (workload.num_tasks, workload.prompt_tokens)).tolist()
     completion_tokens = workload.num_tasks * workload.num_generations * workload.completion_tokens
-    fused = args.device == "cuda"
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0, fused=fused)  # as in the script
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0, fused=True)  # as in the script
 
     def step():
         for p in model.parameters():
