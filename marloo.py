@@ -47,7 +47,7 @@ import torch
 import torch.distributed as dist
 import transformers
 import tyro
-from torch.nn.functional import cross_entropy, pad
+from torch.nn.functional import cross_entropy, embedding, pad
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, DynamicCache
@@ -401,7 +401,10 @@ def completion_states(agent, rows):
         input_ids = torch.tensor([[*ids, *[0] * C][: max(1, C - 1)] for ids in chunk], device=owner.device)
         branch = copy.copy(cache)
         branch.layers = [copy.copy(layer) for layer in cache.layers]
-        branch.reorder_cache(owner)
+        for layer in branch.layers:
+            # as reorder_cache(owner), whose backward pass takes several times as long on a CPU
+            both = layer.keys, layer.values  # (U, K, P, E) -> (R, K, P, E)
+            layer.keys, layer.values = (embedding(owner, x.flatten(1)).unflatten(1, x.shape[1:]) for x in both)
         seen = torch.cat([mask[owner], torch.ones_like(input_ids)], dim=1)  # (R, P + C - 1)
         later = trunk(agent.model, input_ids, seen, (seen.cumsum(-1) - 1)[:, mask.shape[1] :], branch)
         predicting = torch.cat([last[owner], later], dim=1)  # (R, C, D)
