@@ -191,7 +191,7 @@ def sdpa(module, query, key, value, attention_mask, **kwargs):  # (R, H, L, E) -
     if H // K not in added:
         kind = query.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
-        scores = attention_mask if attention_mask.is_floating_point() else attention_mask.log()  # 0 or -inf
+        scores = attention_mask if attention_mask.is_floating_point() else torch.where(attention_mask, 0.0, -math.inf)
         scores = scores.to(dtype).repeat(1, 1, H // K, 1)
         # a view of rows padded to a multiple of 8, which CUDA's kernels need: otherwise each layer would copy it
         added[H // K] = pad(scores, (0, -scores.shape[-1] % 8))[..., : scores.shape[-1]]
