@@ -435,6 +435,14 @@ def _is_method(node):
     return static or any(first.arg in ("self", "cls") for first in node.args.args[:1])
 
 
+def _source(node):
+    """The source of a statement, or "..." if it nests too deeply to be written; Python may run it all the same."""
+    try:
+        return ast.unparse(node)
+    except RecursionError:
+        return "..."
+
+
 def is_stub(function):
     """Whether a function has only a docstring, names, pass, ..., a bare return or raise NotImplementedError.
 
@@ -443,7 +451,7 @@ def is_stub(function):
 
     def idle(node):
         if isinstance(node, ast.Raise):
-            return "NotImplemented" in ast.unparse(node)
+            return "NotImplemented" in _source(node)
         if isinstance(node, ast.Return):
             return node.value is None or (isinstance(node.value, ast.Constant) and node.value.value in (None, ...))
         if isinstance(node, ast.If):
@@ -465,7 +473,7 @@ def _last_version(versions):
     elided = lambda function: any(getattr(part, "value", None) is ... for part in parts(function.body))
     versions = [version for version in versions if not elided(version[0])] or versions
     idle = lambda n: isinstance(n, ast.Pass) or (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))
-    acts = ["".join(ast.unparse(n) + "\n" for n in function.body if not idle(n)) for function, *_ in versions]
+    acts = ["".join(_source(n) + "\n" for n in function.body if not idle(n)) for function, *_ in versions]
     begins = lambda some, whole: some and some != whole and whole.startswith(some)
     whole = [version for version, some in zip(versions, acts) if not any(begins(some, other) for other in acts)]
     return [*whole, *[version for version in whole if _returns(version[0])]][-1]

@@ -68,6 +68,7 @@ def score(*texts, base=BASE, tests=TESTS, **options):
 CASES = {
     "all": ([ONE, TWO], 2, 4, 0),
     "one agent": ([ADD + SIZE + DOUBLE + AREA], 2, 4, 0),
+    "too deep to be written again": ([ONE, TWO.rstrip() + " + 0" * 400 + "\n"], 2, 4, 0),
     "nothing": (["", ""], 0, 0.8, 0),
     "half": ([ONE, ""], 1, 2.4, 0),
     "stubs": (

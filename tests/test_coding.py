@@ -70,6 +70,15 @@ def test_levels():
         assert "-0.0" not in str(score.parts)  # as it would be logged
 
 
+def test_code_too_deep_to_be_written_again_still_runs():
+    """A policy that repeats itself writes `+ 0 + 0 + 0`; Python computes hundreds of these."""
+    deep = MAIN.rstrip() + " + 0" * 400 + "\n"
+    endless = MAIN.rstrip() + " + 0" * 40_000 + "\n"
+    raising = "def f(numbers):\n    raise ValueError(0" + " + 0" * 400 + ")\n"
+    found = scores([AUX, deep], [AUX, deep + MAIN], [AUX, endless], [AUX, raising])
+    assert [score.reward for score in found] == [4.0, 4.0, 0.4, 0.4]
+
+
 USES = {
     "call": "return sum(aux(x) for x in numbers)",
     "map": "return sum(map(aux, numbers))",
