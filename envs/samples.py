@@ -340,6 +340,8 @@ FOLDS = {  # name -> (words, expression around a list)
     "sorted": ("sorted list", "sorted([{}])"),
     "distinct": ("distinct count", "len(set([{}]))"),
 }
+_drawn = random.Random(0)
+SHORT_LISTS = [[_drawn.randint(-3, 3) for _ in range(_drawn.randint(1, 5))] for _ in range(200)]
 TASK_WORDINGS = [
     "Return the {fold} of the {map} of the {filter}.",
     "Take the {filter}, compute their {map} and return the {fold}.",
@@ -351,13 +353,13 @@ def coding_tasks(split: str, count: int, seed: int) -> list[dict]:
     """Functions over lists of integers, filter x map x fold, in the columns of openai_humaneval.
 
     Returns `count` dicts: task_id, prompt (signature and docstring with two >>> examples), entry_point,
-    canonical_solution (the body), test (`def check(candidate)` with five asserts, none of them a docstring example),
-    and two more columns with a correct answer by two agents: helper (source of `aux`) and main (the asked function,
-    without aux). In 65 of 100 tasks main calls aux. The convention for aux varies: in four of ten tasks it is the map,
-    in three the filter's condition, in three the whole filter. So agents that each imitate their column see only good
-    answers, but still have to agree on a convention. If `count` exceeds the number of compositions (192 train, 48
-    test), they repeat with other words and numbers. Raises ValueError for any split but "train", "validation" and
-    "test".
+    canonical_solution (the body), test (`def check(candidate)` with five asserts, none of them a docstring example; an
+    answer without the filter or the map fails one, where that makes it wrong), and two more columns with a correct
+    answer by two agents: helper (source of `aux`) and main (the asked function, without aux). In 65 of 100 tasks main
+    calls aux. The convention for aux varies: in four of ten tasks it is the map, in three the filter's condition, in
+    three the whole filter. So agents that each imitate their column see only good answers, but still have to agree on
+    a convention. If `count` exceeds the number of compositions (192 train, 48 test), they repeat with other words and
+    numbers. Raises ValueError for any split but "train", "validation" and "test".
     """
     rng = random.Random(f"coding {split} {seed}")
     chosen = enumerate(_compositions(split, count, rng))
@@ -385,7 +387,12 @@ def _coding_task(task_id: str, filter_name: str, map_name: str, fold_name: str, 
     reference = eval(f"lambda numbers: {expression}")
     inputs = [[rng.randint(-9, 9) for _ in range(rng.randint(5, 8))] for _ in range(6)]
     examples = [inputs[0][:3], inputs[1][:4]]
-    asserted = [[], *inputs[2:]]
+    telling = []  # an answer without the filter or the map fails a test, unless it is right for all of these lists
+    for part in (f"{value} for x in numbers", f"x for x in numbers if {condition}", f"{value} for x in numbers if x"):
+        wrong = eval(f"lambda numbers: {FOLDS[fold_name][1].format(part)}")
+        tells = (numbers for numbers in (*inputs[2:], *SHORT_LISTS) if wrong(numbers) != reference(numbers))
+        telling += [numbers for numbers in itertools.islice(tells, 1) if numbers not in telling]
+    asserted = [[], *telling, *(numbers for numbers in inputs[2:] if numbers not in telling)][:5]
     words = rng.choice(TASK_WORDINGS).format(
         fold=FOLDS[fold_name][0], map=MAPS[map_name][0], filter=FILTERS[filter_name][0]
     )

@@ -1,5 +1,7 @@
 """Sample tasks: splits disjoint by composition, and references that pass their own tests."""
 
+import random
+
 import pytest
 
 import rewards.classeval
@@ -91,6 +93,29 @@ def test_reference_and_cooperative_answer_pass_and_a_wrong_one_fails(split):
         for line in task["prompt"].splitlines():  # no docstring example is also an assert
             if ">>>" in line:
                 assert line.split("(", 1)[1] not in task["test"]
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_no_answer_passes_that_lacks_the_filter_or_the_map(split):
+    """Unless it gives the same for every list, as a sum does without nonzero."""
+    rng = random.Random(0)
+    lists = [[rng.randint(-9, 9) for _ in range(rng.randint(0, 8))] for _ in range(2000)]
+    wrong = 0
+    for task in samples.coding_tasks(split, 200, 5):
+        fold, condition, value = task["entry_point"].split("_")
+        condition, value = samples.FILTERS[condition][1], samples.MAPS[value][1]
+        folded = samples.FOLDS[fold][1]
+        right = eval(f"lambda numbers: {folded.format(f'{value} for x in numbers if {condition}')}")
+        names = {}
+        exec(task["test"], names)
+        assert task["test"].count("assert") == 5
+        for kept, made in (("True", value), (condition, "x"), ("x", value)):
+            other = eval(f"lambda numbers: {folded.format(f'{made} for x in numbers if {kept}')}")
+            if any(other(numbers) != right(numbers) for numbers in lists):
+                wrong += 1
+                with pytest.raises(AssertionError):
+                    names["check"](other)
+    assert wrong > 300
 
 
 def test_docstring_examples_are_true():
