@@ -22,7 +22,6 @@ penalty to a reference model.
 import atexit
 import copy
 import importlib
-import io
 import itertools
 import json
 import math
@@ -32,10 +31,8 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
-import zlib
 from collections import Counter, defaultdict
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -150,8 +147,6 @@ def max_context(model):
 
 def encode(agent, prompts, max_new_tokens):
     """Token ids of each prompt: as a user message, or as bare text if the tokenizer has no chat template."""
-    if not all(agent.tokenizer(prompts, add_special_tokens=False).input_ids):
-        fail("--model makes no tokens of a prompt: are its tokenizer's files missing, or is a prompt of --env empty?")
     for token in agent.tokenizer.added_tokens_decoder.values():
         if token.special:  # a prompt may quote an agent: a space makes its special tokens plain text
             text = f"{token.content[0]} {token.content[1:]}"
@@ -581,17 +576,13 @@ def summarize(split, turns, num_turns):
 def records(iteration, split, turns, most=None):
     """Lines for rollouts.jsonl, one per node: what each agent read and wrote, and what it was worth."""
     plain = lambda x: x.tolist() if isinstance(x, (torch.Tensor, np.ndarray, np.generic)) else str(x)
-    dump = lambda line, **strict: json.dumps(line, default=plain, **strict) + "\n"
     keys = ("prompt", "completions", "stopped", "returns", "advantages")
     for t, nodes in enumerate(turns, start=1):
         for node in nodes[:most]:
             line = {"iteration": iteration, "split": split, "turn": t, "task": node.task, "joint": node.joint}
             line |= {"rewards": [step.reward for step in node.steps], "parts": [step.parts for step in node.steps]}
             line["agents"] = [{key: vars(group)[key] for key in keys if key in vars(group)} for group in node.groups]
-            try:
-                yield dump(line, allow_nan=False)
-            except (TypeError, ValueError):  # a task with keys or numbers that JSON lacks, or that contains itself
-                yield dump(line | {"task": str(node.task)})
+            yield json.dumps(line, default=plain) + "\n"
 
 
 def evaluate(args, env, agents, tasks, iteration, seed, lines):
@@ -607,8 +598,6 @@ if __name__ == "__main__":
     # arguments
     here, script = os.path.split(os.path.abspath(__file__))
     signal.signal(signal.SIGINT, lambda *_: sys.exit("interrupted before the first iteration"))
-    if isinstance(sys.stdout, io.TextIOWrapper):  # models write characters that not every terminal can show
-        sys.stdout.reconfigure(errors="backslashreplace")
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     args = tyro.cli(Args, description=__doc__)
     saved = 0  # the last checkpoint's iteration
@@ -617,9 +606,6 @@ if __name__ == "__main__":
             path = os.path.join(args.resume, "checkpoint", "state.pt")
             state = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
             before, saved = state["about"], state["iteration"]
-            for name, size in state["sizes"].items():
-                if np.fromfile(os.path.join(args.resume, name), "S1", 1, offset=size - 1).tolist() != [b"\n"]:
-                    raise EOFError(f"{name} is cut or edited")
         except Exception as error:  # missing and damaged files raise many types; all are reported
             fail(f"--resume {args.resume}: no checkpoint, or a damaged one ({error!r:.200}); name a run that has one.")
         if (before["script"], before["args"].keys()) != (script, vars(args).keys()):
@@ -664,8 +650,6 @@ if __name__ == "__main__":
     if args.devices and world_size > 1:
         fail("--devices is for one process: under torchrun each takes a GPU of its own; leave one of the two out.")
     gpus = [f"cuda:{k}" for k in range(torch.cuda.device_count())]
-    if gpus and int(os.environ.get("LOCAL_RANK", 0)) >= len(gpus):
-        fail(f"--nproc-per-node: each process takes a GPU, and this machine has {len(gpus)}; start no more than that.")
     if unknown := set(args.devices or ()) - {"cpu", *gpus}:
         fail(f"--devices {min(unknown)}: this machine has {', '.join(['cpu', *gpus])}; name one of these.")
     if B % world_size:
@@ -702,7 +686,6 @@ if __name__ == "__main__":
     held_out = [test_tasks[k] for k in order[: args.eval_tasks or None]]
     eval_tasks = held_out[rank::world_size]
     first_prompts = [observe(args, env, task, []) for task in [*train_tasks, *held_out]]
-    tasks_crc = zlib.crc32(repr(first_prompts).encode())
     if not train_tasks or len(held_out) < world_size:
         counts = f"{len(train_tasks)} tasks to train on, {len(held_out)} of {len(test_tasks)} to evaluate"
         fail(f"--env {args.env}, --eval-tasks {args.eval_tasks}: {counts}; each process needs one.")
@@ -710,7 +693,7 @@ if __name__ == "__main__":
     # folders and processes
     paths = [os.path.join(here, "models", "tiny") if name == "tiny" else name for name in args.model]
     for path in paths:
-        if os.path.isabs(path) and not os.path.isdir(path):
+        if (os.path.isabs(path) or path.startswith(".")) and not os.path.isdir(path):
             fail(f"--model: there is no folder {path}; give one, or a hub id.")
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
@@ -722,29 +705,18 @@ if __name__ == "__main__":
     if world_size > 1:
         # the default of ten minutes is too short: processes wait while one writes a checkpoint or runs tests
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=1))
-        if len(set(gather(tasks_crc))) > 1:
-            fail(f"--env {args.env}: each process has other tasks; let them follow from --dataset and --seed alone.")
     say = print if rank == 0 else lambda *_: None
     name = f"{args.env.replace(':', '.')}__{script[:-3]}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}"
     run_dir = gather(args.resume or os.path.join(args.output_dir, name))[0]
     state_file = os.path.join(run_dir, "checkpoint", "state.pt")
     git = subprocess.run("git rev-parse HEAD", shell=True, cwd=here, capture_output=True, text=True)
-    about = {"script": script, "processes": world_size, "tasks_crc": tasks_crc, "args": asdict(args)}
-    about["commit"] = git.stdout.strip()
+    about = {"script": script, "processes": world_size, "args": asdict(args), "commit": git.stdout.strip()}
     about["earlier"] = [*before["earlier"], {"until": saved, "args": before["args"]}] if args.resume else []
     about["versions"] = {name: sys.modules[name].__version__ for name in ("torch", "transformers", "numpy")}
-    last_saved = lambda: f"The last checkpoint: {f'iteration {saved} in {run_dir}' if saved else 'none yet'}."
-
-    @contextmanager
-    def writing(errors=(OSError, RuntimeError)):  # torch's own, if the disk is full, is a RuntimeError
-        try:
-            yield
-        except errors as error:
-            fail(f"--output-dir: cannot write to {run_dir} ({error}); name another, or make room. {last_saved()}")
-
-    if rank == 0:
-        with writing():
-            os.makedirs(os.path.dirname(state_file), exist_ok=True)
+    try:
+        os.makedirs(os.path.dirname(state_file), exist_ok=True)
+    except OSError as error:
+        fail(f"--output-dir: cannot write to {run_dir} ({error}); name another.")
 
     # agents
     transformers.utils.logging.disable_progress_bar()
@@ -754,10 +726,8 @@ if __name__ == "__main__":
     for i, name, path, place in zip(range(N), args.model * N, paths * N, (args.devices or [device]) * N):
         try:
             if not (model := shared.get((name, place))):
-                options = {"dtype": torch.float32, "attn_implementation": "sdpa", "output_loading_info": True}
-                model, report = AutoModelForCausalLM.from_pretrained(path, **options)
-                if report["missing_keys"]:
-                    fail(f"--model {name}: its files lack {min(report['missing_keys'])}; name one that is whole.")
+                options = {"dtype": torch.float32, "attn_implementation": "sdpa"}
+                model = AutoModelForCausalLM.from_pretrained(path, **options)
                 fixed = vars(model.config).get("quantization_config") or vars(model).get("peft_config")
                 if fixed and (args.num_iterations or args.lora_rank):
                     fail(f"--model {name}: quantized or an adapter, which is not trained further; merge it first.")
@@ -785,26 +755,16 @@ if __name__ == "__main__":
             agent.graph_stream = torch.cuda.Stream(place) if args.cuda_graphs else None
             if args.gradient_checkpointing:
                 model.gradient_checkpointing_enable()
-            # find overlong prompts now; only long texts are tokenized, since a token is at least a byte, and a chat
-            # template adds less than half of the context
-            *others, largest = sorted((prompts[i] for prompts in first_prompts), key=lambda text: len(text.encode()))
-            bytes_left = max_context(model) // 2 - args.max_new_tokens
-            large = [text for text in others if len(text.encode()) > bytes_left]
-            prompt_ids = encode(agent, [*large, largest], args.max_new_tokens)[-1]
-            # a few tokens show most faults, but a wrong window shows only beyond its end
-            config = model.config.get_text_config().to_dict()
-            reach = min(T * (len(prompt_ids) + args.max_new_tokens), max_context(model) - 16)
-            windows = [config.get(key) or reach for key in ("sliding_window", "attention_chunk_size")]
-            length = max([min(64, len(prompt_ids)), *(window + 8 for window in windows if window < reach)])
-            prompt_ids = (prompt_ids * (length // len(prompt_ids) + 1))[-length:]
+            # the longest of the first prompts; others may have more tokens, which is then told when they are sampled
+            longest = max((prompts[i] for prompts in first_prompts), key=len)
+            prompt_ids = encode(agent, [longest], args.max_new_tokens)[0][-64:]
             # models load on the CPU, in float32; one already on a GPU is shared, and was checked before
             if model.device.type == "cpu" and not (off := disagreement(args, agent, prompt_ids)) <= 1e-3:
                 why = "scaled or capped? another attention? dropout with --gradient-checkpointing?"
                 fail(f"--model {name}: log-probabilities would be off by {off:.2g} ({why}); use another.")
         except Exception as error:  # transformers, backends, the hub and templates raise many types; all are reported
             reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-            line = [f.lineno for f in traceback.extract_tb(error.__traceback__) if script in f.filename][-1]
-            fail(f"--model {name}: agent {i} cannot use it on {place} ({reason}; line {line} here); name what works.")
+            fail(f"--model {name}: agent {i} cannot use it on {place} ({reason}); name one that works.")
         agent.trained = {key: p for key, p in model.to(place).named_parameters() if p.requires_grad}
         param_group = {"params": agent.trained.values()}  # may be empty: an adapter that is only evaluated
         agent.optimizer = torch.optim.AdamW([param_group], args.learning_rate, weight_decay=0.0, fused=True)
@@ -831,11 +791,11 @@ if __name__ == "__main__":
         for agent, weights, moments in zip(agents, state["models"], state["optimizers"]):
             agent.model.load_state_dict(weights, strict=False)
             agent.optimizer.load_state_dict(moments)
-        if (before["tasks_crc"], before["processes"], before["args"]["model"]) != (tasks_crc, world_size, args.model):
-            said = "other tasks, processes or --model than before (only a LoRA's base is read from it)"
+        if (before["processes"], before["args"]["model"]) != (world_size, args.model):
+            said = "another number of processes or --model than before (only a LoRA's base is read from it)"
             say(f"--resume {args.resume}: {said}, so results differ from an uninterrupted run")
     if rank == 0:
-        with writing(), open(os.path.join(run_dir, "args.json"), "w") as file:
+        with open(os.path.join(run_dir, "args.json"), "w") as file:
             json.dump(about, file, indent=2)
             for name, size in state["sizes"].items() if args.resume else ():
                 os.truncate(os.path.join(run_dir, name), size)  # lines after the checkpoint will be written again
@@ -854,11 +814,12 @@ if __name__ == "__main__":
     def log(iteration, metrics, lines):
         if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
             remedy = "Begin anew or --resume a checkpoint with a lower --learning-rate, other temperatures or rewards."
-            fail(f"at iteration {iteration} {bad[0]} is {metrics[bad[0]]}. {remedy} {last_saved()}")
+            kept = f"The last checkpoint: {f'iteration {saved} in {run_dir}' if saved else 'none yet'}."
+            fail(f"at iteration {iteration} {bad[0]} is {metrics[bad[0]]}. {remedy} {kept}")
         if rank == 0:
-            with writing(), open(os.path.join(run_dir, "metrics.jsonl"), "a") as file:
+            with open(os.path.join(run_dir, "metrics.jsonl"), "a") as file:
                 file.write(json.dumps({"iteration": iteration} | metrics) + "\n")
-            with writing(), open(os.path.join(run_dir, "rollouts.jsonl"), "a") as file:
+            with open(os.path.join(run_dir, "rollouts.jsonl"), "a") as file:
                 file.writelines(lines)
             track(metrics, step=iteration)
 
@@ -952,12 +913,11 @@ if __name__ == "__main__":
                 state["optimizers"] = [agent.optimizer.state_dict() for agent in agents]
                 logs = {name: os.path.join(run_dir, name) for name in ("metrics.jsonl", "rollouts.jsonl")}
                 state["sizes"] = {name: os.path.getsize(path) for name, path in logs.items()}
-                with writing():
-                    torch.save(state, state_file + ".tmp")
-                    for path in (*logs.values(), state_file + ".tmp"):
-                        with open(path) as file:
-                            os.fsync(file)  # a power failure would keep the new name, and lose what is not on the disk
-                    os.replace(state_file + ".tmp", state_file)  # a crash leaves the old one intact
+                torch.save(state, state_file + ".tmp")
+                for path in (*logs.values(), state_file + ".tmp"):
+                    with open(path) as file:
+                        os.fsync(file)  # a power failure would keep the new name, and lose what is not on the disk
+                os.replace(state_file + ".tmp", state_file)  # a crash leaves the old one intact
             saved = iteration
         if stopping:
             break
@@ -965,15 +925,14 @@ if __name__ == "__main__":
 
     # final output
     if rank == 0:
-        with writing(Exception):  # safetensors raises a type of its own if the disk is full
-            for i, agent in enumerate(agents if saved else ()):
-                # the full trained policy: a base model's own generation_config may cut it to top-k or top-p
-                policy = {"do_sample": True, "temperature": args.temperature, "top_k": 0, "top_p": 1.0}
-                policy["eos_token_id"] = sorted({*agent.stop_ids.tolist()}) or None
-                policy["pad_token_id"] = agent.tokenizer.pad_token_id
-                agent.model.generation_config = transformers.GenerationConfig(**policy)
-                agent.model.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
-                agent.tokenizer.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
+        for i, agent in enumerate(agents if saved else ()):
+            # the full trained policy: a base model's own generation_config may cut it to top-k or top-p
+            policy = {"do_sample": True, "temperature": args.temperature, "top_k": 0, "top_p": 1.0}
+            policy["eos_token_id"] = sorted({*agent.stop_ids.tolist()}) or None
+            policy["pad_token_id"] = agent.tokenizer.pad_token_id
+            agent.model.generation_config = transformers.GenerationConfig(**policy)
+            agent.model.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
+            agent.tokenizer.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
         for i, example in enumerate(json.loads(lines[-1])["agents"] if lines else ()):
             print(f"\nagent {i} wrote: {example['completions'][0]}")
         with open(os.path.join(run_dir, "metrics.jsonl")) as file:

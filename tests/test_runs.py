@@ -24,7 +24,7 @@ import torch
 from conftest import CRITIC_FREE, END, ROOT, SCRIPTS, STOP, make_tokenizer, save_model, two_scripts
 from processes import Started, printed_by
 from toy import Step
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 TOY = (
     "--env",
@@ -306,18 +306,6 @@ def test_a_model_is_found_from_other_folders_too(script, run, tmp_path):
     assert args["model"] == [str(tmp_path / "random")]
 
 
-def test_tasks_that_json_cannot_hold_are_logged_as_text(run, model_dir, monkeypatch):
-    from toy import Letters
-
-    endless = {"letter": "a"}
-    endless["self"] = endless
-    tasks = [{"letter": "a", "walls": {(1, 2): True}}, endless, {"letter": "a", "size": math.nan}]
-    monkeypatch.setattr(Letters, "tasks", lambda self, split: tasks)
-    run_dir = run(SCRIPTS[0], *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
-    with open(os.path.join(run_dir, "rollouts.jsonl")) as file:
-        assert {json.loads(line)["task"] for line in file} == {str(task) for task in tasks}
-
-
 NUMBERS = {
     "numpy": np.float32,
     "an array": np.array,
@@ -517,19 +505,6 @@ def test_an_error_of_an_environment_of_the_users_own_keeps_its_traceback(run, mo
     monkeypatch.setattr(Letters, "tasks", lambda self, split: [int("x")])
     with pytest.raises(ValueError, match="invalid literal"):
         run(SCRIPTS[0], *TOY, "--model", model_dir)
-
-
-def test_what_a_terminal_cannot_show_is_written_in_ascii(model_dir, tmp_path):
-    printed = printed_by(
-        SCRIPTS[0],
-        *(*TOY, "--model", model_dir, "--num-iterations", 1),
-        cwd=tmp_path,
-        code="sys.stdout.reconfigure(encoding='ascii')\n"
-        "from toy import Letters\nLetters.observe = lambda self, task, history: ['\u00e9' * 3] * self.num_agents\n"
-        "import transformers\n"
-        "transformers.PreTrainedTokenizerBase.batch_decode = lambda self, ids, **options: ['\u00e9'] * len(ids)",
-    )
-    assert "agent 0 wrote: \\xe9" in printed and "evaluation: return" in printed, printed
 
 
 def test_an_interrupt_before_the_first_iteration_needs_no_traceback(model_dir, tmp_path):
@@ -747,17 +722,6 @@ def test_a_process_without_some_gradient_takes_part(script, model_dir, tmp_path)
     assert all(not torch.equal(old[name], new[name]) for name in old if "up_proj" in name)  # by the other process
 
 
-@pytest.mark.parametrize("other", ["train", "test"])
-def test_processes_with_different_tasks_are_told(other, model_dir, tmp_path):
-    code = "import os, toy\n"
-    code += f"rank = lambda split: int(os.environ['RANK']) if split == {other!r} else 0\n"
-    code += "tasks = lambda self, split: [{'letter': 'ab'[rank(split)]}] * 4\n"
-    flags = (*TOY, "--model", model_dir, "--num-iterations", 1, "--output-dir", tmp_path / "runs")
-    process = Started(SCRIPTS[0], *flags, cwd=tmp_path, processes=2, code=code + "toy.Letters.tasks = tasks")
-    printed, _ = process.communicate(timeout=120)
-    assert process.returncode != 0 and "--env toy:Letters: each process has other tasks" in printed
-
-
 def test_a_signal_to_one_process_ends_all(model_dir, tmp_path):
     """None waits for the next iteration of another that has left."""
     code = SIGNALLED + "interrupt = lambda: os.environ['RANK'] == '1' and os.kill(os.getpid(), signal.SIGTERM)"
@@ -869,17 +833,6 @@ def test_an_advantage_that_is_no_number_stops_the_run(script, run, model_dir, tm
 
 
 @two_scripts
-def test_a_copys_own_mistake_is_no_full_disk(script, run, model_dir, tmp_path):
-    """Such as a metric that JSON lacks."""
-    source, line = script.read_text(), "        # 4 LOG\n"
-    assert source.count(line) == 1
-    copy = tmp_path / "measured.py"
-    copy.write_text(source.replace(line, f"{line}        metrics['mine'] = torch.ones(1)\n"))
-    with pytest.raises(TypeError, match="not JSON serializable"):
-        run(copy, *TOY, "--model", model_dir, "--num-iterations", 1)
-
-
-@two_scripts
 def test_a_first_evaluation_that_is_not_finite_is_no_result(script, run, model_dir, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         run(script, *TOY, "--model", model_dir, "--num-iterations", 0, "--eval-temperature", 1e-40)
@@ -903,56 +856,6 @@ def test_many_tasks_ask_nothing_more_of_the_model(script, run, model_dir, monkey
     assert counts[0] == counts[1] > 0
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("unexpected pos 7 vs 5")])
-@two_scripts
-def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(
-    script, error, run, model_dir, tmp_path, monkeypatch, capsys
-):
-    save, saved = torch.save, []
-
-    def full(state, path):
-        saved.append(path)
-        if len(saved) > 1:
-            raise error
-        save(state, path)
-
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(SystemExit) as stop:
-        run(script, *TOY, "--model", model_dir, "--num-iterations", 3, "--save-every", 1)
-    said = capsys.readouterr().err
-    assert stop.value.code == 2 and "error: --output-dir: cannot write to" in said and str(error) in said
-    assert "make room. The last checkpoint: iteration 1 in" in said
-    (state,) = tmp_path.glob("runs/*/checkpoint/state.pt")
-    assert torch.load(state, weights_only=False)["iteration"] == 1
-
-
-@two_scripts
-def test_a_disk_that_is_full_behind_the_last_checkpoint_is_told(script, run, model_dir, monkeypatch, capsys):
-    def full(model, folder):
-        raise RuntimeError("I/O error: No space left on device")  # safetensors' own is no OSError either
-
-    monkeypatch.setattr(PreTrainedModel, "save_pretrained", full)
-    with pytest.raises(SystemExit) as stop:
-        run(script, *TOY, "--model", model_dir, "--num-iterations", 1)
-    said = capsys.readouterr().err
-    assert stop.value.code == 2 and "No space left on device); name another, or make room" in said
-    assert "The last checkpoint: iteration 1 in" in said
-
-
-@two_scripts
-def test_a_resume_that_may_not_cut_the_logs_is_told(script, run, model_dir, monkeypatch, capsys):
-    run_dir = run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
-
-    def forbidden(path, size):
-        raise PermissionError(13, "Permission denied", path)
-
-    monkeypatch.setattr(os, "truncate", forbidden)
-    with pytest.raises(SystemExit) as stop:
-        run(script, "--resume", run_dir, "--num-iterations", 2)
-    said = f"error: --output-dir: cannot write to {run_dir} ([Errno 13] Permission denied"
-    assert stop.value.code == 2 and said in capsys.readouterr().err
-
-
 @two_scripts
 def test_the_last_words_say_of_which_iterations_they_are(script, run, model_dir, capsys):
     run(script, *TOY, "--model", model_dir, "--num-iterations", 0)
@@ -972,26 +875,6 @@ def test_a_model_without_a_stop_token_is_told(script, run, tmp_path, capsys):
     said = f"agent 1: neither {path} nor its tokenizer has an end-of-sequence token"
     assert said in capsys.readouterr().out
     assert metrics_of(names["run_dir"])[0]["eval/agent_1/stopped"] == 0
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "rollouts.jsonl"])
-@pytest.mark.parametrize("script", CRITIC_FREE[:1], ids=lambda path: path.stem)
-def test_a_disk_without_room_for_a_log_ends_the_run(script, name, run, model_dir, monkeypatch, capsys):
-    opened, times = builtins.open, []
-
-    def full(path, *args, **kwargs):
-        if str(path).endswith(name) and "a" in args:
-            times.append(path)
-            if len(times) > 2:
-                raise OSError(28, "No space left on device")
-        return opened(path, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "open", full)
-    with pytest.raises(SystemExit) as stop:
-        run(script, *TOY, "--model", model_dir, "--num-iterations", 3, "--save-every", 1)
-    said = capsys.readouterr().err
-    assert stop.value.code == 2 and "error: --output-dir: cannot write to" in said
-    assert "No space left on device" in said and "The last checkpoint: iteration 1 in" in said
 
 
 @pytest.mark.parametrize("script", CRITIC_FREE[:1], ids=lambda path: path.stem)
@@ -1043,6 +926,7 @@ BAD = {
     "models": (("--model", "a", "b", "c"), "--model"),
     "no folder": (("--model", "/nowhere/at/all"), "--model: there is no folder /nowhere/at/all"),
     "no folder for one": (("--model", "tiny", "/nowhere/at/all"), "--model: there is no folder /nowhere/at/all"),
+    "no folder here": (("--model", "./nowhere"), "--model: there is no folder ./nowhere"),
     "no dataset": (("--env", "tldr", "--dataset", ""), "--dataset"),
     "temperature": (("--temperature", 0), "--temperature"),
     "agents": (("--num-agents", 0), "--num-agents"),
@@ -1081,16 +965,6 @@ def test_arguments_that_two_processes_cannot_take(script, flags, said, run, monk
     with pytest.raises(SystemExit) as stop:
         run(script, "--env", "toy:Letters", *flags)
     assert stop.value.code == 2 and said in capsys.readouterr().err
-
-
-@two_scripts
-def test_more_processes_than_gpus_are_refused(script, run, monkeypatch, capsys):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(SystemExit) as stop:
-        run(script, "--env", "toy:Letters")
-    assert stop.value.code == 2 and "--nproc-per-node: each process takes a GPU, and this" in capsys.readouterr().err
 
 
 @two_scripts
@@ -1166,48 +1040,6 @@ def test_resume_of_another_configuration_is_refused(script, run, model_dir, tmp_
         assert stop.value.code == 2 and said in capsys.readouterr().err
 
 
-@two_scripts
-def test_a_resume_with_other_tasks_or_processes_says_so(script, run, model_dir, tmp_path, monkeypatch, capsys):
-    import toy
-
-    run_dir = run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
-    run(script, "--resume", run_dir, "--num-iterations", 2)
-    assert "other tasks" not in capsys.readouterr().out
-    said = f"--resume {run_dir}: other tasks, processes or --model than before (only a LoRA's base is read from it)"
-    path = os.path.join(run_dir, "checkpoint", "state.pt")
-    state = torch.load(path, weights_only=False)
-    torch.save(state | {"about": state["about"] | {"processes": 2}}, path)
-    run(script, "--resume", run_dir)
-    assert said in capsys.readouterr().out
-    torch.save(state, path)
-    run(script, "--resume", run_dir, "--model", shutil.copytree(model_dir, tmp_path / "moved"))
-    assert said in capsys.readouterr().out
-    monkeypatch.setattr(toy.Letters, "tasks", lambda self, split: [{"letter": letter} for letter in "abcd"])
-    run(script, "--resume", run_dir, "--num-iterations", 3)
-    assert said in capsys.readouterr().out
-
-
-@two_scripts
-def test_a_prompt_of_many_tokens_is_found_at_the_start_though_others_have_more_bytes(
-    script, run, tmp_path, monkeypatch, capsys
-):
-    import toy
-
-    prompts = {
-        "a": "the " * 2000,
-        "b": "q~#Z" * 999,
-        "c": "short",
-    }  # of 8,000 and 3,996 bytes, before the template's; tiny reads 4,096 tokens, of which it may write 96
-    letters = {"train": "abc", "test": "c"}  # a first evaluation would find nothing
-    monkeypatch.setattr(toy.Letters, "tasks", lambda self, split: [{"letter": letter} for letter in letters[split]])
-    monkeypatch.setattr(toy.Letters, "observe", lambda self, task, history: ["short", prompts[task["letter"]]])
-    with pytest.raises(SystemExit) as stop:
-        run(script, "--env", "toy:Letters")
-    assert stop.value.code == 2
-    assert re.search(r"--max-new-tokens 96 after a prompt of 40\d\d tokens .*q~#Z", capsys.readouterr().err)
-    assert list(tmp_path.glob("runs/*/metrics.jsonl")) == []
-
-
 @pytest.mark.parametrize(
     "flags",
     [
@@ -1228,31 +1060,36 @@ def test_more_joint_actions_than_can_be_scored_are_refused(flags, run, monkeypat
     assert said in capsys.readouterr().err
 
 
-DAMAGE = {
-    "cut weights": ("checkpoint/state.pt", lambda text: text[: len(text) // 2], "or a damaged one"),
-    "no metrics": ("metrics.jsonl", lambda text: None, "or a damaged one (FileNotFoundError"),
-    "cut rollouts": ("rollouts.jsonl", lambda text: text[:-1], "or a damaged one (EOFError('rollouts.jsonl is cut"),
-    "edited": (
-        "metrics.jsonl",
-        lambda text: b"# with tea" + text,
-        "or a damaged one (EOFError('metrics.jsonl is cut or",
-    ),
-}
+@two_scripts
+def test_a_resume_with_another_model_or_number_of_processes_says_so(script, run, model_dir, tmp_path, capsys):
+    run_dir = run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
+    run(script, "--resume", run_dir, "--num-iterations", 2)
+    assert "differ from an uninterrupted run" not in capsys.readouterr().out
+    said = (
+        f"--resume {run_dir}: another number of processes or --model than before (only a LoRA's base is read from it)"
+    )
+    path = os.path.join(run_dir, "checkpoint", "state.pt")
+    state = torch.load(path, weights_only=False)
+    torch.save(state | {"about": state["about"] | {"processes": 2}}, path)
+    run(script, "--resume", run_dir)
+    assert said in capsys.readouterr().out
+    torch.save(state, path)
+    run(script, "--resume", run_dir, "--model", shutil.copytree(model_dir, tmp_path / "moved"))
+    assert said in capsys.readouterr().out
 
 
 @two_scripts
-def test_damaged_runs_are_told_and_left_as_they_are(script, run, model_dir, capsys):
+def test_a_damaged_checkpoint_is_told_and_left_as_it_is(script, run, model_dir, capsys):
     run_dir = pathlib.Path(run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"])
-    for name, change, said in DAMAGE.values():
-        text = (run_dir / name).read_bytes()
-        damaged = change(text)
-        (run_dir / name).unlink() if damaged is None else (run_dir / name).write_bytes(damaged)
-        before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-        with pytest.raises(SystemExit) as stop:
-            run(script, "--resume", run_dir, "--num-iterations", 2)
-        assert stop.value.code == 2 and said in capsys.readouterr().err
-        assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-        (run_dir / name).write_bytes(text)
+    path = run_dir / "checkpoint" / "state.pt"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    with pytest.raises(SystemExit) as stop:
+        run(script, "--resume", run_dir, "--num-iterations", 2)
+    assert stop.value.code == 2 and "no checkpoint, or a damaged one" in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    path.write_bytes(whole)
     run(script, "--resume", run_dir, "--num-iterations", 2)
     assert [line["iteration"] for line in metrics_of(run_dir)] == [0, 1, 2]
 
@@ -1265,22 +1102,6 @@ def test_logits_that_are_not_the_heads_are_refused(script, run, tmp_path, capsys
     path = save_model(tmp_path / "m", model_class=CohereForCausalLM, logit_scale=0.5)
     with pytest.raises(SystemExit) as stop:
         run(script, *TOY, "--model", path)
-    assert stop.value.code == 2 and "log-probabilities would be off by" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("window, refused", [(20, True), (60, True), (100, True), (1000, False)])
-@two_scripts
-def test_layers_that_see_farther_than_their_cache_keeps_are_refused(script, window, refused, run, tmp_path, capsys):
-    """transformers takes the cache from sliding_window, which Llama's attention does not read."""
-    from transformers import LlamaForCausalLM
-
-    path = save_model(tmp_path / "m", model_class=LlamaForCausalLM, sliding_window=window, stops=[STOP])
-    flags = (*TOY, "--model", path, "--num-iterations", 1, "--max-new-tokens", 40)
-    if not refused:
-        run(script, *flags)
-        return
-    with pytest.raises(SystemExit) as stop:
-        run(script, *flags)
     assert stop.value.code == 2 and "log-probabilities would be off by" in capsys.readouterr().err
 
 
@@ -1311,20 +1132,16 @@ def test_layers_that_would_drop_out_when_they_are_recomputed_are_refused(script,
 @two_scripts
 def test_models_that_cannot_be_trained_are_told(script, run, model_dir, tmp_path, monkeypatch, capsys):
     def quantized(*args, **kwargs):
-        model, report = load(*args, **kwargs)
+        model = load(*args, **kwargs)
         model.config.quantization_config = {"quant_method": "bitsandbytes"}
-        return model, report
+        return model
 
     load = AutoModelForCausalLM.from_pretrained
-    said = {"broken": "cannot use it on cpu (", "unread": "makes no tokens", "deeper": "lack model.layers.2"}
-    said |= {"refusing": "cannot use it on cpu (TemplateError: no system", "whole": "quantized"}
+    said = {"broken": "cannot use it on cpu (", "refusing": "cannot use it on cpu (TemplateError: no system"}
+    said |= {"whole": "quantized"}
     for name in said:
         shutil.copytree(model_dir, tmp_path / name)
     (tmp_path / "broken" / "model.safetensors").write_bytes(b"nothing")
-    (tmp_path / "unread" / "tokenizer.json").unlink()
-    config = json.loads((tmp_path / "deeper" / "config.json").read_text())
-    config |= {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
-    (tmp_path / "deeper" / "config.json").write_text(json.dumps(config))
     (tmp_path / "refusing" / "chat_template.jinja").write_text("{{ raise_exception('no system') }}")
     for name, sentence in said.items():
         if name == "whole":
@@ -1332,17 +1149,6 @@ def test_models_that_cannot_be_trained_are_told(script, run, model_dir, tmp_path
         with pytest.raises(SystemExit) as stop:
             run(script, *TOY, "--model", tmp_path / name)
         assert stop.value.code == 2 and sentence in capsys.readouterr().err
-
-
-@two_scripts
-def test_a_mistake_in_ones_copy_is_told_with_its_line(script, run, model_dir, tmp_path, capsys):
-    """The start's comparison runs most of a script's functions, and a model that fails there needs no traceback."""
-    before, failing, after = script.read_text().partition("last[owner]")
-    (copied := tmp_path / script.name).write_text(f"{before}last[owner.nowhere]{after}")
-    assert failing
-    with pytest.raises(SystemExit):
-        run(copied, *TOY, "--model", model_dir)
-    assert f"no attribute 'nowhere'; line {before.count(chr(10)) + 1} here)" in capsys.readouterr().err
 
 
 @two_scripts
