@@ -78,7 +78,7 @@ DETAILS = [
      "stops = torch.isin("),
     ("In sampling, a prompt is computed once for its G completions.", "distinct = {text: b"),
     ("In training, a prompt is also computed once: its completions continue from its cache, with gradients.",
-     "branch.reorder_cache(owner)"),
+     "embedding(owner, x.flatten(1))"),
     ("Completions that have stopped are removed from their row, and empty rows from the batch, where that makes the "
      "batch at least an eighth smaller.", "if 8 * len(remaining) * most <="),
     ("The completions of a prompt decode as one row: attention reads the prompt's keys once for all of them. The "
@@ -143,7 +143,7 @@ IPPO_DETAILS = [
 METRICS = """| metric | meaning |
 |---|---|
 | `train/return`, `eval/return` | mean return of the trajectories; evaluation is on held-out tasks |
-| `*/reward_turn1` ... | mean reward of each turn, over the branches that reached it |
+| `*/reward_turn1` ... | mean reward of each turn, over the branches that reached it; where code passes all tests before the last turn, with the reward of the turns that it saves |
 | `*/gain_turn2` ... | reward of a turn less that of the turn before, over the trajectories that went on |
 | `eval/pass@1`, `eval/pass@2` ... | chance that at least one of k trajectories passes all tests, of `--eval-generations` k or more |
 | `*/<part>` | the environment's numbers where a branch ends; `<part>_turn1` ... at each turn of several |

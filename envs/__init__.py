@@ -132,8 +132,8 @@ def read_rows(dataset, columns, hub, hub_splits, hub_config=None, say=print):
                 )
             if odd := [c for c in columns if row[c] is None or not (c in NO_TEXT or _is_text(row[c], c in ASKED))]:
                 raise ValueError(
-                    f"--dataset {dataset}: row {number} of the split {split} is empty, or not UTF-8 text, "
-                    f"in {', '.join(odd)}; fix it, or leave the row out."
+                    f"--dataset {dataset}: row {number} of the split {split} has no text, or none in UTF-8, "
+                    f"in {', '.join(odd)}; fix the column, or leave the row out."
                 )
     warn_of_shared_rows(dataset, splits, columns, say)
     return splits
