@@ -245,8 +245,8 @@ def _start(code, **options):
     """A fresh interpreter without site-packages or our environment, working directory and descriptors."""
     environment = {"PYTHONHASHSEED": "0"}  # fixed, so that sets keep their order, and the same code its reward
     environment["MALLOC_ARENA_MAX"] = "1"  # else each thread reserves 64 MB of a job's address space
-    if "LD_LIBRARY_PATH" in os.environ:  # some interpreters need it to start
-        environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
+    # some interpreters need the first to start; the second names a folder that can be written where /tmp cannot
+    environment |= {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "TMPDIR") if name in os.environ}
     # -I would also ignore PYTHONHASHSEED.
     command = [sys.executable, "-S", "-s", "-B", "-c", code, ROOT]
     return subprocess.Popen(command, env=environment, cwd="/", start_new_session=True, **options)

@@ -265,6 +265,7 @@ def template():
     else:
         place = tempfile.mkdtemp()  # if nothing can be written, it raises here, and not in each job
         atexit.register(shutil.rmtree, place, ignore_errors=True)  # the trainer does it if this process is killed
+    os.environ.pop("TMPDIR", None)  # a job has a folder of its own
     kernel.hide_memory()
     send(control, [layers, place])
     gc.collect()

@@ -2302,6 +2302,20 @@ def test_without_namespaces_nothing_runs_where_no_file_can_be_written():
     """)
 
 
+def test_without_namespaces_jobs_have_their_folders_where_tmpdir_says(tmp_path):
+    """In some containers /tmp cannot be written."""
+    in_a_process(
+        """
+        without('unshare')
+        os.environ['TMPDIR'] = sys.argv[2]
+        code = 'import os\\ndef f(x): return os.getcwd(), os.environ.get("TMPDIR")'
+        shown = f"folder, other = f(1)\\nassert folder.startswith({sys.argv[2]!r}) and other is None"
+        assert run_tests([job(code, shown)])[0].reason == ''
+    """,
+        str(tmp_path),
+    )
+
+
 def test_a_clone_that_fails_leaves_no_folder(tmp_path):
     in_a_process(
         """
