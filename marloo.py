@@ -44,7 +44,7 @@ import torch
 import torch.distributed as dist
 import transformers
 import tyro
-from torch.nn.functional import cross_entropy, embedding, pad
+from torch.nn.functional import cross_entropy, pad
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, DynamicCache
@@ -397,9 +397,9 @@ def completion_states(agent, rows):
         branch = copy.copy(cache)
         branch.layers = [copy.copy(layer) for layer in cache.layers]
         for layer in branch.layers:
-            # as reorder_cache(owner), whose backward pass takes several times as long on a CPU
+            # as reorder_cache(owner), but flat: gradients that are not contiguous take a CPU several times as long
             both = layer.keys, layer.values  # (U, K, P, E) -> (R, K, P, E)
-            layer.keys, layer.values = (embedding(owner, x.flatten(1)).unflatten(1, x.shape[1:]) for x in both)
+            layer.keys, layer.values = (x.flatten(1).index_select(0, owner).unflatten(1, x.shape[1:]) for x in both)
         seen = torch.cat([mask[owner], torch.ones_like(input_ids)], dim=1)  # (R, P + C - 1)
         later = trunk(agent.model, input_ids, seen, (seen.cumsum(-1) - 1)[:, mask.shape[1] :], branch)
         predicting = torch.cat([last[owner], later], dim=1)  # (R, C, D)

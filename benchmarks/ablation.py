@@ -41,7 +41,6 @@ def ablations(args, script, agent, prompts):
     sampling = lambda: ours_sample(args, script, agent, prompts)
     training = lambda agent=agent: ours_train(args, script, agent, prompts, drawn)
     rows, trunk = {"grouped": lambda model: False}, script.trunk
-    indexed = {"embedding": lambda owner, keys: keys.index_select(0, owner)}  # as transformers' reorder_cache
     copied = {"trunk": lambda *inputs: trunk(*inputs[:5], sdpa_attention_forward)}
     return {
         "sampling: completions of a prompt as one row": (sampling, lambda: working(sampling, **rows)),
@@ -49,7 +48,6 @@ def ablations(args, script, agent, prompts):
         f"a draw of {VOCABULARY:,}: by inversion": (lambda: script.draw(wide), lambda: multinomial(wide)),
         "training: a prompt once for its completions": (training, lambda: training(alone)),
         "training: no copy of keys for each query head": (training, lambda: working(training, **copied)),
-        "training: copies of a prompt's cache by embedding": (training, lambda: working(training, **indexed)),
         "optimizer: fused": (fused.step, single.step),  # on the gradients that training left
     }
 

@@ -78,7 +78,7 @@ DETAILS = [
      "stops = torch.isin("),
     ("In sampling, a prompt is computed once for its G completions.", "distinct = {text: b"),
     ("In training, a prompt is also computed once: its completions continue from its cache, with gradients.",
-     "embedding(owner, x.flatten(1))"),
+     "x.flatten(1).index_select(0, owner)"),
     ("Completions that have stopped are removed from their row, and empty rows from the batch, where that makes the "
      "batch at least an eighth smaller.", "if 8 * len(remaining) * most <="),
     ("The completions of a prompt decode as one row: attention reads the prompt's keys once for all of them. The "
