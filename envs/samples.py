@@ -387,8 +387,8 @@ def _coding_task(task_id: str, filter_name: str, map_name: str, fold_name: str, 
     reference = eval(f"lambda numbers: {expression}")
     inputs = [[rng.randint(-9, 9) for _ in range(rng.randint(5, 8))] for _ in range(6)]
     examples = [inputs[0][:3], inputs[1][:4]]
-    # An answer without the filter, without the map or with x itself as the filter's condition (what is left of a helper
-    # that only returns its argument) fails a test, unless it is right for all of these lists.
+    # An answer without the filter, without the map or with x itself as the condition (what is left of a helper that
+    # only returns its argument) fails a test, unless it is right for all of these lists.
     telling = []
     for part in (f"{value} for x in numbers", f"x for x in numbers if {condition}", f"{value} for x in numbers if x"):
         wrong = eval(f"lambda numbers: {FOLDS[fold_name][1].format(part)}")
