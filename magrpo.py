@@ -147,6 +147,8 @@ def max_context(model):
 
 def encode(agent, prompts, max_new_tokens):
     """Token ids of each prompt: as a user message, or as bare text if the tokenizer has no chat template."""
+    if not all(agent.tokenizer(prompts, add_special_tokens=False).input_ids):
+        fail("--model makes no tokens of a prompt: are its tokenizer's files missing, or is a prompt of --env empty?")
     for token in agent.tokenizer.added_tokens_decoder.values():
         if token.special:  # a prompt may quote an agent: a space makes its special tokens plain text
             text = f"{token.content[0]} {token.content[1:]}"

@@ -174,7 +174,7 @@ def test_what_train_and_test_share_is_said(tmp_path, capsys):
         ('{"prompt": "a", "completion": "b"}\n', ["1 rows", "at least 2"]),
         ('{"prompt": "a"}\n{"prompt": "b"}\n', ["missing column completion", "found prompt"]),
         ('{"text": "a"}\n{"text": "b"}\n', ["missing column prompt, completion", "found text"]),
-        ('{"prompt": "a", "completion": null}\n' * 2, ["row 1 of the split train is empty", "in completion;"]),
+        ('{"prompt": "a", "completion": null}\n' * 2, ["row 1 of the split train has no text", "in completion;"]),
         (
             '{"prompt": "a", "completion": "b", "split": "train"}\n' * 2,
             ["split test is empty; call some rows test in its column split"],
@@ -195,7 +195,7 @@ def test_what_train_and_test_share_is_said(tmp_path, capsys):
         ),
         ('{"prompt": ["a"], "completion": "b"}\n' * 2, ["row 1 of the split train", "prompt"]),
         ('{"prompt": {"a": 1}, "completion": "b"}\n' * 2, ["row 1 of the split train", "prompt"]),
-        ('{"prompt": " \\n", "completion": "b"}\n' * 2, ["row 1 of the split train is empty", "in prompt;"]),
+        ('{"prompt": " \\n", "completion": "b"}\n' * 2, ["row 1 of the split train has no text", "in prompt;"]),
         ('{"prompt": "half \\ud83d", "completion": "b"}\n' * 2, ["row 1 of the split train", "prompt", "UTF-8"]),
     ],
 )
@@ -422,7 +422,7 @@ def test_asserts_may_stand_in_a_function_beside_check(tmp_path):
 @pytest.mark.parametrize("env, row", [("humaneval", HUMANEVAL), ("mbpp", MBPP), ("classeval", CLASSEVAL)])
 def test_a_task_without_an_id_is_told(env, row, tmp_path):
     path = write_jsonl(tmp_path / "rows.jsonl", [{**row, "task_id": None}] * 2)
-    with pytest.raises(ValueError, match=r"row 1 of the split train is empty, .* in task_id; fix it"):
+    with pytest.raises(ValueError, match=r"row 1 of the split train has no text, .* in task_id; fix the column"):
         envs.make(env, dataset=path)
 
 
