@@ -340,6 +340,7 @@ FOLDS = {  # name -> (words, expression around a list)
     "sorted": ("sorted list", "sorted([{}])"),
     "distinct": ("distinct count", "len(set([{}]))"),
 }
+# for the tests of functions whose own lists do not tell a right answer from one that lacks a part
 _drawn = random.Random(0)
 SHORT_LISTS = [[_drawn.randint(-3, 3) for _ in range(_drawn.randint(1, 5))] for _ in range(200)]
 TASK_WORDINGS = [

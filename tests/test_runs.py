@@ -1137,8 +1137,8 @@ def test_models_that_cannot_be_trained_are_told(script, run, model_dir, tmp_path
         return model
 
     load = AutoModelForCausalLM.from_pretrained
-    said = {"broken": "cannot use it on cpu (", "unread": "makes no tokens", "whole": "quantized"}
-    said = {"refusing": "cannot use it on cpu (TemplateError: no system"} | said
+    said = {"broken": "cannot use it on cpu (", "refusing": "cannot use it on cpu (TemplateError: no system"}
+    said |= {"unread": "makes no tokens", "whole": "quantized"}
     for name in said:
         shutil.copytree(model_dir, tmp_path / name)
     (tmp_path / "broken" / "model.safetensors").write_bytes(b"nothing")
