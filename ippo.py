@@ -33,6 +33,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -658,6 +659,8 @@ if __name__ == "__main__":
     if args.resume is not None:
         try:
             path = os.path.join(args.resume, "checkpoint", "state.pt")
+            if damaged := zipfile.ZipFile(path).testzip():
+                raise ValueError(f"{damaged} has another checksum than when it was written")
             state = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
             before, saved = state["about"], state["iteration"]
         except Exception as error:  # missing and damaged files raise many types; all are reported
@@ -858,7 +861,8 @@ if __name__ == "__main__":
         with open(os.path.join(run_dir, "args.json"), "w") as file:
             json.dump(about, file, indent=2)
             for name, size in state["sizes"].items() if args.resume else ():
-                os.truncate(os.path.join(run_dir, name), size)  # lines after the checkpoint will be written again
+                with open(os.path.join(run_dir, name), "a") as log_file:  # lines after the checkpoint come again
+                    log_file.truncate(min(size, log_file.tell()))  # shorter, or made anew: edited since, or deleted
     # Each iteration and process reseeds its generators, and evaluation always uses iteration 0's seed: there is no
     # state to save, and training does not depend on how often evaluation runs.
     seed_of = lambda iteration: int(np.random.SeedSequence([args.seed, rank, iteration]).generate_state(1)[0])
@@ -1050,10 +1054,10 @@ if __name__ == "__main__":
         with open(os.path.join(run_dir, "metrics.jsonl")) as file:
             logged = [json.loads(line) for line in file]
         evaluations = {line["iteration"]: line["eval/return"] for line in logged if "eval/return" in line}
-        told = (f"{evaluations[k]:.3f} at iteration {k}" for k in sorted({0, max(evaluations)}))
+        told = (f"{evaluations[k]:.3f} at iteration {k}" for k in sorted({min(evaluations), max(evaluations)}))
         print(f"\nevaluation: return {', '.join(told)}; see {run_dir}")
     if rank == 0 and saved:
-        speed = np.mean([line["tokens_per_second"] for line in logged[1:]])
+        speed = np.mean([line["tokens_per_second"] for line in logged if line["iteration"]])
         more = f" --num-iterations {2 * saved}" if saved == args.num_iterations else ""  # the run is complete
         how = "python" if world_size == 1 else f"torchrun --nproc-per-node {world_size}"
         how += f" {shlex.quote(os.path.relpath(__file__))} --resume {shlex.quote(run_dir)}{more}"

@@ -278,15 +278,12 @@ def evaluate(model, rows, pad_id, max_batch_tokens):
 def save(model, tokenizer, folder, dtype):
     """Saves a copy in `dtype`; the weights being trained stay float32."""
     beside = folder + ".tmp"  # files are moved once all are whole: what breaks off a save leaves the last one
-    try:
-        copy.deepcopy(model).to(dtype).save_pretrained(beside)
-        tokenizer.save_pretrained(beside)
-        os.makedirs(folder, exist_ok=True)
-        for name in os.listdir(beside):
-            os.replace(os.path.join(beside, name), os.path.join(folder, name))
-        os.rmdir(beside)
-    except Exception as error:  # safetensors raises its own type if the disk is full; reported
-        fail(f"--output-dir: cannot write to {folder} ({error}); make room.")
+    copy.deepcopy(model).to(dtype).save_pretrained(beside)
+    tokenizer.save_pretrained(beside)
+    os.makedirs(folder, exist_ok=True)
+    for name in os.listdir(beside):
+        os.replace(os.path.join(beside, name), os.path.join(folder, name))
+    os.rmdir(beside)
 
 
 if __name__ == "__main__":
@@ -426,11 +423,8 @@ if __name__ == "__main__":
             if step % args.eval_every == 0 or last:
                 metrics["eval/loss"] = evaluate(model, held_out, pad_id, args.max_batch_tokens)
                 tqdm.write(f"step {step}: loss {loss:.3f}, held out {metrics['eval/loss']:.3f}")
-            try:
-                with open(os.path.join(run, "metrics.jsonl"), "a") as file:
-                    file.write(json.dumps(metrics) + "\n")
-            except OSError as error:
-                fail(f"--output-dir: cannot write to {run} ({error}); make room.")
+            with open(os.path.join(run, "metrics.jsonl"), "a") as file:
+                file.write(json.dumps(metrics) + "\n")
             logged = []
 
         # 4 SAVE

@@ -258,6 +258,7 @@ def template():
     layers = kernel.probe()
     for module in PRELOADED.split():
         __import__(module)
+    os.umask(0o077)  # the trainer's may make folders that their owner cannot enter
     threading.stack_size(STACK)  # else as `ulimit -s` says: often 64 MB in containers, and of those few fit in a job
     place = None  # of the jobs' folders on the disk
     if layers["namespaces"]:

@@ -1083,15 +1083,30 @@ def test_a_damaged_checkpoint_is_told_and_left_as_it_is(script, run, model_dir, 
     run_dir = pathlib.Path(run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"])
     path = run_dir / "checkpoint" / "state.pt"
     whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-    with pytest.raises(SystemExit) as stop:
-        run(script, "--resume", run_dir, "--num-iterations", 2)
-    assert stop.value.code == 2 and "no checkpoint, or a damaged one" in capsys.readouterr().err
-    assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    weight = max(torch.load(path, weights_only=False)["models"][0].values(), key=torch.numel)
+    place = whole.index(weight.detach().numpy().tobytes())
+    one_bit = whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
+    for damaged in (whole[: len(whole) // 2], one_bit):
+        path.write_bytes(damaged)
+        before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+        with pytest.raises(SystemExit) as stop:
+            run(script, "--resume", run_dir, "--num-iterations", 2)
+        assert stop.value.code == 2 and "no checkpoint, or a damaged one" in capsys.readouterr().err
+        assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
     path.write_bytes(whole)
     run(script, "--resume", run_dir, "--num-iterations", 2)
     assert [line["iteration"] for line in metrics_of(run_dir)] == [0, 1, 2]
+
+
+@two_scripts
+def test_a_run_goes_on_though_its_logs_were_shortened_or_deleted(script, run, model_dir, capsys):
+    run_dir = pathlib.Path(run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"])
+    (run_dir / "rollouts.jsonl").write_text("")  # they take the most space
+    (run_dir / "metrics.jsonl").unlink()
+    run(script, "--resume", run_dir, "--num-iterations", 2)
+    assert {json.loads(line)["iteration"] for line in open(run_dir / "rollouts.jsonl")} == {2}
+    assert [line["iteration"] for line in metrics_of(run_dir)] == [2]
+    assert f"{metrics_of(run_dir)[-1]['eval/return']:.3f} at iteration 2; see" in capsys.readouterr().out
 
 
 @two_scripts

@@ -2316,6 +2316,17 @@ def test_without_namespaces_jobs_have_their_folders_where_tmpdir_says(tmp_path):
     )
 
 
+@pytest.mark.parametrize("setup", ["", "without('unshare')"])
+def test_the_trainers_umask_makes_no_folder_unusable(setup):
+    """Whoever is not root could not enter a folder of mode 0, and each job would be worth nothing."""
+    in_a_process(f"""
+        os.umask(0o777)
+        {setup}
+        code = 'import os\\ndef f(x): return os.stat(os.getcwd()).st_mode & 0o700'
+        assert run_tests([job(code, 'assert f(1) == 0o700')])[0].reason == ''
+    """)
+
+
 def test_a_clone_that_fails_leaves_no_folder(tmp_path):
     in_a_process(
         """
