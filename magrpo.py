@@ -72,7 +72,7 @@ class Args:
     env: str = "tldr"  # a name that envs/ knows, or module:Class of your own
     num_agents: int = 2  # N, each with its own prompt and its own policy
     num_turns: int = 1  # T, joint actions in a trajectory
-    dataset: str = "sample"  # sample (offline), hub, a hub id, or a .jsonl or .parquet file
+    dataset: str = "sample"  # sample (offline), hub, a hub id, or a .jsonl, .json or .parquet file
     reward: str | None = None  # variant of the environment's reward, such as grounded for tldr
     feedback: str | None = None  # what agents are told about their last turn; for code: plain or level
     allow_unsafe_code: bool = False  # run model-written code even if the system offers no sandbox
@@ -797,8 +797,8 @@ if __name__ == "__main__":
             agent.model.load_state_dict(weights, strict=False)
             agent.optimizer.load_state_dict(moments)
         if (before["processes"], before["args"]["model"]) != (world_size, args.model):
-            said = "another number of processes or --model than before (only a LoRA's base is read from it)"
-            say(f"--resume {args.resume}: {said}, so results differ from an uninterrupted run")
+            said = "another number of processes or --model (trained weights come from the checkpoint) than before"
+            say(f"--resume {args.resume}: {said}, so results can differ from an uninterrupted run")
     if rank == 0:
         with open(os.path.join(run_dir, "args.json"), "w") as file:
             json.dump(about, file, indent=2)

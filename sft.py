@@ -50,7 +50,7 @@ class Args:
     seed: int = 1  # seeds the model, the order of the pairs and the environment
     num_steps: int = 1000  # optimizer steps
     output_dir: str = "runs"  # where the run folder is made
-    log_every: int = 20  # steps between lines of metrics.jsonl
+    log_every: int = 20  # steps between lines of metrics.jsonl; each evaluation also writes one
     eval_every: int = 200  # steps between held-out losses; there is always one at the end
     save_every: int = 1000  # steps between saves of the model; there is always one at the end
     save_dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the saved weights; training uses float32
@@ -66,7 +66,7 @@ class Args:
     data: str | None = None  # .jsonl with prompt and completion, or a rollouts.jsonl, instead of environments
     min_reward: float | None = None  # for a rollouts.jsonl: keep joint actions of at least this reward
     max_length: int = 1024  # tokens of prompt plus completion; longer pairs are left out
-    eval_fraction: float = 0.02  # held-out share of each source, at least one pair; at most 128 are evaluated
+    eval_fraction: float = 0.02  # held-out share of each source, at least one pair; at most 128 of each are evaluated
 
     # model
     model: str = "tiny"  # tiny, a folder, a hub id, or scratch: a new tokenizer and a new model of this size
@@ -160,7 +160,10 @@ def demonstrations(args):
         for number, line in enumerate(lines, 1):
             if not all(isinstance(line.get(name), str) for name in ("prompt", "completion")):
                 fail(f"--data {args.data}: row {number} lacks the texts prompt and completion; rename or fill them.")
-        return [[(line["prompt"], line["completion"]) for line in lines]]
+        train = [line for line in lines if line.get("split", "train") == "train"]
+        if len(train) < len(lines):
+            print(f"--data {args.data}: {len(lines) - len(train)} rows of other splits than train are left out")
+        return [[(line["prompt"], line["completion"]) for line in train]]
 
     try:
         import envs  # here, so that a copy of this file works by itself with --data

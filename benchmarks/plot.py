@@ -31,6 +31,7 @@ class Args:
     output: str = "docs/tldr"  # .png and .md are added
     metric: str = "return"
     samples: int = 2000  # of the bootstrap
+    tokens: float = float("inf")  # draw and compare up to this many, if no run ends earlier
     scaling: str | None = None  # instead draw this CSV of scaling.py to docs/scaling.png
 
 
@@ -92,7 +93,7 @@ if __name__ == "__main__":
         for row in rows:
             points = runs[row["script"]].setdefault(row["seed"], [])
             points.append((float(row["tokens"]), float(row[args.metric])))
-    most = min(points[-1][0] for seeds in runs.values() for points in seeds.values())
+    most = min(args.tokens, *(points[-1][0] for seeds in runs.values() for points in seeds.values()))
     grid, rng = np.linspace(0, most, 100), np.random.default_rng(0)
     figure, axes = plt.subplots(figsize=(7, 4.2), dpi=150)
     lines = [

@@ -112,7 +112,8 @@ def read_rows(dataset, columns, hub, hub_splits, hub_config=None, say=print):
     """
     if not dataset:
         raise ValueError("--dataset is empty; give sample, hub, a hub id or a file.")
-    if dataset != "hub" and os.path.isfile(dataset) and not dataset.endswith((".jsonl", ".json", ".parquet")):
+    named = os.path.isfile(dataset) or dataset.endswith((".csv", ".tsv", ".txt", ".gz", ".zip"))
+    if dataset != "hub" and named and not dataset.endswith((".jsonl", ".json", ".parquet")):
         raise ValueError(f"--dataset {dataset}: a file of unknown form; make it a .jsonl, .json or .parquet file.")
     if dataset.endswith((".jsonl", ".json", ".parquet")):
         splits = _split_rows(dataset, _file_rows(dataset), say)
@@ -130,7 +131,8 @@ def read_rows(dataset, columns, hub, hub_splits, hub_config=None, say=print):
                     f"--dataset {dataset}: missing column {', '.join(missing)} in row {number} of the split {split} "
                     f"(found {', '.join(row) or 'none'}); rename the columns to {', '.join(columns)}."
                 )
-            if odd := [c for c in columns if row[c] is None or not (c in NO_TEXT or _is_text(row[c], c in ASKED))]:
+            texts = {c: str(row[c]) if c in NO_TEXT and row[c] is not None else row[c] for c in columns}
+            if odd := [column for column, text in texts.items() if not _is_text(text, column in ASKED)]:
                 raise ValueError(
                     f"--dataset {dataset}: row {number} of the split {split} has no text, or none in UTF-8, "
                     f"in {', '.join(odd)}; fix the column, or leave the row out."

@@ -210,7 +210,9 @@ def _task(row, dataset):
 def _parse(row, dataset):
     solution = ast.parse(row["solution_code"])
     base = _base(row, solution, dataset)
-    ast.parse(row["test"])
+    functions = [n.name for n in ast.parse(row["test"]).body if isinstance(n, FUNCTIONS)]
+    if stray := [name for name in functions if name.startswith("test") and row["test"].count(f"{name}(") < 2]:
+        raise ValueError(f"{stray[0]} stands outside of a TestCase, so it would not run")
     owner, reference = [_class(tree, row["class_name"]) for tree in (base, solution)]
     # Methods that are stubs in the reference too, such as constructors, are not asked for.
     idle = {node.name for node in reference.body if isinstance(node, FUNCTIONS) and is_stub(node)}

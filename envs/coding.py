@@ -12,6 +12,7 @@ import ast
 import doctest
 import random
 import re
+import symtable
 import sys
 import warnings
 
@@ -216,7 +217,8 @@ def scored_step(actions, score, turns_left):
     """The Step of an answer. An answer that passes every test ends the task and is also paid for the turns it saves.
 
     Otherwise an answer that fails a test, and earns again in the next turn, would be worth more than one that passes,
-    and agents would learn to fail. Saved turns are not discounted: with --gamma below 1 they pay slightly too much.
+    and agents would learn to fail. (It still is, if only the second answer uses its helper.) Saved turns are not
+    discounted: with --gamma below 1 they pay slightly too much.
     """
     if not score.parts["all_passed"]:
         return Step(actions, score.reward, score.parts, done=False, feedback=score.findings)
@@ -311,14 +313,19 @@ def _humaneval_task(row):
     prelude = ast.unparse(ast.Module(body=[n for n in body if n is not asked], type_ignores=[]))
     test = ast.parse(row["test"])
     _check_imports(body + test.body)
+    _check_tests(row["test"], {entry_point})
     checks = [n.args for n in test.body if isinstance(n, ast.FunctionDef) and n.name == "check"]
     if not checks or len(checks[-1].args) - len(checks[-1].defaults) > 1:
         raise ValueError("test has no function check of one argument")
-    if not any(isinstance(n, ast.Assert) for n in ast.walk(test)):  # HumanEval+ has them beside check, not in it
-        raise ValueError("test has no assert")
+    # HumanEval+ has its asserts beside check, not in it; in a class, the sandbox does not count them
+    if not any(isinstance(n, ast.Assert) for s in test.body if not isinstance(s, ast.ClassDef) for n in ast.walk(s)):
+        raise ValueError("test has no assert outside of classes")
     # The tests must use the candidate's own versions of the prompt's classes: no other objects cross to it.
     said = {n.id for n in ast.walk(test) if isinstance(n, ast.Name)}
     classes = [n.name for n in body if isinstance(n, ast.ClassDef) and n.name in said]
+    compared = [value for n in ast.walk(test) if isinstance(n, ast.Compare) for value in (n.left, *n.comparators)]
+    if any(isinstance(value, ast.Call) and getattr(value.func, "id", None) in classes for value in compared):
+        raise ValueError("test compares an object of a class, which an answer could define so that all are equal")
     return {
         "task_id": row["task_id"],
         "problem": row["prompt"],
@@ -338,13 +345,14 @@ def _mbpp_task(row):
         raise ValueError("test_list is not a list of texts")
     if not isinstance(row["test_imports"], list):  # a text would be joined letter by letter
         raise ValueError("test_imports is not a list, such as []")
-    trees = [ast.parse(source) for source in row["test_list"]]
+    tests = list(dict.fromkeys(row["test_list"]))  # an equal one would be both shown and scored
+    trees = [ast.parse(source) for source in tests]
     if not all(tree.body and isinstance(tree.body[0], ast.Assert) for tree in trees):
         raise ValueError("test_list has an item that is not an assert")
     if len(trees) < 2:
-        raise ValueError("it has fewer than two tests: one is shown, so none is left to score")
+        raise ValueError("it has fewer than two different tests: one is shown, so none is left to score")
     shown = _shown([tree.body[0].test for tree in trees])
-    example, scored = row["test_list"][shown], row["test_list"][:shown] + row["test_list"][shown + 1 :]
+    example, scored = tests[shown], tests[:shown] + tests[shown + 1 :]
     solution = ast.parse(row["code"]).body
     functions = {n.name for n in solution if isinstance(n, ast.FunctionDef)}
     defined = functions | {n.name for n in solution if isinstance(n, ast.ClassDef)}
@@ -353,6 +361,7 @@ def _mbpp_task(row):
     imported = ast.parse(imports).body
     if any(isinstance(n, ast.Expr) and isinstance(n.value, ast.Name) for n in imported):
         raise ValueError("test_imports has a name in place of an import")
+    _check_tests("\n".join(tests), defined)
     # One task's tests use a module that only the solution imports.
     setup = [n for n in solution if isinstance(n, (ast.Import, ast.ImportFrom))]
     _check_imports(imported + setup)
@@ -366,6 +375,15 @@ def _mbpp_task(row):
         "prelude": imports,
         "setup": imports + "\n" + ast.unparse(ast.Module(body=setup, type_ignores=[])),
     }
+
+
+def _check_tests(source, names):
+    """Raises ValueError for tests that do not test the answer: it defines `names`."""
+    if any(isinstance(n, ast.Assert) and isinstance(n.test, ast.Tuple) for n in ast.walk(ast.parse(source))):
+        raise ValueError("an assert of a tuple is always true")
+    symbols = symtable.symtable(source, "tests", "exec").get_symbols()
+    if own := names & {s.get_name() for s in symbols if s.is_assigned() or s.is_imported()}:
+        raise ValueError(f"its tests define {min(own)} themselves")
 
 
 def _hands_over_lambda(task):

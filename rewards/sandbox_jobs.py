@@ -595,7 +595,7 @@ class _Count(ast.NodeTransformer):
     """Rewrites tests so that each assert reports its outcome instead of ending the run at the first failure."""
 
     def __init__(self):
-        self.asserts = 0
+        self.asserts, self.handled = 0, False
 
     def visit_Assert(self, node):
         if isinstance(node.test, ast.Constant) and node.test.value:
@@ -608,10 +608,19 @@ class _Count(ast.NodeTransformer):
     def visit_ClassDef(self, node):
         return node  # a failing assert fails its test method, and these are counted instead
 
+    def visit_Try(self, node):  # its handlers, or a context such as assertRaises, may expect what a loop raises
+        before, self.handled = self.handled, True
+        self.generic_visit(node)
+        self.handled = before
+        return node
+
+    visit_With = visit_Try
+
     def visit_For(self, node):
         before = self.asserts
         node.body = [self.visit(part) for part in node.body]
-        if self.asserts > before:  # each round is a test: if it raises elsewhere, it failed, and the next begins
+        # each round is a test: if it raises elsewhere, it failed, and the next begins
+        if self.asserts > before and not self.handled:
             place = f"{before + 1}, {self.asserts}"
             guard = ast.parse(f"try: __begin__({place})\nexcept Exception: __lost__({place})").body[0]
             guard.body, node.body = guard.body + node.body, [guard]
@@ -669,8 +678,11 @@ def _grader(channel, trainer):
         exec(setup, scope)
         scope.update({name: (Object(remote, name) if objects else remote.function(name)) for name in names})
         shown = [example(source) for source in examples]
-        with contextlib.suppress(SystemExit):  # tests may call sys.exit
+        try:
             exec(compile(tree, "<tests>", "exec"), scope)
+        except SystemExit as end:
+            if end.code or len({*ran}) < counter.asserts:  # not after all tests, or because one failed
+                raise CandidateError(f"the tests ended with exit status {end.code}") from None
     except TooManyAsserts:
         outcomes, errors = [False], [f"more than {MAX_ITEMS} asserts"]
     except Exception as error:  # outside of any assert: asserts that it kept from running have failed

@@ -4,9 +4,9 @@ The gated levels follow the TLDR and arXiv rewards of MAGRPO (Liu et al., 2025):
 ratio, style. A ratio out of range makes its level and all later ones 0. Unlike in the published code, phrases match
 whole words ("has" does not contain "as"), and stop words are left out of both the unique-word count and the overlap.
 
-The plain reward ignores the source text: eight Greek letters and then a list of transition words score the maximum. So
-`parts` also has diagnostics (`grounded`, `content`, `repetition`, `rouge`), and `grounded=True` makes the reward use
-the first three.
+The plain reward ignores the source text: eight Greek letters, and then a list of transition words with one of these
+letters, score the maximum. So `parts` also has diagnostics (`grounded`, `content`, `repetition`, `rouge`), and
+`grounded=True` makes the reward use the first three.
 """
 
 import re

@@ -1262,7 +1262,7 @@ def test_published_splits_have_these_first_and_last_tasks(name, form, row, split
 
 
 def test_a_class_that_mbpps_tests_use_is_known_and_is_not_what_is_asked_for():
-    code, tests = "class P:\n    x = 1\ndef f(p):\n    return p.x", ["assert P() != f(P())"] * 2
+    code, tests = "class P:\n    x = 1\ndef f(p):\n    return p.x", ["assert P() != f(P())", "assert f(P()) == 1"]
     task = coding._task({**MBPP_ROW, "task_id": 1, "code": code, "test_list": tests}, "here")
     assert task["names"] == ["P", "f"] and task["entry_point"] == "f"
 
@@ -1329,7 +1329,7 @@ def test_mbpp_shows_one_assert_and_scores_the_others():
         (example,) = task["examples"]
         assert example.strip() in task["problem"]
         scored = task["tests"].split("\n")
-        assert sorted([example, *scored]) == sorted("\n".join(row["test_list"]).split("\n"))
+        assert sorted([example, *scored]) == sorted("\n".join({*row["test_list"]}).split("\n"))
         assert task["entry_point"] in example
 
 

@@ -210,6 +210,8 @@ def test_what_a_file_can_lack(tmp_path, content, words):
 
 
 def test_a_file_of_another_form_is_not_asked_of_the_hub(tmp_path):
+    with pytest.raises(ValueError, match=r"absent\.csv: a file of unknown form"):
+        envs.make("tldr", dataset="absent.csv")
     (tmp_path / "a.csv").write_text("prompt,completion\na,b\n")
     with pytest.raises(ValueError, match=r"a\.csv: a file of unknown form; make it a \.jsonl"):
         envs.make("tldr", dataset=str(tmp_path / "a.csv"))
@@ -299,6 +301,33 @@ MALFORMED = {
         for column in ("skeleton", "test", "solution_code")
         for name, deep in DEEP.items()
     },
+    "a test of a tuple": ("mbpp", MBPP, {"test_list": [*MBPP["test_list"], "assert (f(3) == 4, 'no')"]}),
+    "two equal tests": ("mbpp", MBPP, {"test_list": MBPP["test_list"][:1] * 2}),
+    "a test that has the answer": ("mbpp", MBPP, {"test_list": [*MBPP["test_list"], "assert f(3) == 4\nf = abs"]}),
+    "test: the answer": (
+        "humaneval",
+        HUMANEVAL,
+        {"test": f"from math import prod as {HUMANEVAL['entry_point']}\n{HUMANEVAL['test']}"},
+    ),
+    "test: asserts only in a class": (
+        "humaneval",
+        HUMANEVAL,
+        {"test": "class A:\n    def eq(self, x): assert x\ndef check(candidate):\n    A().eq(candidate(1) == 2)"},
+    ),
+    "test: equal objects": (
+        "humaneval",
+        HUMANEVAL,
+        {
+            "prompt": f"class T:\n    pass\n{HUMANEVAL['prompt']}",
+            "test": "def check(candidate):\n    assert candidate(T(3)) == T(6)",
+        },
+    ),
+    "test: a function beside its class": (
+        "classeval",
+        CLASSEVAL,
+        {"test": f"{CLASSEVAL['test']}\n\ndef test_more():\n    assert False\n"},
+    ),
+    "a name without UTF-8": ("tldr", {"prompt": "a", "completion": "b"}, {"prompt": "\ud83d"}),
     "a function of the tests' name": (
         "humaneval",
         HUMANEVAL,

@@ -55,7 +55,7 @@ def test_our_row_says_what_was_asked_for(prepared):
     assert "error" not in result, result
     expected = 2 * workload.num_tasks * workload.num_generations * workload.completion_tokens  # none stops by itself
     assert result["tokens"] == [expected] * args.updates and len(result["seconds"]) == args.updates
-    assert all(0 < seconds < 60 for seconds in result["seconds"])
+    assert all(seconds > 0 for seconds in result["seconds"])
     row = peers.row_of(job, 0, "magrpo-comlrl", "ours", "magrpo.py", 2, result)
     assert row["completion_length"] == workload.completion_tokens
     assert row["tokens_per_second"] == pytest.approx(args.updates * expected / sum(result["seconds"]))

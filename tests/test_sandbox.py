@@ -1973,10 +1973,19 @@ check(f)
     result = run_tests([job(code, tests)])[0]
     assert (result.passed, result.total, result.reason) == (1, 3, "ValueError: three")
     # An assert may bind names, and tests may end the interpreter.
-    tests = (
-        "def check(f):\n    assert (y := f(1)) == 1\n    assert y == 1\ncheck(f)\nimport sys\nsys.exit(0)\nassert 0"
-    )
+    tests = "import sys\ndef check(f):\n    assert (y := f(1)) == 1\n    assert y == 1\ncheck(f)\nsys.exit(0)\n"
     assert run_tests([job(code, tests)])[0].outcomes == [True, True]
+    # But not with an error, nor before all asserts have run.
+    for ends in tests.replace("exit(0)", "exit(1)"), tests + "assert f(2) == 2", tests + "assert f(2) == 2\n" * 2:
+        result = run_tests([job(code, ends)])[0]
+        assert result.passed == 2 < result.total and result.reason.startswith("the tests ended with exit status ")
+    # What a loop raises may be expected around it.
+    expects = "    for x in 3, 1:\n        f(x)\n        assert False, 'no error'"
+    for tests in f"try:\n{expects}\nexcept ValueError: pass", f"with contextlib.suppress(ValueError):\n{expects}":
+        tests = f"import contextlib\nassert f(1) == 1\n{tests}\nassert f(2) == 2"
+        assert run_tests([job(code, tests)])[0].outcomes == [True, True]
+        result = run_tests([job("def f(x): return x", tests)])[0]
+        assert (result.passed, result.total) == (2, 4)
     # A test that asserts nothing is not passed.
     assert run_tests([job(code, "f(1)")])[0].reason == "no assert ran"
 

@@ -124,6 +124,14 @@ def test_rollouts_filter_keeps_the_parts_of_good_joint_actions_once():
     assert sft.pairs_of_rollouts([cut], 2.0) == [("p0", "b"), ("p0", "a"), ("p1", "y")]
 
 
+def test_rows_of_other_splits_than_train_are_left_out(tmp_path, capsys):
+    rows = [{"prompt": f"p{i}", "completion": "c", "split": split} for i, split in enumerate(["train", "test"] * 2)]
+    data = tmp_path / "pairs.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert sft.demonstrations(sft.Args(data=str(data))) == [[("p0", "c"), ("p2", "c")]]
+    assert "2 rows of other splits than train are left out" in capsys.readouterr().out
+
+
 def run(folder, *arguments):
     program = os.path.join(ROOT, "sft.py")
     return printed_by(program, "--output-dir", folder, "--device", "cpu", *arguments, cwd=folder)
