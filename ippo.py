@@ -13,8 +13,9 @@ of a trajectory, across its turns, with gamma_t = gamma after a turn's last toke
     L_i = - sum gamma^turn min(rho_t A_t, clip(rho_t) A_t) + vf_coef * value loss - ent_coef * entropy
 
 summed over tokens, averaged over trajectories, divided by max_new_tokens; turns count from 0. The value function is a
-linear head on the actor's hidden states (--no-use-separate-critic) or on those of a critic with weights of its own
-(--use-separate-critic); it reads the state before a token, never the token. pi_i,old is what the sampling loop used.
+linear head for each turn on the actor's hidden states (--no-use-separate-critic) or on those of a critic with weights
+of its own (--use-separate-critic); it reads the state before a token, never the token. pi_i,old is what the sampling
+loop used.
 
 Left out on purpose: a centralised critic (that is MAPPO), the KL penalty to a reference model, division by a
 completion's length. Sources: PPO, arXiv 1707.06347 (value clipping is from OpenAI's baselines); GAE, arXiv
@@ -99,14 +100,14 @@ class Args:
     use_separate_critic: bool = False  # a critic with weights of its own, instead of a head on the actor
     critic_learning_rate: float | None = None  # by default the actor's, or 10 times that for a value head without LoRA
     gae_lambda: float = 1.0  # per token; at 1, A = return - value
-    norm_adv: bool = False  # scale each agent's advantages of an iteration to mean 0, std 1
+    norm_adv: bool = False  # scale each agent's advantages of an iteration to mean 0, std 1, before gamma^turn
     update_epochs: int = 2  # passes over a rollout
     num_minibatches: int = 2  # optimizer steps in each pass
     clip_coef: float = 0.2  # clips the ratio to 1 +- this, and a value's change to +- this
     clip_vloss: bool = True  # clip the value's change
     vf_coef: float = 0.5  # weight of the value loss
     ent_coef: float = 0.0  # weight of the entropy bonus
-    target_kl: float | None = None  # stop updating on this rollout once approx_kl exceeds it
+    target_kl: float | None = None  # the optimizer step that finds approx_kl above it is the last on this rollout
 
     # evaluation
     eval_every: int = 20  # iterations between evaluations; there is always one before and one after training
@@ -435,7 +436,10 @@ def token_logprobs(agent, rows, temperature):
 
 
 def evaluate_tokens(agent, rows, temperature, with_entropy=True):
-    """Log-probabilities of the completions' tokens; entropies and values of the states before them: (3, tokens)."""
+    """Log-probabilities of the completions' tokens; entropies and values of the states before them: (3, tokens).
+
+    rows: (prompt, completion, turn, ...), as in `completion_states`, with the index of the turn, each with its values
+    """
 
     def policy(hidden, target):
         logits = head(agent.model, hidden, temperature)  # (tokens, V)
@@ -453,9 +457,9 @@ def evaluate_tokens(agent, rows, temperature, with_entropy=True):
     size = max(1, 2**26 // agent.model.config.get_text_config().vocab_size)  # in pieces, as in token_logprobs
     compute = policy if len(target) <= size else partial(checkpoint, policy, use_reentrant=False)
     pieces = [compute(h, y) for h, y in zip(hidden.split(size), target.split(size))]  # (2, tokens) each
-    computed = torch.cat([torch.cat(pieces, dim=1), agent.value_head(seen.float()).T])  # (3, tokens)
+    computed = torch.cat([torch.cat(pieces, dim=1), agent.value_head(seen.float()).T])  # (2 + T, tokens)
     of_text = dict(zip(distinct, computed.split([len(ids) for _, ids in distinct], dim=1)))
-    return torch.cat([of_text[text] for text in texts], dim=1)
+    return torch.cat([of_text[text][[0, 1, 2 + turn]] for text, (_, _, turn, *_) in zip(texts, rows)], dim=1)
 
 
 def gae(rewards, values, gamma, gae_lambda):
@@ -821,7 +825,7 @@ if __name__ == "__main__":
         except Exception as error:  # transformers, backends, the hub and templates raise many types; all are reported
             reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
             fail(f"--model {name}: agent {i} cannot use it on {place} ({reason}); name one that works.")
-        agent.value_head = torch.nn.Linear(model.get_output_embeddings().weight.shape[1], 1)
+        agent.value_head = torch.nn.Linear(model.get_output_embeddings().weight.shape[1], T)  # a value for each turn
         torch.nn.init.zeros_(agent.value_head.weight)  # its bias is set after the first rollout
         agent.critic, valuing = agent, [agent.value_head]
         if args.use_separate_critic:  # it starts from the actor's weights
@@ -915,29 +919,34 @@ if __name__ == "__main__":
         metrics = summarize("train", turns, T)
         updating = time.perf_counter()
         nodes = [node for turn in turns for node in turn]
-        if iteration == 1:  # start values at the mean return: from 0, the first advantages would be the returns
+        if iteration == 1:  # values start at the turn's mean return: from 0, the first advantages would be the returns
+            means, everywhere = [], gather([[node.value for node in turn] for turn in turns])
+            for t in range(T):
+                reached = [value for values in everywhere for value in itertools.chain(*values[t : t + 1])]
+                means.append(np.mean(reached) if reached else means[-1])
             for agent in agents:
-                torch.nn.init.constant_(agent.value_head.bias, metrics["train/return"])
+                agent.value_head.bias.data.copy_(torch.tensor(means))
         # each is a list of (node, completion index), one per turn
         trajectories = [[(root, g)] for root in turns[0] for g in range(G)]
         for trajectory in trajectories:
             while child := trajectory[-1][0].children[trajectory[-1][1]]:
                 trajectory.append((child, 0))
-        # before the first update V is the mean return: if all returns are equal, advantages are rounding errors,
-        # which Adam would blow up
+        # before the first update V is the mean return of the turn: if all returns are equal, advantages are rounding
+        # errors, which Adam would blow up
         rounding = 1e-6 * max(1.0, abs(metrics["train/return"]))
         for i, agent in enumerate(agents):
             groups = [node.groups[i] for node in nodes]
             rows = []
-            for group in groups:  # filled in below: per completion, a list over its tokens
+            for node, group in zip(nodes, groups):  # filled in below: per completion, a list over its tokens
                 group.values, group.advantages = [None] * len(group.completion_ids), [None] * len(group.completion_ids)
-                rows += [(group.prompt_ids, ids, group, k) for k, ids in enumerate(group.completion_ids)]
+                turn = len(node.history)
+                rows += [(group.prompt_ids, ids, turn, group, k) for k, ids in enumerate(group.completion_ids)]
             for batch in micro_batches(agent.critic, rows, args.max_batch_tokens):
                 with torch.no_grad(), autocast(agent.model):
                     states = completion_states(agent.critic, batch)
-                values = agent.value_head(states.float())[:, 0]  # in float32, as in the update
-                for (_, _, group, k), row in zip(batch, values.split([len(ids) for _, ids, *_ in batch])):
-                    group.values[k] = row.tolist()
+                values = agent.value_head(states.float())  # (tokens, T), in float32, as in the update
+                for (_, _, turn, group, k), row in zip(batch, values.split([len(ids) for _, ids, *_ in batch])):
+                    group.values[k] = row[:, turn].tolist()
             for trajectory in trajectories:
                 rewards = [node.steps[k].reward for node, k in trajectory]
                 values = [node.groups[i].values[k] for node, k in trajectory]
@@ -946,8 +955,8 @@ if __name__ == "__main__":
             flat = [(a, v) for group in groups for pair in zip(group.advantages, group.values) for a, v in zip(*pair)]
             advantages, values = np.concatenate(gather(flat)).T  # of all processes
             # share of the targets' variance that the values explain before this update
-            variance = max((advantages + values).var(), 1e-8)
-            metrics[f"agent_{i}/explained_variance"] = 1 - advantages.var() / variance
+            if (advantages + values).std() > rounding:
+                metrics[f"agent_{i}/explained_variance"] = 1 - advantages.var() / (advantages + values).var()
             # >>> NORMALISATION
             shift, scale = (advantages.mean(), advantages.std() + 1e-8) if args.norm_adv else (0.0, 1.0)
             # <<< NORMALISATION
@@ -966,12 +975,14 @@ if __name__ == "__main__":
             orders = (torch.randperm(len(trajectories)) for _ in range(args.update_epochs))
             # one loop, so that target_kl ends all passes
             for minibatch in (part for order in orders for part in order.tensor_split(args.num_minibatches)):
-                members = [(node.groups[i], k) for index in minibatch.tolist() for node, k in trajectories[index]]
-                rows = [(group.prompt_ids, group.completion_ids[k], group, k) for group, k in members]
+                rows = []
+                for node, k in itertools.chain(*(trajectories[index] for index in minibatch.tolist())):
+                    group = node.groups[i]
+                    rows.append((group.prompt_ids, group.completion_ids[k], len(node.history), group, k))
                 weight, totals = 1 / (len(minibatch) * args.max_new_tokens), torch.zeros(6, device=device)
                 for batch in micro_batches(agent, rows, args.max_batch_tokens):
                     old = []  # one row per token
-                    for _, _, group, k in batch:
+                    for *_, group, k in batch:
                         old += zip(group.logprobs[k], group.values[k], group.advantages[k], group.targets[k])
                     old_logprobs, old_values, advantages, targets = torch.tensor(old, device=device).T
                     logprobs, entropies, values = evaluate_tokens(agent, batch, args.temperature, args.ent_coef > 0)

@@ -125,16 +125,22 @@ IPPO_DETAILS = [
     ("The old log-probabilities are those of the sampling loop: in the first step every ratio is 1 up to rounding. "
      "In bfloat16 this rounding is coarse, and `approx_kl` shows it.",
      "ratios = (logratios := logprobs - old_logprobs).exp()"),
-    ("Values start at the mean return of the first rollout. If they started at zero, the first advantages would be "
-     "the returns, which make every sampled completion more likely; a model that already solves most tasks forgets "
-     "them that way.", "torch.nn.init.constant_(agent.value_head.bias"),
+    ("The values of each turn start at the mean return from that turn on, in the first rollout. If they started at "
+     "zero, the first advantages would be the returns, which make every sampled completion more likely; a model that "
+     "already solves most tasks forgets them that way. With one value head for all turns, whose bias was the return "
+     "from the first turn on, later turns were valued too high and their answers made less likely: two-turn runs on "
+     "functions lost much of what the model could do ([results](results.md#two-turns)).",
+     "agent.value_head.bias.data.copy_"),
+    ("An advantage of at most 1e-6, times the mean return where that is above 1, counts as 0: it is the rounding error "
+     "of equal returns.", "if abs(a) <= rounding"),
     ("The first turn draws G completions, and each later turn one for each branch: G independent trajectories, no "
      "tree.", "[G] + [1] * (T - 1)"),
     ("GAE runs over the tokens of a turn and continues into the next turn of the same trajectory.",
      "def gae("),
     ("Minibatches consist of whole trajectories, and are shuffled anew in each pass.",
      "torch.randperm(len(trajectories))"),
-    ("`--target-kl` ends the passes over a rollout early; all processes use the same approx_kl.",
+    ("`--target-kl` ends the passes over a rollout early, after the step that measured an approx_kl above it; all "
+     "processes use the same approx_kl.",
      "args.target_kl is not None"),
     ("`--norm-adv` is off by default, because it hides the size of the returns. It stands in a block of its own.",
      "# >>> NORMALISATION"),
@@ -159,9 +165,9 @@ METRICS = """| metric | meaning |
 
 IPPO_METRICS = """
 | `agent_0/policy_loss`, `agent_0/value_loss` | the parts of the loss; like it, grad_norm, approx_kl and clipfrac, means over the steps of the iteration |
-| `agent_0/approx_kl` | mean of rho - 1 - log rho, an estimate of KL(old, new) |
+| `agent_0/approx_kl` | mean of rho - 1 - log rho, an estimate of KL(old, new), before each step: the last step is not in it |
 | `agent_0/clipfrac` | share of tokens whose ratio is outside of 1 +- clip_coef |
-| `agent_0/explained_variance` | share of the variance of R_t that the values explained before the update; at most 1 |
+| `agent_0/explained_variance` | share of the variance of R_t that the values explained before the update; at most 1; left out where all R_t are equal. With `--gae-lambda` below 1, R_t contains values too, and it says less |
 | `agent_0/optimizer_steps` | steps taken; fewer than epochs x minibatches where `--target-kl` ended the passes |"""
 
 DIFFERENCES = """The published library of this family, [CoMLRL](https://pypi.org/project/comlrl/), differs in these points (read in
@@ -195,7 +201,8 @@ Defaults and details that differ from CleanRL's `ppo.py`:
 
 - `--gae-lambda` is 1; `--ent-coef` is 0; `--max-grad-norm` is 1; there are two passes of two minibatches each;
 - advantages are not normalised, and with `--norm-adv` over an iteration, not over each minibatch;
-- the value function is a head on the actor unless `--use-separate-critic` is given, and starts at the mean return;
+- the value function is a head on the actor unless `--use-separate-critic` is given, has an output for each turn, and
+  starts at the mean return from that turn on;
 - minibatches consist of whole trajectories, not of single steps;
 - `--gamma` is 1, applies per turn, and weights the policy loss of a turn by `gamma^turn`;
 - `--target-kl` is checked after each minibatch, not after each epoch;

@@ -81,7 +81,7 @@ def updates(monkeypatch):
 def slow_learner(weights, path, separate):
     """Actor, value head and the critic's trunk in float64, with these weights."""
     actor = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
-    head = torch.nn.Linear(actor.config.hidden_size, 1, dtype=torch.float64)
+    head = torch.nn.Linear(actor.config.hidden_size, len(weights["1.bias"]), dtype=torch.float64)
     trunk = (
         AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64).base_model if separate else actor.base_model
     )
@@ -90,12 +90,12 @@ def slow_learner(weights, path, separate):
     return learner, trunk
 
 
-def slow_pass(learner, trunk, prompt, completion, temperature):
+def slow_pass(learner, trunk, prompt, completion, turn, temperature):
     """Log-probabilities, entropies and values of one completion, from its full forward pass: (C,) each."""
     actor, head = learner[0], learner[1]
     ids = torch.tensor([[*prompt, *completion]])
     logprobs = (actor(ids).logits[0, len(prompt) - 1 : -1] / temperature).log_softmax(-1)
-    values = head(trunk(ids).last_hidden_state[0, len(prompt) - 1 : -1])[:, 0]
+    values = head(trunk(ids).last_hidden_state[0, len(prompt) - 1 : -1])[:, turn]
     chosen = torch.stack([logprobs[k, token] for k, token in enumerate(completion)])
     return chosen, -(logprobs.exp() * logprobs).sum(-1), values
 
@@ -112,8 +112,8 @@ def slow_loss(learner, trunk, old_learner, old_trunk, i, turns, o):
     advantages, parts = [], []
     for trajectory in trajectories:
         with torch.no_grad():
-            texts = [(g.prompt_ids, g.completion_ids[k]) for g, k, _ in trajectory]
-            old = [slow_pass(old_learner, old_trunk, *pair, o["temperature"]) for pair in texts]
+            texts = [(g.prompt_ids, g.completion_ids[k], t) for t, (g, k, _) in enumerate(trajectory)]
+            old = [slow_pass(old_learner, old_trunk, *text, o["temperature"]) for text in texts]
         values = [value for _, _, v in old for value in v.tolist()]
         rewards = [r for _, (g, k, r) in zip(old, trajectory) for r in [0.0] * (len(g.completion_ids[k]) - 1) + [r]]
         ends = [e for g, k, _ in trajectory for e in [False] * (len(g.completion_ids[k]) - 1) + [True]]
@@ -127,7 +127,8 @@ def slow_loss(learner, trunk, old_learner, old_trunk, i, turns, o):
     for t, g, k, old_logprobs, old_values, a in parts:
         target = a + old_values
         a = (a - flat.mean()) / flat.std(unbiased=False) if o["norm_adv"] else a
-        logprobs, entropies, values = slow_pass(learner, trunk, g.prompt_ids, g.completion_ids[k], o["temperature"])
+        text = g.prompt_ids, g.completion_ids[k], t
+        logprobs, entropies, values = slow_pass(learner, trunk, *text, o["temperature"])
         for c in range(len(a)):
             ratio = (logprobs[c] - old_logprobs[c]).exp()
             # PPO's objective case by case: no gradient where the ratio already went too far in its advantage's favour
@@ -307,9 +308,9 @@ def test_values_are_of_the_state_before_the_token(kind, share, model_dir, tmp_pa
     module = load(SCRIPT)
     if kind == "sliding":
         model_dir = save_model(tmp_path / "m", model_class=MistralForCausalLM, sliding_window=9)
-    agent = agent_of(model_dir, share=share, value_head=torch.nn.Linear(32, 1))
+    agent = agent_of(model_dir, share=share, value_head=torch.nn.Linear(32, 3))
     agent.critic = agent
-    rows = [*(([5, 6, 7] * 4, ids) for ids in ([8, 9, 10], [8, 9, 11], [8])), ([4], [30, 31])]
+    rows = [*(([5, 6, 7] * 4, ids, 1) for ids in ([8, 9, 10], [8, 9, 11], [8])), ([4], [30, 31], 0)]
     logprobs, entropies, values = module.evaluate_tokens(agent, rows, 0.7)
     torch.testing.assert_close(logprobs, module.token_logprobs(agent, rows, 0.7))
     without = module.evaluate_tokens(agent, rows, 0.7, with_entropy=False)
@@ -319,9 +320,11 @@ def test_values_are_of_the_state_before_the_token(kind, share, model_dir, tmp_pa
     full = agent.model(torch.tensor([[5, 6, 7] * 4 + [8, 9, 10]]), output_hidden_states=True)
     expected = (full.logits[0, 11:14] / 0.7).log_softmax(-1)
     assert entropies[:3].tolist() == pytest.approx((-(expected.exp() * expected).sum(-1)).tolist(), abs=1e-4)
-    assert values[:3].tolist() == pytest.approx(
-        agent.value_head(full.hidden_states[-1][0, 11:14])[:, 0].tolist(), abs=1e-5
-    )
+    of_turn = agent.value_head(full.hidden_states[-1][0, 11:14]).T.tolist()
+    assert values[:3].tolist() == pytest.approx(of_turn[1], abs=1e-5)
+    last = module.evaluate_tokens(agent, [(*rows[0][:2], 2), *rows], 0.7)[2]  # the same text in two turns
+    assert last[:3].tolist() == pytest.approx(of_turn[2], abs=1e-5)
+    torch.testing.assert_close(last[3:], values)
 
 
 @pytest.mark.parametrize("with_entropy", [True, False])
@@ -331,7 +334,7 @@ def test_tokens_in_pieces_are_the_whole(with_entropy, model_dir, monkeypatch):
     agent.critic, head = agent, module.head
     watched = lambda model, hidden, temperature: sizes.append(len(hidden)) or head(model, hidden, temperature)
     monkeypatch.setattr(module, "head", watched)
-    rows = [([5, 6, 7], [8, 9]), ([5, 6, 7], [11, 12, 13, 2])]
+    rows = [([5, 6, 7], [8, 9], 0), ([5, 6, 7], [11, 12, 13, 2], 0)]
     for vocab_size in (259, 2**30):
         monkeypatch.setattr(agent.model.config, "vocab_size", vocab_size)
         computed = module.evaluate_tokens(agent, rows, 0.7, with_entropy)
@@ -348,23 +351,36 @@ def test_values_are_exact_where_the_last_layer_is_a_projection(tmp_path, monkeyp
     sizes = {"ffn_dim": 48, "word_embed_proj_dim": 16}
     module, agent = load(SCRIPT), agent_of(save_model(tmp_path / "m", model_class=OPTForCausalLM, **sizes))
     agent.critic, agent.value_head = agent, torch.nn.Linear(16, 1)
-    rows = [([5, 6, 7], [8, 9]), ([5, 6, 7], [11])]
+    rows = [([5, 6, 7], [8, 9], 0), ([5, 6, 7], [11], 0)]
     exact = module.evaluate_tokens(agent, rows, 1.0)[2]
     monkeypatch.setattr(module, "autocast", lambda model: torch.autocast("cpu", torch.bfloat16))
     rough = module.evaluate_tokens(agent, rows, 1.0)[2]
     assert rough.dtype == torch.float32 and torch.allclose(rough, exact, atol=0.3) and not torch.equal(rough, exact)
 
 
-def test_values_start_at_the_first_mean_return(run, model_dir):
+def test_values_start_at_the_turns_first_mean_return(run, model_dir):
     flags = ("--num-iterations", 2, "--save-every", 1, "--learning-rate", 1e-30)  # only once, also after a checkpoint
     names = run(SCRIPT, *TOY[:2], *TOY[4:], "--model", model_dir, *flags, "--num-turns", 2)
     with open(os.path.join(names["run_dir"], "metrics.jsonl")) as file:
-        _, first, second = (json.loads(line).get("train/return") for line in file)
-    values = {v for agent in range(2) for node in names["turns"][0] for row in node.groups[agent].values for v in row}
-    assert first != second and len(values) == 1 and values.pop() == pytest.approx(first)
+        _, first, second = map(json.loads, file)
+    for t, name in enumerate(("train/return", "train/reward_turn2")):
+        nodes = names["turns"][t]
+        values = {value for node in nodes for group in node.groups for row in group.values for value in row}
+        assert first[name] != second[name] and len(values) == 1 and values.pop() == pytest.approx(first[name])
+    assert first["train/return"] > first["train/reward_turn2"] + 0.1
 
 
-@pytest.mark.parametrize("reward, flags", [(0.7, ()), (0.7, ("--norm-adv",)), (100.1, ())])
+def test_values_of_a_turn_that_nobody_reached_start_at_the_one_before(run, model_dir, monkeypatch):
+    from toy import Letters, Step
+
+    monkeypatch.setattr(Letters, "step", lambda self, branches: [Step(b[2], 1.5, {}, True) for b in branches])
+    names = run(SCRIPT, *TOY, "--model", model_dir, "--num-turns", 2)
+    assert names["agents"][0].value_head.bias.tolist() == [1.5, 1.5]
+
+
+@pytest.mark.parametrize(
+    "reward, flags", [(0.7, ()), (0.7, ("--norm-adv",)), (100.1, ()), (0.7, ("--num-turns", 3, "--gamma", 0.9))]
+)
 def test_equal_returns_train_nothing(reward, flags, run, model_dir, monkeypatch):
     """These are no float32: the values, which begin at the mean return, differ from it by rounding."""
     from toy import Letters, Step
@@ -426,13 +442,13 @@ def test_advantages_are_normalised_over_all_tokens_of_an_agent(run, updates, mod
         assert names["metrics"][f"agent_{i}/explained_variance"] == pytest.approx(explained_variance(groups))
 
 
-def test_explained_variance_of_values_that_know_everything(run, model_dir, monkeypatch):
-    """A reward that is the same for every answer is explained by a value that equals it: the errors do not vary."""
+@pytest.mark.parametrize("reward", [1.5, 0.1])  # the second is no binary fraction
+def test_equal_returns_have_no_variance_to_explain(reward, run, model_dir, monkeypatch):
     from toy import Letters, Step
 
-    monkeypatch.setattr(Letters, "step", lambda self, branches: [Step(b[2], 1.5, {}, False) for b in branches])
+    monkeypatch.setattr(Letters, "step", lambda self, branches: [Step(b[2], reward, {}, False) for b in branches])
     names = run(SCRIPT, *TOY, "--model", model_dir, "--norm-adv")  # of which no deviation is left to divide by
-    assert names["metrics"]["agent_0/explained_variance"] == 1.0
+    assert "agent_0/explained_variance" not in names["metrics"]
 
 
 def test_a_discount_of_tokens_is_at_most_one(run, capsys):
