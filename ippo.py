@@ -438,7 +438,7 @@ def token_logprobs(agent, rows, temperature):
 def evaluate_tokens(agent, rows, temperature, with_entropy=True):
     """Log-probabilities of the completions' tokens; entropies and values of the states before them: (3, tokens).
 
-    rows: (prompt, completion, turn, ...), as in `completion_states`, with the index of the turn, each with its values
+    rows: (prompt, completion, turn, ...), as in `completion_states`, with the index of the turn whose values are meant
     """
 
     def policy(hidden, target):
