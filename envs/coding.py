@@ -378,7 +378,7 @@ def _mbpp_task(row):
 
 
 def _check_tests(source, names):
-    """Raises ValueError for tests that do not test the answer: it defines `names`."""
+    """Raises ValueError for tests that would not test an answer, which is to define `names`."""
     if any(isinstance(n, ast.Assert) and isinstance(n.test, ast.Tuple) for n in ast.walk(ast.parse(source))):
         raise ValueError("an assert of a tuple is always true")
     symbols = symtable.symtable(source, "tests", "exec").get_symbols()
