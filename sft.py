@@ -182,6 +182,7 @@ def demonstrations(args):
                     sources[-1] += [(pair["prompt"], pair["completion"]) for pair in env.demonstrations()]
                 except (ValueError, ModuleNotFoundError) as error:
                     fail(error if str(error).startswith("--") else f"--env {name}: {error}")
+            sources[-1] = list(dict.fromkeys(sources[-1]))  # a pair of two draws could also be held out
     return sources
 
 
@@ -372,7 +373,7 @@ if __name__ == "__main__":
         print(f"{len(fitting)} pairs, {len(rows) - len(fitting)} left out for --max-length {args.max_length}")
         if len(fitting) < 2:
             fail(f"--max-length {args.max_length}: fewer than two pairs are that short; raise it.")
-        # The last pairs, not random ones: pairs of one task are neighbours, and must not be split.
+        # The last pairs, not random ones: pairs of one task are neighbours, and so at most one task is split.
         cut = len(fitting) - max(1, int(args.eval_fraction * len(fitting)))
         train.append(fitting[:cut])
         held_out += random.sample(fitting[cut:], min(128, len(fitting) - cut))

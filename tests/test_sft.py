@@ -266,7 +266,7 @@ def test_turns_belong_to_their_environments(monkeypatch):
     def make(name, num_agents, num_turns, dataset, seed, **options):
         made.append((name, num_agents, num_turns, *options.items()))
         seeds.append(seed)
-        return SimpleNamespace(demonstrations=lambda: [{"prompt": "p", "completion": "c"}])
+        return SimpleNamespace(demonstrations=lambda: [{"prompt": p, "completion": "c"} for p in ("same", f"p{seed}")])
 
     monkeypatch.setattr(envs, "make", make)
     sources = sft.demonstrations(sft.Args(env=["tldr", "mbpp"], num_agents=[1, 2], num_turns=[1, 2]))
@@ -276,7 +276,8 @@ def test_turns_belong_to_their_environments(monkeypatch):
     sft.demonstrations(sft.Args(env=["mbpp"], allow_unsafe_code=True))
     assert made[6:] == [("mbpp", 2, 1, ("allow_unsafe_code", True))]
     (source,) = sft.demonstrations(sft.Args(draws=3))  # each draw has a seed of its own
-    assert len(source) == len(set(seeds[7:])) == 3 and seeds[7] == 1
+    assert len(set(seeds[7:])) == 3 and seeds[7] == 1
+    assert source == [("same", "c"), *((f"p{seed}", "c") for seed in seeds[7:])]
 
 
 @pytest.mark.parametrize(
