@@ -113,7 +113,7 @@ class Args:
     eval_every: int = 20  # iterations between evaluations; there is always one before and one after training
     eval_tasks: int = 64  # held-out tasks, always the same ones; 0: all
     eval_generations: int = 1  # trajectories per held-out task; pass@k is estimated for k = 1, 2, 4 ... up to this
-    eval_temperature: float = 1.0  # 0: greedy
+    eval_temperature: float | None = None  # by default that of training; 0: greedy
 
 
 def fail(sentence):
@@ -687,6 +687,8 @@ if __name__ == "__main__":
         args.max_new_tokens = 96 if tiny and args.env != "arxiv" else 256
     times = 1 if args.use_separate_critic or args.lora_rank else 10  # also for a --learning-rate given with --resume
     critic_learning_rate = args.critic_learning_rate or times * args.learning_rate
+    if args.eval_temperature is None:
+        args.eval_temperature = args.temperature
     may_be_zero = ("seed", "num_iterations", "log_groups", "eval_tasks", "eval_temperature", "gamma", "lora_rank")
     may_be_zero += ("gae_lambda", "vf_coef", "ent_coef")
     for name, value in vars(args).items():
@@ -826,7 +828,8 @@ if __name__ == "__main__":
             reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
             fail(f"--model {name}: agent {i} cannot use it on {place} ({reason}); name one that works.")
         agent.value_head = torch.nn.Linear(model.get_output_embeddings().weight.shape[1], T)  # a value for each turn
-        torch.nn.init.zeros_(agent.value_head.weight)  # its bias is set after the first rollout
+        torch.nn.init.zeros_(agent.value_head.weight)
+        agent.value_head.bias.data.zero_()  # set when a turn is first reached
         agent.critic, valuing = agent, [agent.value_head]
         if args.use_separate_critic:  # it starts from the actor's weights
             agent.critic = SimpleNamespace(model=copy.deepcopy(model.base_model), share=agent.share)
@@ -919,13 +922,13 @@ if __name__ == "__main__":
         metrics = summarize("train", turns, T)
         updating = time.perf_counter()
         nodes = [node for turn in turns for node in turn]
-        if iteration == 1:  # values start at the turn's mean return: from 0, the first advantages would be the returns
-            means, everywhere = [], gather([[node.value for node in turn] for turn in turns])
-            for t in range(T):
-                reached = [value for values in everywhere for value in itertools.chain(*values[t : t + 1])]
-                means.append(np.mean(reached) if reached else means[-1])
+        # A turn's values start at the mean return of those who first reach it: from 0, the first advantages would be
+        # the returns. Until then its head gets no gradient, and stays 0.
+        everywhere = gather([[node.value for node in turn] for turn in turns])  # by process
+        for t, reached in enumerate(itertools.zip_longest(*everywhere, fillvalue=())):
             for agent in agents:
-                agent.value_head.bias.data.copy_(torch.tensor(means))
+                if not agent.value_head.bias[t]:
+                    agent.value_head.bias.data[t] = np.mean([*itertools.chain(*reached)])
         # each is a list of (node, completion index), one per turn
         trajectories = [[(root, g)] for root in turns[0] for g in range(G)]
         for trajectory in trajectories:
@@ -952,11 +955,17 @@ if __name__ == "__main__":
                 values = [node.groups[i].values[k] for node, k in trajectory]
                 for (node, k), row in zip(trajectory, gae(rewards, values, args.gamma, args.gae_lambda)):
                     node.groups[i].advantages[k] = [0.0 if abs(a) <= rounding else a for a in row]
-            flat = [(a, v) for group in groups for pair in zip(group.advantages, group.values) for a, v in zip(*pair)]
-            advantages, values = np.concatenate(gather(flat)).T  # of all processes
-            # share of the targets' variance that the values explain before this update
-            if (advantages + values).std() > rounding:
-                metrics[f"agent_{i}/explained_variance"] = 1 - advantages.var() / (advantages + values).var()
+            flat = []
+            for node, group in zip(nodes, groups):
+                for pair in zip(group.advantages, group.values):
+                    flat += [(len(node.history), a, v) for a, v in zip(*pair)]
+            of_turn, advantages, values = np.concatenate(gather(flat)).T  # of all processes
+            # share of the targets' variance that the values explain before this update, around the mean of each turn
+            errors, targets = advantages.copy(), advantages + values
+            for x, t in itertools.product((errors, targets), range(T)):
+                x[of_turn == t] -= np.sum(x[of_turn == t]) / max(1, np.sum(of_turn == t))
+            if targets.std() > rounding:
+                metrics[f"agent_{i}/explained_variance"] = 1 - errors.var() / targets.var()
             # >>> NORMALISATION
             shift, scale = (advantages.mean(), advantages.std() + 1e-8) if args.norm_adv else (0.0, 1.0)
             # <<< NORMALISATION

@@ -100,7 +100,7 @@ class Args:
     eval_every: int = 20  # iterations between evaluations; there is always one before and one after training
     eval_tasks: int = 64  # held-out tasks, always the same ones; 0: all
     eval_generations: int = 1  # trajectories per held-out task; pass@k is estimated for k = 1, 2, 4 ... up to this
-    eval_temperature: float = 1.0  # 0: greedy
+    eval_temperature: float | None = None  # by default that of training; 0: greedy
 
 
 def fail(sentence):
@@ -629,6 +629,8 @@ if __name__ == "__main__":
         args.learning_rate = (4e-4 if tiny else 5e-6) * (10 if args.lora_rank else 1)
     if args.max_new_tokens is None:
         args.max_new_tokens = 96 if tiny and args.env != "arxiv" else 256
+    if args.eval_temperature is None:
+        args.eval_temperature = args.temperature
     may_be_zero = ("seed", "num_iterations", "log_groups", "eval_tasks", "eval_temperature", "gamma", "lora_rank")
     for name, value in vars(args).items():
         if type(value) in (int, float) and not (0 < value < 2**63 or (value == 0 and name in may_be_zero)):

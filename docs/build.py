@@ -125,12 +125,12 @@ IPPO_DETAILS = [
     ("The old log-probabilities are those of the sampling loop: in the first step every ratio is 1 up to rounding. "
      "In bfloat16 this rounding is coarse, and `approx_kl` shows it.",
      "ratios = (logratios := logprobs - old_logprobs).exp()"),
-    ("The values of each turn start at the mean return from that turn on, in the first rollout. If they started at "
+    ("The values of each turn start at the mean return from that turn on, when it is first reached. If they started at "
      "zero, the first advantages would be the returns, which make every sampled completion more likely; a model that "
      "already solves most tasks forgets them that way. With one value head for all turns, whose bias was the return "
      "from the first turn on, later turns were valued too high and their answers made less likely: two-turn runs on "
      "functions lost much of what the model could do ([results](results.md#two-turns)).",
-     "agent.value_head.bias.data.copy_"),
+     "agent.value_head.bias.data[t] ="),
     ("An advantage of at most 1e-6, times the mean return where that is above 1, counts as 0: it is the rounding error "
      "of equal returns.", "if abs(a) <= rounding"),
     ("The first turn draws G completions, and each later turn one for each branch: G independent trajectories, no "
@@ -167,7 +167,7 @@ IPPO_METRICS = """
 | `agent_0/policy_loss`, `agent_0/value_loss` | the parts of the loss; like it, grad_norm, approx_kl and clipfrac, means over the steps of the iteration |
 | `agent_0/approx_kl` | mean of rho - 1 - log rho, an estimate of KL(old, new), before each step: the last step is not in it |
 | `agent_0/clipfrac` | share of tokens whose ratio is outside of 1 +- clip_coef |
-| `agent_0/explained_variance` | share of the variance of R_t that the values explained before the update; at most 1; left out where all R_t are equal. With `--gae-lambda` below 1, R_t contains values too, and it says less |
+| `agent_0/explained_variance` | share of the variance of R_t within a turn that the values explained before the update; at most 1; left out where all R_t of a turn are equal. With `--gae-lambda` below 1, R_t contains values too, and it says less |
 | `agent_0/optimizer_steps` | steps taken; fewer than epochs x minibatches where `--target-kl` ended the passes |"""
 
 DIFFERENCES = """The published library of this family, [CoMLRL](https://pypi.org/project/comlrl/), differs in these points (read in

@@ -195,9 +195,10 @@ def _remarks(agent, names, findings):
     if findings["examples"]:
         source, what = findings["examples"][0]
         remarks.append(f"{source} fails: {what}.")
-    for helper, used, ignored in zip(helpers, findings["uses"], findings["ignored"]):
+    for helper, *held in zip(helpers, findings["uses"], findings["ignored"], findings["called"]):
         if name in (helper, main):
-            state = "uses" if used else "calls but ignores" if ignored else "does not use"
+            states = zip(held, ("uses", "calls but ignores", "calls but does not need"))
+            state = next((state for holds, state in states if holds), "does not use")
             remarks.append(f"{main} {state} {helper}.")
     if findings["wrapper"]:
         remarks.append(f"{main} only hands on what the helper returns.")

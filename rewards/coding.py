@@ -46,7 +46,9 @@ class Answer(NamedTuple):
 class Score(NamedTuple):
     reward: float
     parts: dict[str, float]  # the levels, which sum to the reward, and diagnostics
-    findings: dict  # for feedback: defined, syntax, uses, ignored, wrapper, error, passed, total, reason, examples
+    findings: (
+        dict  # for feedback: defined, syntax, called, uses, ignored, wrapper, error, passed, total, reason, examples
+    )
 
 
 def equal_ones_once(rewards):
@@ -89,6 +91,7 @@ def coding_rewards(answers, timeout=10.0, allow_unsafe_code=False):
     for i in asked:
         facts, real = results[i].facts, _share(without[i]) < _share(results[i])
         uses, dropped = facts["uses"], facts["ignored"]
+        facts["called"] = uses
         # If only dropped calls can have made the difference, the helper has changed its argument.
         facts["uses"] = [real and (use or (drop and not any(uses))) for use, drop in zip(uses, dropped)]
         facts["ignored"] = [drop and not real for drop in dropped]
@@ -116,7 +119,7 @@ def _share(result):
 
 def _score(answer, result, without):
     facts = {"defined": [False] * len(answer.texts), "syntax": False, "uses": [], "ignored": [], "wrapper": False}
-    facts |= {"errors": [""] * len(answer.texts), "error": result.reason}
+    facts |= {"errors": [""] * len(answer.texts), "error": result.reason, "called": [False] * len(answer.helpers)}
     facts |= result.facts  # empty if reading the text killed the process
     *helpers_defined, main_defined = facts["defined"]
     share, count = _share(result), len(answer.helpers)

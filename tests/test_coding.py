@@ -1131,6 +1131,20 @@ def test_feedback_levels():
             assert part in prompt
 
 
+def test_a_call_without_which_as_many_tests_pass_is_not_said_to_be_missing():
+    env = make("humaneval", 2, 2)
+    task = next(task for task in env.tasks("train") if "aux(" in task["main"])
+    head, body = task["main"].replace("aux(", "own(").split("\n", 1)
+    own = task["helper"].replace("aux", "own")
+    # the wrong answer still passes some tests
+    for wrong in "", "    if len(numbers) > 3: return None\n":
+        main = f"{head}\n    if aux(1) == 'never': return 0\n{wrong}{body}\n\n{own}"
+        step = env.step([(task, [], [task["helper"], main])])[0]
+        assert step.parts["uses_helper"] == 0 < step.parts["tests"] <= 1
+        said = f"{task['entry_point']} calls but does not need aux."
+        assert all(said in prompt for prompt in env.observe(task, [step]))
+
+
 def test_an_example_is_worth_what_its_docstring_says():
     row = samples.coding_tasks("train", 1, 1)[0]
     lines = [">>> g([1]) # a comment", "2", ">>> g([2]) == 4", "True", ">>> g([3]) if 1 else 0", "6", ">>> x = 1", "1"]

@@ -370,12 +370,21 @@ def test_values_start_at_the_turns_first_mean_return(run, model_dir):
     assert first["train/return"] > first["train/reward_turn2"] + 0.1
 
 
-def test_values_of_a_turn_that_nobody_reached_start_at_the_one_before(run, model_dir, monkeypatch):
+def test_values_of_a_turn_start_when_it_is_first_reached(run, model_dir, monkeypatch):
     from toy import Letters, Step
 
-    monkeypatch.setattr(Letters, "step", lambda self, branches: [Step(b[2], 1.5, {}, True) for b in branches])
-    names = run(SCRIPT, *TOY, "--model", model_dir, "--num-turns", 2)
-    assert names["agents"][0].value_head.bias.tolist() == [1.5, 1.5]
+    def step(self, branches):  # the first training rollout ends in turn one, the second goes on
+        rounds.append(len(branches))
+        done = len([size for size in rounds if size == 6]) < 2
+        return [Step(b[2], 1.5 if not b[1] else 0.25, {}, done) for b in branches]
+
+    monkeypatch.setattr(Letters, "step", step)
+    for iterations, bias in (1, [1.5, 0.0]), (2, [1.75, 0.25]):
+        rounds = []
+        flags = ("--num-turns", 2, "--num-iterations", iterations, "--learning-rate", 1e-30)
+        names = run(SCRIPT, *TOY[:2], *TOY[4:], "--model", model_dir, *flags)
+        assert not names["turns"][1:] or len(names["turns"][1]) == 6
+        assert all(agent.value_head.bias.tolist() == [1.5, bias[1]] for agent in names["agents"])
 
 
 @pytest.mark.parametrize(
@@ -428,9 +437,15 @@ def test_old_values_are_as_exact_as_the_new_ones(model_class, run, tmp_path, mon
     assert (values != values.bfloat16().float()).float().mean() > 0.9
 
 
-def explained_variance(groups):
-    pairs = [pair for g in groups for rows in zip(g.targets, g.values) for pair in zip(*rows)]
-    return 1 - np.var([target - value for target, value in pairs]) / np.var([target for target, _ in pairs])
+def explained_variance(turns):
+    """From the groups of each turn: around the turn's own mean."""
+    errors, spreads = [], []
+    for groups in turns:
+        pairs = [pair for g in groups for rows in zip(g.targets, g.values) for pair in zip(*rows)]
+        wrong, targets = np.array([(target - value, target) for target, value in pairs]).T
+        errors += [*(wrong - wrong.mean())]
+        spreads += [*(targets - targets.mean())]
+    return 1 - np.square(errors).sum() / np.square(spreads).sum()
 
 
 def test_advantages_are_normalised_over_all_tokens_of_an_agent(run, updates, model_dir):
@@ -439,7 +454,8 @@ def test_advantages_are_normalised_over_all_tokens_of_an_agent(run, updates, mod
         groups = [node.groups[i] for nodes in names["turns"] for node in nodes]
         flat = np.array([a for group in groups for row in group.advantages for a in row])
         assert flat.mean() == pytest.approx(0, abs=1e-9) and flat.std() == pytest.approx(1, abs=1e-6)
-        assert names["metrics"][f"agent_{i}/explained_variance"] == pytest.approx(explained_variance(groups))
+        explained = explained_variance([[node.groups[i] for node in nodes] for nodes in names["turns"]])
+        assert names["metrics"][f"agent_{i}/explained_variance"] == pytest.approx(explained)
 
 
 @pytest.mark.parametrize("reward", [1.5, 0.1])  # the second is no binary fraction

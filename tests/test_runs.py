@@ -682,8 +682,8 @@ def test_two_processes_make_the_update_of_one(script, model_dir, tmp_path):
         if script.stem == "ippo":
             seen = [(i, both, weights, gradients0)]
             logged = test_ippo.means(test_ippo.check(seen, [model_dir], max_new_tokens=12, norm_adv=True))
-            of_agent = [node.groups[i] for nodes in (*turns0, *turns1) for node in nodes]
-            logged[f"agent_{i}/explained_variance"] = test_ippo.explained_variance(of_agent)
+            of_turns = [[node.groups[i] for node in (*nodes0, *nodes1)] for nodes0, nodes1 in zip(turns0, turns1)]
+            logged[f"agent_{i}/explained_variance"] = test_ippo.explained_variance(of_turns)
         else:
             ((loss, grad_norm),) = test_gradient.check(
                 [(i, both, gradients0.values())], script, [model_dir], max_new_tokens=12
