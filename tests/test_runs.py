@@ -412,8 +412,9 @@ def test_the_gradient_is_clipped(script, run, model_dir, monkeypatch):
 
 @two_scripts
 def test_defaults_depend_on_the_model(script, run, model_dir):
-    names = run(script, *TOY[:6], "--model", model_dir, "--num-iterations", 0)
+    names = run(script, *TOY[:6], "--model", model_dir, "--num-iterations", 0, "--temperature", 0.7)
     assert names["args"].learning_rate == 5e-6
+    assert names["args"].eval_temperature == 0.7  # the policy that is trained, and saved
     assert all(agent.optimizer.param_groups[0]["lr"] == 5e-6 for agent in names["agents"])
     assert names["args"].max_new_tokens == 256
     if script.stem == "ippo":  # a head learns from a state of its own making, ten times as fast
