@@ -302,6 +302,12 @@ MALFORMED = {
         for name, deep in DEEP.items()
     },
     "a test of a tuple": ("mbpp", MBPP, {"test_list": [*MBPP["test_list"], "assert (f(3) == 4, 'no')"]}),
+    "a test of nothing": ("mbpp", MBPP, {"test_list": ["assert True", "assert f(1) == 2"]}),
+    "test: asserts only of constants": (
+        "humaneval",
+        HUMANEVAL,
+        {"test": "def check(candidate):\n    try: candidate(1)\n    except TypeError: pass\n    else: assert False"},
+    ),
     "two equal tests": ("mbpp", MBPP, {"test_list": MBPP["test_list"][:1] * 2}),
     "a test that has the answer": ("mbpp", MBPP, {"test_list": [*MBPP["test_list"], "assert f(3) == 4\nf = abs"]}),
     "test: the answer": (
