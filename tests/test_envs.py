@@ -333,7 +333,7 @@ MALFORMED = {
         CLASSEVAL,
         {"test": f"{CLASSEVAL['test']}\n\ndef test_more():\n    assert False\n"},
     ),
-    "a name without UTF-8": ("tldr", {"prompt": "a", "completion": "b"}, {"prompt": "\ud83d"}),
+    "a name without UTF-8": ("humaneval", HUMANEVAL, {"task_id": "\ud83d"}),
     "a function of the tests' name": (
         "humaneval",
         HUMANEVAL,
