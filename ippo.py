@@ -829,7 +829,7 @@ if __name__ == "__main__":
             fail(f"--model {name}: agent {i} cannot use it on {place} ({reason}); name one that works.")
         agent.value_head = torch.nn.Linear(model.get_output_embeddings().weight.shape[1], T)  # a value for each turn
         torch.nn.init.zeros_(agent.value_head.weight)
-        agent.value_head.bias.data.zero_()  # set when a turn is first reached
+        torch.nn.init.zeros_(agent.value_head.bias)  # set when a turn is first reached
         agent.critic, valuing = agent, [agent.value_head]
         if args.use_separate_critic:  # it starts from the actor's weights
             agent.critic = SimpleNamespace(model=copy.deepcopy(model.base_model), share=agent.share)
@@ -869,7 +869,7 @@ if __name__ == "__main__":
             json.dump(about, file, indent=2)
             for name, size in state["sizes"].items() if args.resume else ():
                 with open(os.path.join(run_dir, name), "a") as log_file:  # lines after the checkpoint come again
-                    log_file.truncate(min(size, log_file.tell()))  # shorter, or made anew: edited since, or deleted
+                    log_file.truncate(min(size, log_file.tell()))  # fewer, if the log was edited or deleted since
     # Each iteration and process reseeds its generators, and evaluation always uses iteration 0's seed: there is no
     # state to save, and training does not depend on how often evaluation runs.
     seed_of = lambda iteration: int(np.random.SeedSequence([args.seed, rank, iteration]).generate_state(1)[0])

@@ -806,7 +806,7 @@ if __name__ == "__main__":
             json.dump(about, file, indent=2)
             for name, size in state["sizes"].items() if args.resume else ():
                 with open(os.path.join(run_dir, name), "a") as log_file:  # lines after the checkpoint come again
-                    log_file.truncate(min(size, log_file.tell()))  # shorter, or made anew: edited since, or deleted
+                    log_file.truncate(min(size, log_file.tell()))  # fewer, if the log was edited or deleted since
     # Each iteration and process reseeds its generators, and evaluation always uses iteration 0's seed: there is no
     # state to save, and training does not depend on how often evaluation runs.
     seed_of = lambda iteration: int(np.random.SeedSequence([args.seed, rank, iteration]).generate_state(1)[0])

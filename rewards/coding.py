@@ -46,9 +46,7 @@ class Answer(NamedTuple):
 class Score(NamedTuple):
     reward: float
     parts: dict[str, float]  # the levels, which sum to the reward, and diagnostics
-    findings: (
-        dict  # for feedback: defined, syntax, called, uses, ignored, wrapper, error, passed, total, reason, examples
-    )
+    findings: dict  # for feedback: what was found in the answer, and what became of its tests and examples
 
 
 def equal_ones_once(rewards):
@@ -91,7 +89,7 @@ def coding_rewards(answers, timeout=10.0, allow_unsafe_code=False):
     for i in asked:
         facts, real = results[i].facts, _share(without[i]) < _share(results[i])
         uses, dropped = facts["uses"], facts["ignored"]
-        facts["called"] = uses
+        facts["called"] = uses  # by its syntax tree, whatever it is worth
         # If only dropped calls can have made the difference, the helper has changed its argument.
         facts["uses"] = [real and (use or (drop and not any(uses))) for use, drop in zip(uses, dropped)]
         facts["ignored"] = [drop and not real for drop in dropped]

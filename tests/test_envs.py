@@ -302,7 +302,7 @@ MALFORMED = {
         for name, deep in DEEP.items()
     },
     "a test of a tuple": ("mbpp", MBPP, {"test_list": [*MBPP["test_list"], "assert (f(3) == 4, 'no')"]}),
-    "a test of nothing": ("mbpp", MBPP, {"test_list": ["assert True", "assert f(1) == 2"]}),
+    "a test of nothing": ("mbpp", MBPP, {"test_list": ["assert f(1) == 2", "assert True"]}),
     "test: asserts only of constants": (
         "humaneval",
         HUMANEVAL,
