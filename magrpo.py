@@ -7,9 +7,9 @@ The algorithm is the loop at the end of this file, from `# 1 ROLLOUT` on; read i
     A_g = R_g - mean(R_1 .. R_G)
     L_i = - sum over nodes and g of  w * gamma^turn * A_g * sum_t log pi_i(y_g,t | x, y_g,<t) / max_new_tokens
 
-At a node of the rollout tree agent i draws G completions y_1 .. y_G of its own prompt x. R_g is the mean return of the
-joint actions that contain y_g, and w is the probability that a trajectory drawn from the tree passes through y_g.
-Turns count from 0.
+At a node of the rollout tree agent i draws G completions y_1 .. y_G of its own prompt x. The return of a joint action
+is its reward plus gamma times the mean return of the node that it leads to, and R_g is the mean over those that
+contain y_g. w is the probability that a trajectory drawn from the tree passes through y_g. Turns count from 0.
 
 E[-grad L_i] = (G-1)/G * grad E[return] / max_new_tokens, with (G-1)/G because the mean includes R_g. Source: MAGRPO,
 arXiv 2508.04652. With one agent this is GRPO, arXiv 2402.03300, in the form of Dr. GRPO.
@@ -73,18 +73,18 @@ class Args:
     num_agents: int = 2  # N, each with its own prompt and its own policy
     num_turns: int = 1  # T, joint actions in a trajectory
     dataset: str = "sample"  # sample (offline), hub, a hub id, or a .jsonl, .json or .parquet file
-    reward: str | None = None  # variant of the environment's reward, such as grounded for tldr
-    feedback: str | None = None  # what agents are told about their last turn; for code: plain or level
+    reward: str | None = None  # for tldr and arxiv: plain (default) or grounded
+    feedback: str | None = None  # on the last turn; for code: level (default) or plain
     allow_unsafe_code: bool = False  # run model-written code even if the system offers no sandbox
     model: list[str] = field(default_factory=lambda: ["tiny"])  # tiny, a folder or a hub id; one for all, or one each
-    lora_rank: int = 0  # above 0: agents with the same model share its frozen weights; each trains a LoRA of this rank
+    lora_rank: int = 0  # rank of a LoRA for each agent, on frozen weights that agents share; 0: train all weights
     devices: list[str] | None = None  # such as cuda:0 cuda:1; one for all, or one each; by default the GPU, if any
     gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, more time
     cuda_graphs: bool = False  # replay a decoding step's kernels as one graph, so the GPU does not wait for Python
 
     # sampling
     num_generations: int = 8  # G, completions per agent in a group
-    joint_mode: Literal["align", "cross"] | None = None  # g-th with g-th, or all G^N (default if T=1 and G^N <= 100)
+    joint_mode: Literal["align", "cross"] | None = None  # cross: all G^N (default if T=1, G^N <= 100); align: g with g
     temperature: float = 1.0  # for sampling and for the trained log-probabilities
     max_new_tokens: int | None = None  # C; by default 96 for tiny (arxiv: 256), 256 for other models
     max_batch_tokens: int = 4096  # tokens of a training batch; sampling takes four times as many at once
@@ -105,7 +105,7 @@ class Args:
 
 def fail(sentence):
     """Exits with status 2 and one sentence that says what to change."""
-    tqdm.write(f"{os.path.basename(__file__)}: error: {sentence}", file=sys.stderr)  # print garbles the bar
+    tqdm.write(f"{os.path.basename(__file__)}: error: {sentence}", file=sys.stderr)  # print would garble the bar
     sys.exit(2)
 
 
@@ -164,7 +164,7 @@ def encode(agent, prompts, max_new_tokens):
     longest, prompt = max(zip(map(len, prompt_ids), prompts))
     if longest + max_new_tokens > (most := max_context(agent.model)):
         too_long = f"--max-new-tokens {max_new_tokens} after a prompt of {longest} tokens exceeds the model's {most}"
-        fail(f"{too_long}; lower it, or let --env and --dataset make no such prompt ({prompt!r:.80} ...).")
+        fail(f"{too_long}; lower it, or use --env and --dataset with shorter prompts ({prompt!r:.80} ...).")
     return prompt_ids
 
 
@@ -180,7 +180,10 @@ def head(model, hidden, temperature):  # (..., D) -> (..., V)
 
 
 def sdpa(module, query, key, value, attention_mask, **kwargs):  # (R, H, L, E) -> (R, L, H, E)
-    """transformers' sdpa, but with a mask, heads that share keys become extra queries: keys are never copied."""
+    """transformers' sdpa, but if there is a mask, query heads that share keys become further queries of one head.
+
+    transformers would copy the keys and values for each query head, and autograd would keep the copies.
+    """
     (R, H, L, E), K = query.shape, key.shape[1]
     if attention_mask is None or attention_mask.shape[1] > 1:  # no mask, or one per head
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
@@ -252,20 +255,22 @@ def prefill(agent, texts, cache, attend=sdpa):
     return hidden, mask, torch.tensor([distinct[tuple(text)] for text in texts], device=device)
 
 
-def draw(weights):  # (rows, n) -> (rows, 1)
-    """Samples a column of each row in proportion to its weight, by inverse CDF: above 256 columns, first a block.
+def draw(weights):  # (rows, V) -> (rows, 1)
+    """Samples a column of each row in proportion to its weight, by inverse CDF: first a block of 256, then within it.
 
-    This takes one to three random numbers per row, where torch.multinomial takes n.
+    This takes two random numbers per row, where torch.multinomial takes V.
     """
-    n = weights.shape[1]
-    if n > 256:
-        blocks = pad(weights, (0, -n % 256)).unflatten(1, (-1, 256))  # (rows, n / 256, 256)
-        block = draw(blocks.sum(-1))
-        column = 256 * block + draw(blocks[torch.arange(len(block), device=block.device), block[:, 0]])
-    else:
+
+    def pick(weights):
         total = weights.cumsum(-1, dtype=torch.float64)
         column = torch.searchsorted(total, total[:, -1:] * torch.rand_like(total[:, :1]), right=True)
-    return column.clamp(max=n - 1)  # NaN lands past the end; the metrics then stop the run
+        return column.clamp(max=weights.shape[1] - 1)  # NaN lands past the end
+
+    V = weights.shape[1]
+    blocks = pad(weights, (0, -V % 256)).unflatten(1, (-1, 256))  # (rows, V / 256, 256)
+    block = pick(blocks.sum(-1))
+    column = pick(blocks[torch.arange(len(block), device=block.device), block[:, 0]])
+    return (256 * block + column).clamp(max=V - 1)  # after NaN; the metrics then stop the run
 
 
 def grouped(model):
@@ -425,8 +430,8 @@ def token_logprobs(agent, rows, temperature):
 def micro_batches(agent, rows, max_batch_tokens):
     """Halves rows (prompt, completion, ...) until no batch has more than max_batch_tokens.
 
-    Texts count with their padding. Completions of a shared prompt count without it (it adds at most half), but each
-    with an eighth of the prompt: a copy of its keys and values takes about an eighth of its activations' memory.
+    Texts count with their padding. Completions of a shared prompt count without padding, which adds at most half, but
+    with an eighth of the prompt each, for their copy of its keys and values (its activations take eight times that).
     """
     # the unit of computation: a prompt shared by its completions, or prompt + completion
     text = lambda row: tuple(row[0]) if agent.share else (*row[0], *row[1])
@@ -477,9 +482,9 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
 
     Returns (turns, seconds): turns[t] lists the nodes of turn t. A node has task, history (the Steps before it),
     weight (the probability that a trajectory drawn from the tree reaches it), value (its mean return), joint (J tuples
-    of completion indices, one per agent), steps and children (J each), ends (J: the last Step when following first
-    children) and groups, per agent: prompt, prompt_ids, G completions (text), completion_ids, logprobs (as sampled),
-    stopped (whether with a stop token) and returns (G,).
+    of completion indices, one per agent), steps and children (J each), ends (J: the last Step of the path that always
+    takes the first child) and groups, per agent: prompt, prompt_ids, G completions (text), completion_ids, logprobs
+    (as sampled), stopped (whether with a stop token) and returns (G,).
     """
     turns, seconds, N = [], Counter(), len(agents)
     nodes = [SimpleNamespace(task=task, history=[], weight=1 / len(tasks)) for task in tasks]
@@ -568,7 +573,7 @@ def summarize(split, turns, num_turns):
             for k in (2**j for j in range(n.bit_length())):
                 sums[f"pass@{k}"] += (1 - math.comb(failed, k) / math.comb(n, k), 1)
     if bad := [name for name in parts if not isinstance(name, str) or name in sums or "/" in name]:
-        fail(f"--env: step() has a part logged as {bad[0]!r}; give it a name without a slash that no metric has.")
+        fail(f"--env: step() has a part logged as {bad[0]!r}; rename it: no slash, and not a metric's name.")
     for process in gather({**sums, **parts}):
         for name, total in process.items():
             totals[name] += total
@@ -610,12 +615,12 @@ if __name__ == "__main__":
             if damaged := zipfile.ZipFile(path).testzip():
                 raise ValueError(f"{damaged} has another checksum than when it was written")
             state = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
-            before, saved = state["about"], state["iteration"]
+            before, given, saved = state["about"], state["given"], state["iteration"]
         except Exception as error:  # missing and damaged files raise many types; all are reported
             fail(f"--resume {args.resume}: no checkpoint, or a damaged one ({error!r:.200}); name a run that has one.")
         if (before["script"], before["args"].keys()) != (script, vars(args).keys()):
             fail(f"--resume {args.resume}: use {before['script']} (commit {before['commit']}), as before.")
-        args = tyro.cli(Args, description=__doc__, default=Args(**before["args"]))  # new arguments win
+        args = tyro.cli(Args, description=__doc__, default=Args(**given))  # new arguments win
         for name in ("env", "num_agents", "lora_rank"):  # the run's curves and weights depend on these
             if vars(args)[name] != before["args"][name]:
                 fail(f"--{name.replace('_', '-')}: the run to --resume has {before['args'][name]}; begin a new one.")
@@ -624,6 +629,7 @@ if __name__ == "__main__":
     args.model = [os.path.abspath(name) if name != "tiny" and os.path.isdir(name) else name for name in args.model]
     if os.path.isfile(args.dataset) and args.dataset not in ("sample", "hub"):
         args.dataset = os.path.abspath(args.dataset)
+    given = asdict(args)  # a resume may change what the defaults below depend on
     tiny = set(args.model) == {"tiny"}
     if args.learning_rate is None:
         args.learning_rate = (4e-4 if tiny else 5e-6) * (10 if args.lora_rank else 1)
@@ -712,7 +718,7 @@ if __name__ == "__main__":
     if world_size > 1:
         # the default of ten minutes is too short: processes wait while one writes a checkpoint or runs tests
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=1))
-    say = print if rank == 0 else lambda *_: None
+    say = tqdm.write if rank == 0 else lambda _: None  # print would garble the bar
     name = f"{args.env.replace(':', '.')}__{script[:-3]}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}"
     run_dir = gather(args.resume or os.path.join(args.output_dir, name))[0]
     state_file = os.path.join(run_dir, "checkpoint", "state.pt")
@@ -762,7 +768,7 @@ if __name__ == "__main__":
             agent.graph_stream = torch.cuda.Stream(place) if args.cuda_graphs else None
             if args.gradient_checkpointing:
                 model.gradient_checkpointing_enable()
-            # the longest of the first prompts; others may have more tokens, which is then told when they are sampled
+            # the longest in characters; one with more tokens, or of a later turn, is checked when it is sampled
             longest = max((prompts[i] for prompts in first_prompts), key=len)
             prompt_ids = encode(agent, [longest], args.max_new_tokens)[0][-64:]
             # models load on the CPU, in float32; one already on a GPU is shared, and was checked before
@@ -804,9 +810,9 @@ if __name__ == "__main__":
     if rank == 0:
         with open(os.path.join(run_dir, "args.json"), "w") as file:
             json.dump(about, file, indent=2)
-            for name, size in state["sizes"].items() if args.resume else ():
-                with open(os.path.join(run_dir, name), "a") as log_file:  # lines after the checkpoint come again
-                    log_file.truncate(min(size, log_file.tell()))  # fewer, if the log was edited or deleted since
+        for name, size in state["sizes"].items() if args.resume else ():
+            with open(os.path.join(run_dir, name), "a") as file:  # lines after the checkpoint come again
+                file.truncate(min(size, file.tell()))  # fewer, if the log was edited or deleted since
     # Each iteration and process reseeds its generators, and evaluation always uses iteration 0's seed: there is no
     # state to save, and training does not depend on how often evaluation runs.
     seed_of = lambda iteration: int(np.random.SeedSequence([args.seed, rank, iteration]).generate_state(1)[0])
@@ -831,22 +837,23 @@ if __name__ == "__main__":
                 file.writelines(lines)
             track(metrics, step=iteration)
 
+    lines = []  # for rollouts.jsonl
+    if not args.resume:
+        metrics = evaluate(args, env, agents, eval_tasks, 0, seed_of(0), lines)
+        log(0, metrics, lines)
+        say(f"iteration 0: evaluation return {metrics['eval/return']:.3f}")
     signals = []
 
     def on_signal(number, _):
         signals.append(number)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C then ends all at once; torchrun may send SIGTERM twice
         with suppress(OSError):  # Ctrl-C also ends the reader of `| tee log`
-            say("\nfinishing the iteration, then saving")
+            say("finishing the iteration, then saving")
 
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
-    lines = []  # for rollouts.jsonl
-    if not args.resume:
-        metrics = evaluate(args, env, agents, eval_tasks, 0, seed_of(0), lines)
-        log(0, metrics, lines)
-        say(f"evaluation before training: return {metrics['eval/return']:.3f}")
-    bar = tqdm(range(saved + 1, args.num_iterations + 1), initial=saved, total=args.num_iterations, disable=rank > 0)
+    total, silent = args.num_iterations, rank > 0 or not args.num_iterations
+    bar = tqdm(range(saved + 1, total + 1), initial=saved, total=total, disable=silent)
     for iteration in bar:
         # 1 ROLLOUT: a tree for each of this process's tasks
         began = time.perf_counter()
@@ -902,9 +909,11 @@ if __name__ == "__main__":
 
         # 4 LOG
         tokens = sum(len(ids) for node in nodes for group in node.groups for ids in group.completion_ids)
-        metrics["tokens_per_second"] = sum(gather(tokens)) / (time.perf_counter() - began)
+        metrics["tokens"] = sum(gather(tokens))
+        metrics["tokens_per_second"] = metrics["tokens"] / (time.perf_counter() - began)
         metrics |= {f"time/{part}": spent for part, spent in seconds.items()}
-        bar.set_postfix_str(f"return {metrics['train/return']:.2f}", refresh=False)  # shown after the checkpoint
+        shown = f"return {metrics['train/return']:.2f}, {metrics['tokens_per_second']:.0f} tokens/s"
+        bar.set_postfix_str(shown, refresh=False)  # it appears after the checkpoint
 
         # 5 EVALUATE
         lines = list(records(iteration, "train", turns, args.log_groups))
@@ -917,7 +926,8 @@ if __name__ == "__main__":
         stopping = any(gather(len(signals)))
         if last or stopping or iteration % args.save_every == 0:
             if rank == 0:
-                state = {"about": about, "iteration": iteration, "models": [agent.trained for agent in agents]}
+                state = {"about": about, "given": given, "iteration": iteration}
+                state["models"] = [agent.trained for agent in agents]
                 state["optimizers"] = [agent.optimizer.state_dict() for agent in agents]
                 logs = {name: os.path.join(run_dir, name) for name in ("metrics.jsonl", "rollouts.jsonl")}
                 state["sizes"] = {name: os.path.getsize(path) for name, path in logs.items()}
@@ -929,6 +939,8 @@ if __name__ == "__main__":
             saved = iteration
         if stopping:
             break
+        if "eval/return" in metrics:
+            say(f"iteration {iteration}: evaluation return {metrics['eval/return']:.3f}")
     bar.close()
 
     # final output
@@ -943,17 +955,10 @@ if __name__ == "__main__":
             agent.tokenizer.save_pretrained(os.path.join(run_dir, f"agent_{i}"))
         for i, example in enumerate(json.loads(lines[-1])["agents"] if lines else ()):
             print(f"\nagent {i} wrote: {example['completions'][0]}")
-        with open(os.path.join(run_dir, "metrics.jsonl")) as file:
-            logged = [json.loads(line) for line in file]
-        evaluations = {line["iteration"]: line["eval/return"] for line in logged if "eval/return" in line}
-        told = (f"{evaluations[k]:.3f} at iteration {k}" for k in sorted({min(evaluations), max(evaluations)}))
-        print(f"\nevaluation: return {', '.join(told)}; see {run_dir}")
-    if rank == 0 and saved:
-        speed = np.mean([line["tokens_per_second"] for line in logged if line["iteration"]])
         more = f" --num-iterations {2 * saved}" if saved == args.num_iterations else ""  # the run is complete
         how = "python" if world_size == 1 else f"torchrun --nproc-per-node {world_size}"
         how += f" {shlex.quote(os.path.relpath(__file__))} --resume {shlex.quote(run_dir)}{more}"
-        print(f"{speed:.0f} tokens/s sampled and trained; to go on: {how}")
+        print(f"\nsee {run_dir}" + f"; to go on: {how}" * bool(saved))
     if world_size > 1:
         dist.barrier()  # no process leaves while another still writes
         # A normal exit sometimes aborts in gloo's threads, and torchrun then reports the whole run as failed.

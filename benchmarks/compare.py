@@ -4,11 +4,10 @@
     python benchmarks/plot.py
 
 Each run is a process of its own with one thread. A row of results/<env>.csv is one evaluation of a run: script, seed,
-iteration, tokens (sampled by all agents so far: tokens_per_second times the seconds logged for parts of an iteration;
-slightly too few, since these leave a little out), seconds (of training so far), update_seconds (of these, in
-updates), train_zero_variance_groups (mean since the previous row), and the evaluation's metrics. The file's first
-line, after a #, has commit, versions and arguments. All scripts run with their defaults and equal numbers of tasks,
-generations and iterations; since completion lengths change, plot.py compares runs at equal numbers of tokens.
+iteration, tokens (sampled by all agents so far), seconds (of training so far), update_seconds (of these, in updates),
+train_zero_variance_groups (mean since the previous row), and the evaluation's metrics. The file's first line, after a
+#, has commit, versions and arguments. All scripts run with their defaults and equal numbers of tasks, generations and
+iterations; since completion lengths change, plot.py compares runs at equal numbers of tokens.
 """
 
 import csv
@@ -50,18 +49,17 @@ def train(args, script, seed):
         (run_dir,) = glob.glob(os.path.join(folder, "*"))
         with open(os.path.join(run_dir, "metrics.jsonl")) as file:
             lines = [json.loads(line) for line in file]
-    rows, tokens, seconds, updating, equal = [], 0.0, 0.0, 0.0, []
+    rows, tokens, seconds, updating, equal = [], 0, 0.0, 0.0, []
     for line in lines:
         if line["iteration"]:
-            spent = sum(value for key, value in line.items() if key.startswith("time/"))
-            tokens += line["tokens_per_second"] * spent
-            seconds += spent
+            tokens += line["tokens"]
+            seconds += sum(value for key, value in line.items() if key.startswith("time/"))
             updating += line["time/update"]
             equal.append(line["train/zero_variance_groups"])
         if "eval/return" in line:
             scores = {key.removeprefix("eval/"): value for key, value in line.items() if key.startswith("eval/")}
             row = {"script": script, "seed": seed, "iteration": line["iteration"]}
-            row |= {"tokens": round(tokens), "seconds": round(seconds, 1), "update_seconds": round(updating, 1)}
+            row |= {"tokens": tokens, "seconds": round(seconds, 1), "update_seconds": round(updating, 1)}
             row["train_zero_variance_groups"] = round(sum(equal) / len(equal), 3) if equal else None
             rows.append(row | scores)
             equal.clear()

@@ -199,11 +199,9 @@ def run_ours(args, job, script, more, num_agents, folder):
     with open(metrics) as file:
         lines = [json.loads(line) for line in file]
     lines = [line for line in lines if line["iteration"] > 1]  # 0 is the evaluation before training, 1 warms up
-    rows = job["num_tasks"] * job["num_generations"]
-    tokens = [rows * sum(line[f"agent_{i}/completion_length"] for i in range(num_agents)) for line in lines]
-    seconds = [count / line["tokens_per_second"] for count, line in zip(tokens, lines)]
+    seconds = [line["tokens"] / line["tokens_per_second"] for line in lines]
     with open(peak) as file:
-        return {"seconds": seconds, "tokens": tokens, **json.load(file)}
+        return {"seconds": seconds, "tokens": [line["tokens"] for line in lines], **json.load(file)}
 
 
 def run_theirs(args, python, job, peer, num_agents, folder):

@@ -161,7 +161,8 @@ METRICS = """| metric | meaning |
 | `agent_0/stopped` | share of the completions that ended by themselves |
 | `eval/agent_0/...` | entropy, completion_length and stopped of evaluation |
 | `time/sample`, `time/reward`, `time/update` | seconds of the iteration |
-| `tokens_per_second` | completion tokens of all agents and processes over the whole iteration, without evaluation |"""
+| `tokens` | completion tokens sampled in the iteration, by all agents and processes |
+| `tokens_per_second` | of these, over the whole iteration without evaluation |"""
 
 IPPO_METRICS = """
 | `agent_0/policy_loss`, `agent_0/value_loss` | the parts of the loss; like it, grad_norm, approx_kl and clipfrac, means over the steps of the iteration |

@@ -219,7 +219,7 @@ def scored_step(actions, score, turns_left):
 
     Otherwise an answer that fails a test, and earns again in the next turn, would be worth more than one that passes,
     and agents would learn to fail. (It still is, if only the second answer uses its helper.) Saved turns are not
-    discounted: with --gamma below 1 they pay slightly too much.
+    discounted: with --gamma below 1, a pass in the first turn earns more than passing in every turn would.
     """
     if not score.parts["all_passed"]:
         return Step(actions, score.reward, score.parts, done=False, feedback=score.findings)

@@ -22,7 +22,7 @@ def test_a_copied_script_trains_on_the_readmes_environment_in_an_empty_folder(sc
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "evaluation: return" in done.stdout and list(tmp_path.glob("runs/shout.Shout__*/agent_1"))
+    assert "evaluation return" in done.stdout and list(tmp_path.glob("runs/shout.Shout__*/agent_1"))
 
 
 def test_a_copied_script_says_that_it_has_no_environments(run, tmp_path, capsys):
