@@ -329,7 +329,7 @@ if __name__ == "__main__":
     # model and demonstrations
     sources = demonstrations(args)
     if min(map(len, sources), default=0) < 2:
-        fail("Fewer than two pairs with a complete answer: check --data and --min-reward, or --env and --num-agents.")
+        fail("Fewer than two pairs whose answers are whole: check --data and --min-reward, or --env and --num-agents.")
     whole = lambda text: isinstance(text, str) and text == text.encode(errors="ignore").decode()  # no lone surrogates
     if not all(whole(text) for source in sources for pair in source for text in pair):
         fail("--data or --env: a prompt or a completion is not UTF-8 text, which no tokenizer takes; fix it.")

@@ -6,6 +6,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # models this small are no faster on two th
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is ever downloaded; a hub id fails at once
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # the same everywhere: much of it is exact on a CPU only
 
+import json
 import pathlib
 import runpy
 import signal
@@ -60,7 +61,7 @@ def model_dir(tmp_path_factory):
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    """run(script, "--flag", value, ...) runs it as the command line would and returns its global names."""
+    """run(script, "--flag", value, ...) runs it as the command line would and returns its global names, with what it logged."""
 
     def run(script, *args):
         monkeypatch.setattr(sys, "argv", [str(script), "--output-dir", str(tmp_path / "runs"), *map(str, args)])
@@ -68,9 +69,15 @@ def run(monkeypatch, tmp_path):
         monkeypatch.chdir(tmp_path)
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            return runpy.run_path(str(script), run_name="__main__")
+            names = runpy.run_path(str(script), run_name="__main__")
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+        if "run_dir" in names:
+            with open(os.path.join(names["run_dir"], "metrics.jsonl")) as file:
+                names["logged"] = [json.loads(line) for line in file]
+            evaluated = [line for line in names["logged"] if "eval/return" in line]
+            names["evaluations"] = {line["iteration"]: line["eval/return"] for line in evaluated}
+        return names
 
     return run
