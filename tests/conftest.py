@@ -61,7 +61,7 @@ def model_dir(tmp_path_factory):
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    """run(script, "--flag", value, ...) runs it as the command line would and returns its global names, with what it logged."""
+    """run(script, "--flag", value, ...) runs it as a command; returns its global names and what it logged."""
 
     def run(script, *args):
         monkeypatch.setattr(sys, "argv", [str(script), "--output-dir", str(tmp_path / "runs"), *map(str, args)])
