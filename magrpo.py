@@ -74,7 +74,7 @@ class Args:
     num_turns: int = 1  # T, joint actions in a trajectory
     dataset: str = "sample"  # sample (offline), hub, a hub id, or a .jsonl, .json or .parquet file
     reward: str | None = None  # for tldr and arxiv: plain (default) or grounded
-    feedback: str | None = None  # on the last turn; for code: level (default) or plain
+    feedback: str | None = None  # what is said of the last turn; for code: level (default) or plain
     allow_unsafe_code: bool = False  # run model-written code even if the system offers no sandbox
     model: list[str] = field(default_factory=lambda: ["tiny"])  # tiny, a folder or a hub id; one for all, or one each
     lora_rank: int = 0  # rank of a LoRA for each agent, on frozen weights that agents share; 0: train all weights
@@ -958,7 +958,7 @@ if __name__ == "__main__":
         more = f" --num-iterations {2 * saved}" if saved == args.num_iterations else ""  # the run is complete
         how = "python" if world_size == 1 else f"torchrun --nproc-per-node {world_size}"
         how += f" {shlex.quote(os.path.relpath(__file__))} --resume {shlex.quote(run_dir)}{more}"
-        print(f"\nsee {run_dir}" + f"; to go on: {how}" * bool(saved))
+        print(f"\nsee {run_dir}; to go on: {how}" if saved else f"\nsee {run_dir}")
     if world_size > 1:
         dist.barrier()  # no process leaves while another still writes
         # A normal exit sometimes aborts in gloo's threads, and torchrun then reports the whole run as failed.

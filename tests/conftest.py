@@ -54,6 +54,11 @@ def save_model(path, seed=0, stops=(STOP, *range(10, 30)), tokenizer=None, model
     return str(path)
 
 
+def metrics_of(run_dir, but=("time/", "tokens_per_second")):
+    lines = [json.loads(line) for line in open(os.path.join(run_dir, "metrics.jsonl"))]
+    return [{key: value for key, value in line.items() if not key.startswith(but)} for line in lines]
+
+
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory):
     return save_model(tmp_path_factory.mktemp("model") / "random")
@@ -61,7 +66,7 @@ def model_dir(tmp_path_factory):
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    """run(script, "--flag", value, ...) runs it as a command; returns its global names and what it logged."""
+    """run(script, "--flag", value, ...) runs it as the command line would and returns its global names."""
 
     def run(script, *args):
         monkeypatch.setattr(sys, "argv", [str(script), "--output-dir", str(tmp_path / "runs"), *map(str, args)])
@@ -69,15 +74,9 @@ def run(monkeypatch, tmp_path):
         monkeypatch.chdir(tmp_path)
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            names = runpy.run_path(str(script), run_name="__main__")
+            return runpy.run_path(str(script), run_name="__main__")
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-        if "run_dir" in names:
-            with open(os.path.join(names["run_dir"], "metrics.jsonl")) as file:
-                names["logged"] = [json.loads(line) for line in file]
-            evaluated = [line for line in names["logged"] if "eval/return" in line]
-            names["evaluations"] = {line["iteration"]: line["eval/return"] for line in evaluated}
-        return names
 
     return run

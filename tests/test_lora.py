@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from conftest import CRITIC_FREE, SCRIPTS, save_model, two_scripts
+from conftest import CRITIC_FREE, SCRIPTS, metrics_of, save_model, two_scripts
 from processes import printed_by
 from safetensors.torch import load_file
 from test_gradient import TOY, slow_gradient, updates  # noqa: F401, a fixture
@@ -169,8 +169,8 @@ def test_an_adapter_can_be_evaluated_but_not_trained_on(run, model_dir, capsys):
     trained = run(CRITIC_FREE[0], *flags(model_dir, "--num-iterations", 2, *many))
     folders = [os.path.join(trained["run_dir"], f"agent_{i}") for i in range(2)]
     names = run(CRITIC_FREE[0], *TOY, "--model", *folders, "--num-iterations", 0, *many)
-    first, *_, last = (line["eval/return"] for line in trained["logged"] if "eval/return" in line)
-    assert [line["eval/return"] for line in names["logged"]] == pytest.approx([last]) and last != first
+    first, *_, last = (line["eval/return"] for line in metrics_of(trained["run_dir"]) if "eval/return" in line)
+    assert [line["eval/return"] for line in metrics_of(names["run_dir"])] == pytest.approx([last]) and last != first
     with pytest.raises(SystemExit):
         run(CRITIC_FREE[0], *TOY, "--model", *folders)
     assert "an adapter, which is not trained further; merge it" in capsys.readouterr().err

@@ -459,7 +459,7 @@ def test_draw_by_hand(script, monkeypatch):
     for number, column in [(0.0, 1), (0.2, 1), (0.25, 3), (0.999, 3)]:
         monkeypatch.setattr(torch, "rand_like", lambda x, number=number: torch.full_like(x, number))
         assert module.draw(weights).tolist() == [[column]]
-    large = torch.zeros(1, 70_000)  # more than 256 blocks: of these too, a block is drawn first
+    large = torch.zeros(1, 70_000)  # more than 256 blocks
     large[0, [3, 69_000]] = torch.tensor([1.0, 3.0])
     for number, column in [(0.2, 3), (0.3, 69_000)]:
         monkeypatch.setattr(torch, "rand_like", lambda x, number=number: torch.full_like(x, number))
@@ -470,7 +470,7 @@ def test_draw_by_hand(script, monkeypatch):
 
 
 @two_scripts
-@pytest.mark.parametrize("vocab_size", [200, 300])  # drawn at once; in two blocks, one of them padded
+@pytest.mark.parametrize("vocab_size", [200, 300])  # one block; two, one of them padded
 def test_sample_draws_from_the_whole_distribution(script, vocab_size, tmp_path):
     """Frequencies of 20,000 draws against the exact probabilities; a generation_config must not leak in."""
     agent = agent_of(save_model(tmp_path / "model", vocab_size=vocab_size, initializer_range=0.5, stops=[11]))

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import CRITIC_FREE, END, ROOT, SCRIPTS, STOP, make_tokenizer, save_model, two_scripts
+from conftest import CRITIC_FREE, END, ROOT, SCRIPTS, STOP, make_tokenizer, metrics_of, save_model, two_scripts
 from processes import Started, printed_by
 from toy import Step
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
@@ -39,11 +39,6 @@ TOY = (
     0.01,
 )
 TOY = (*TOY, "--eval-tasks", 2, "--eval-every", 2, "--num-turns", 2)
-
-
-def metrics_of(run_dir, but=("time/", "tokens_per_second")):
-    lines = [json.loads(line) for line in open(os.path.join(run_dir, "metrics.jsonl"))]
-    return [{key: value for key, value in line.items() if not key.startswith(but)} for line in lines]
 
 
 def weights_of(run_dir, agent=0):
