@@ -5,7 +5,7 @@ import os
 
 import pytest
 import torch
-from conftest import ROOT, two_scripts
+from conftest import ROOT, metrics_of, two_scripts
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 DATA, TOKENIZER = ROOT.parent / "shared" / "data" / "scitldr.jsonl", ROOT.parent / "shared" / "tokenizers" / "qwen2.5"
@@ -16,7 +16,8 @@ needs_data = pytest.mark.skipif(not DATA.exists(), reason="no ../shared/data/sci
 @two_scripts
 def test_scitldr_with_models_tiny(script, run):
     names = run(script, "--dataset", DATA, "--num-iterations", 1, "--eval-tasks", 4)
-    assert len(names["train_tasks"]) == 270 and len(names["evaluations"]) == 2
+    evaluations = [line for line in metrics_of(names["run_dir"]) if "eval/return" in line]
+    assert len(names["train_tasks"]) == 270 and len(evaluations) == 2
 
 
 @needs_data
