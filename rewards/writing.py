@@ -117,9 +117,10 @@ def pair_reward(text1, text2, scale=TLDR, source="", reference=None, grounded=Fa
     source: str, what the texts are about; read by the diagnostics and by `grounded`
     reference: str, a human answer for the diagnostic `rouge`, or None
     grounded: multiply the levels after structure by min(1, share/0.5) min(1, content/0.3) (1 - repetition). share is
-        the part of both texts' distinct content words that occur in `source`; content is the number of content words
-        over that of words or of whitespace-separated tokens, whichever are more. The last two factors are about 1 for
-        ordinary prose: without them, one source word among stop words or dots would do. This variant is ours.
+        the part of both texts' distinct content words that occur in `source`; content is the number of each text's
+        distinct content words over that of words or of whitespace-separated tokens, whichever are more. The last two
+        factors are about 1 for ordinary prose: without them, one source word among stop words or dots would do, or a
+        few in every order. This variant is ours.
 
     Returns (reward, parts). The reward is the sum of the levels structure (0 or 0.5), length (0 to 1), unique (0 to
     0.5) and style (0 to 0.98). `parts` holds these four, 0 from a failing level on; the raw numbers length_ratio,
@@ -130,9 +131,8 @@ def pair_reward(text1, text2, scale=TLDR, source="", reference=None, grounded=Fa
     share = len((content1 | content2) & content_words(source)) / max(1, len(content1 | content2))
     parts = dict.fromkeys(("structure", "length", "unique", "style"), 0.0)
     parts |= dict.fromkeys(("length_ratio", "unique_ratio", "transitions", "overlap"), 0.0)
-    both = words(text1) + words(text2)
-    count = max(1, len(both), len(f"{text1} {text2}".split()))
-    content = sum(word not in STOP_WORDS for word in both) / count
+    count = max(1, len(words(text1) + words(text2)), len(f"{text1} {text2}".split()))
+    content = (len(content1) + len(content2)) / count
     parts |= {"grounded": share, "content": content, "repetition": (repetition(text1) + repetition(text2)) / 2}
     if reference is not None:
         parts["rouge"] = (rouge1(text1, reference) + rouge1(text2, reference)) / 2

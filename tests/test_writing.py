@@ -1,5 +1,6 @@
 """The tldr and arxiv rewards against numbers worked out by hand."""
 
+import itertools
 import random
 
 import pytest
@@ -144,9 +145,18 @@ def test_stop_words_and_repetition_are_no_way_around_grounded():
     dots = pair_reward(text(2) + " ." * 18, text(5) + " ." * 45, source=text(8), grounded=True)[1]
     assert dots["grounded"] == 1 and dots["content"] == 7 / 70 and 0 < dots["length"] < 0.34
     again = pair_reward(text(8), text(4) + " " + " ".join([text(3)] * 4), source=text(8), grounded=True)[1]
-    # of the second text's 14 runs of three words eight were there before
-    assert again["repetition"] == pytest.approx((0 + 8 / 14) / 2)
+    # of the second text's 14 runs of three words eight were there before, and of its 16 words 12
+    assert again["repetition"] == pytest.approx((0 + 8 / 14) / 2) and again["content"] == (8 + 4) / 24
     assert again["length"] == pytest.approx(1 - 8 / 28)
+
+
+def test_few_words_in_every_order_are_no_way_around_grounded():
+    orders = [" ".join(order) for order in itertools.permutations(text(6).split())]
+    one, two = " ".join(orders[:23]), " ".join(orders[23:47])  # 138 and 144 words
+    plain, grounded = (pair_reward(one, two, ARXIV, text(6), grounded=g)[0] for g in (False, True))
+    content = (6 + 6) / 282
+    repetition = pair_reward(one, two, ARXIV, text(6))[1]["repetition"]
+    assert plain > 2.5 and grounded == pytest.approx(0.5 + (plain - 0.5) * content / 0.3 * (1 - repetition))
 
 
 def test_rouge_and_repetition():
