@@ -24,7 +24,9 @@ WRITTEN, TESTS, DOUBLED = 2.0, 4.0, -1.0
 
 # Appended to the test classes of a task: each test method becomes one assert.
 RUN_TEST_CASES = """
-import unittest
+import unittest.case
+# what a failed test says is not shown, and two long lists would take minutes to compare line by line
+unittest.case.difflib.ndiff, unittest.case.pprint.pformat = (lambda *lines: []), repr
 for case in [c for c in list(globals().values()) if isinstance(c, type) and issubclass(c, unittest.TestCase)]:
     for test in unittest.defaultTestLoader.loadTestsFromTestCase(case):
         result = unittest.TestResult()

@@ -652,13 +652,14 @@ def _fenced(text):
 
 
 def _statements_of(code):
-    """The statements, or None if it is not Python; all lines may be indented, only the first, or all but the first."""
+    """The statements, or None if it is not Python; all lines may be indented, or the first too far or not enough."""
     pieces = re.split(r"^(?=\S)", code, flags=re.MULTILINE)
     # What follows imports and comments at the margin may be indented.
     pieces = [re.sub(r"\A(?=import |from |#)", "    ", piece) for piece in pieces]
     # In this order: if only the first line were moved, a body that begins with comments could be read as just these.
     moved = "    " + code.lstrip()
-    for form in (code, textwrap.dedent(code), textwrap.dedent(moved), "".join(map(textwrap.dedent, pieces))):
+    dedent = textwrap.dedent
+    for form in (code, dedent(code), dedent(moved), "".join(map(dedent, pieces)), code.lstrip()):
         try:
             return _tree(form).body
         except UNREAD:
@@ -718,11 +719,11 @@ def _binds(node):
 
 
 def _loaded(node, hints=True):
-    """The names that a node reads; with `hints`, also in annotations."""
+    """The names that a node reads or deletes; with `hints`, also in annotations."""
     roots = [] if hints else [getattr(n, part, None) for n in ast.walk(node) for part in ("annotation", "returns")]
     skip = {n for root in filter(None, roots) for n in ast.walk(root)}
     names = [n for n in ast.walk(node) if isinstance(n, ast.Name) and n not in skip]
-    return {n.id for n in names if isinstance(n.ctx, ast.Load)}
+    return {n.id for n in names if not isinstance(n.ctx, ast.Store)}
 
 
 def _reads(statement):

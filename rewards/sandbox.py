@@ -236,9 +236,10 @@ def _run_one(job, timeout, turns):
         return Result(*verdict, time.monotonic() - start)
 
 
-def _no_verdict(job, reason):
-    """The fields of a Result without the seconds, for when no grader reports them."""
-    return [0, 1, [], reason, {}, ["not run"] * len(job.examples)]
+def _no_verdict(job, reason, facts=None, outcomes=(), left=1):
+    """The fields of a Result without the seconds, for when the grader does not report them; `left` asserts did not run."""
+    outcomes = [*outcomes, *[False] * max(1, left)]
+    return [sum(outcomes), len(outcomes), outcomes, reason, facts or {}, ["not run"] * len(job.examples)]
 
 
 def _start(code, **options):
@@ -311,18 +312,29 @@ class _Worker:
             socket.send_fds(c, [b"C" + seconds], [candidate_end.fileno()])
             socket.send_fds(g, [b"G" + seconds], [grader_end.fileno(), grader_ours.fileno()])
             candidate_end.close(), grader_end.close(), grader_ours.close()  # so ours reads EOF when the processes end
+            # The grader keeps the deadline; this is in case it cannot, as when it sums up a range that the candidate
+            # returned. What it has sent counts, even if this process was stopped in between and reads it late.
+            keep_deadline = lambda: ours.settimeout(max(deadline + 1 - time.monotonic(), 1e-3))
+            reply, slow_at = select.poll(), time.monotonic() + SLOW
+            reply.register(ours, select.POLLIN)
+            facts, outcomes, left, verdict = {}, [], 1, None
             try:
-                # The grader keeps the deadline; this is in case it cannot. What it has sent counts, even if this
-                # process was stopped in between and reads it late.
-                ours.settimeout(max(deadline + 1 - time.monotonic(), 1e-3))
+                keep_deadline()
                 send(ours, [deadline, *job._replace(prepare=_compiled(job.prepare))])
-                reply = select.poll()
-                reply.register(ours, select.POLLIN)
-                if not reply.poll(1000 * SLOW):
-                    when_slow()
-                verdict = receive(ours)
+                while not verdict:
+                    if not reply.poll(max(0, 1000 * (slow_at - time.monotonic()))):
+                        when_slow()
+                    keep_deadline()
+                    kind, *news = receive(ours)
+                    if kind == "facts":
+                        facts, left = news
+                    elif kind == "outcome":
+                        held, left = news
+                        outcomes.append(held)
+                    else:
+                        verdict = news
             except TimeoutError:
-                verdict = _no_verdict(job, "out of time")
+                verdict = _no_verdict(job, "out of time", facts, outcomes, left)
             for control in (c, g):
                 control.sendall(b"K")
             for control in (c, g):

@@ -629,19 +629,22 @@ class _Count(ast.NodeTransformer):
 
 
 def _grader(channel, trainer):
-    """Runs the tests and sends the trainer the fields of a Result, without the seconds."""
+    """Runs the tests and sends the trainer what it learns, and in the end the fields of a Result but the seconds."""
     deadline, texts, tests, names, prepare, options, examples, setup, objects = receive(trainer)
     random.seed(tests)  # repeatable, but unpredictable without seeing the tests
     remote = _Remote(channel, deadline, objects)
     counter = _Count()
     tree = ast.fix_missing_locations(counter.visit(ast.parse(tests)))
     outcomes, ran, errors, facts, shown, begun = [], [], [], {}, [], {}  # ran: assert number of each outcome
+    left = {*range(1, counter.asserts + 1)}  # asserts that have not run yet
 
     def count(number, held):
         if len(outcomes) == MAX_ITEMS:
             raise TooManyAsserts
         ran.append(number)
         outcomes.append(held)
+        left.discard(number)
+        send(trainer, ["outcome", held, len(left)])  # at once: the next value may keep this process busy for ever
 
     def check(number, value):
         count(number, bool(value) and not remote.dead)  # its death is not an exception that a test may expect
@@ -674,6 +677,7 @@ def _grader(channel, trainer):
         ready, facts = remote.receive([texts, prepare, options, objects])
         if not ready:
             raise CandidateError(facts.get("error") or "no program")
+        send(trainer, ["facts", facts, len(left)])
         remote.result(remote.receive())
         exec(setup, scope)
         scope.update({name: (Object(remote, name) if objects else remote.function(name)) for name in names})
@@ -681,18 +685,18 @@ def _grader(channel, trainer):
         try:
             exec(compile(tree, "<tests>", "exec"), scope)
         except SystemExit as end:
-            if end.code or len({*ran}) < counter.asserts:  # not after all tests, or because one failed
+            if end.code or left:  # not after all tests, or because one failed
                 raise CandidateError(f"the tests ended with exit status {end.code}") from None
     except TooManyAsserts:
         outcomes, errors = [False], [f"more than {MAX_ITEMS} asserts"]
     except Exception as error:  # outside of any assert: asserts that it kept from running have failed
-        outcomes += [False] * max(1, counter.asserts - len({*ran}))
+        outcomes += [False] * max(1, len(left))
         errors.append(_describe(error))
     if not outcomes:
         outcomes, errors = [False], ["no assert ran"]
     reason = "" if all(outcomes) else remote.dead or next(iter(errors), "a wrong result")
     shown += ["not run"] * (len(examples) - len(shown))
-    send(trainer, [sum(outcomes), len(outcomes), outcomes, reason, facts, shown])
+    send(trainer, ["verdict", sum(outcomes), len(outcomes), outcomes, reason, facts, shown])
 
 
 def _describe(error):

@@ -64,6 +64,12 @@ def score(*texts, base=BASE, tests=TESTS, **options):
     return class_rewards([ClassAnswer(list(texts), assigned, "Box", base, tests, ["Box"], **options)])[0]
 
 
+def test_long_lists_are_not_compared_line_by_line():
+    tests = TESTS.replace("test_add(self):", "test_add(self): self.assertEqual([*range(9000)], self.box.size());")
+    parts = score(ONE, SIZE.replace("len(self.items)", "list(range(10**5, 10**5 + 9000))") + AREA, tests=tests).parts
+    assert parts["tests"] == pytest.approx(4 * 3 / 5)  # test_double, test_area and test_init, all in time
+
+
 # Of five tests one passes without any method.
 CASES = {
     "all": ([ONE, TWO], 2, 4, 0),

@@ -748,6 +748,8 @@ FORMATS = {
     "byte order mark": "\ufeff" + MAIN,
     "byte order mark and fence": f"\ufeff```python\n{MAIN}```",
     "indented": textwrap.indent(MAIN, "    "),
+    "only its first line indented": f"\n    {MAIN}",
+    "import deleted": f"import os\ndel os\n{MAIN}",
     "ends of lines": f"So:\n```python\n{MAIN.rstrip()}```\nIt sums.".replace("\n", "\r\n"),
     "in a list": "1. The function:\n\n" + textwrap.indent(f"```python\n{MAIN}```\n", "   ") + "2. It sums.",
     "fence behind the code": f"```python\n{MAIN.rstrip()}```\nIt sums.",
