@@ -237,7 +237,7 @@ def _run_one(job, timeout, turns):
 
 
 def _no_verdict(job, reason, facts=None, outcomes=(), left=1):
-    """The fields of a Result without the seconds, for when the grader does not report them; `left` asserts did not run."""
+    """The fields of a Result but the seconds, for when the grader does not report them; `left` asserts did not run."""
     outcomes = [*outcomes, *[False] * max(1, left)]
     return [sum(outcomes), len(outcomes), outcomes, reason, facts or {}, ["not run"] * len(job.examples)]
 

@@ -446,9 +446,10 @@ def test_questions_that_are_never_read():
 
 def test_a_value_that_keeps_the_grader_busy_costs_only_what_comes_after():
     code = "def f(x):\n    return range(10 ** 15) if x > 2 else range(x)"
-    tests = "assert sum(f(1)) == 0\nfor y in (1, 2):\n    assert len(f(y)) == y\nassert sum(f(3)) == 3\nassert sum(f(1)) == 0"
-    busy = job(code, tests)._replace(prepare="def prepare(texts):\n    return texts[0], {'found': [True]}")
-    result = run_beside_controls(busy)
+    tests = "assert sum(f(1)) == 0\nfor y in (1, 2):\n    assert len(f(y)) == y\n"
+    tests += "assert sum(f(3)) == 3\nassert sum(f(1)) == 0"
+    prepare = "def prepare(texts):\n    return texts[0], {'found': [True]}"
+    result = run_beside_controls(job(code, tests)._replace(prepare=prepare))
     assert result.outcomes == [True, True, True, False, False] and result[:2] == (3, 5)
     assert (result.reason, result.facts) == ("out of time", {"found": [True]})
 
