@@ -88,7 +88,7 @@ class Args:
     # sampling
     num_generations: int = 8  # G, completions per agent in a group
     temperature: float = 1.0  # for sampling and for the trained log-probabilities
-    max_new_tokens: int | None = None  # C; by default 96 for tiny (arxiv: 256), 256 for other models
+    max_new_tokens: int | None = None  # C; by default 96 for tiny, 256 for others and arxiv (one agent: 512)
     max_batch_tokens: int = 4096  # tokens of a training batch; sampling takes four times as many at once
 
     # optimization
@@ -691,6 +691,8 @@ if __name__ == "__main__":
         args.learning_rate = (1e-4 if tiny else 5e-6) * (10 if args.lora_rank else 1)
     if args.max_new_tokens is None:
         args.max_new_tokens = 96 if tiny and args.env != "arxiv" else 256
+        if args.env == "arxiv" and args.num_agents == 1:
+            args.max_new_tokens = 512  # for both texts
     times = 1 if args.use_separate_critic or args.lora_rank else 10  # also for a --learning-rate given with --resume
     critic_learning_rate = args.critic_learning_rate or times * args.learning_rate
     if args.eval_temperature is None:

@@ -86,7 +86,7 @@ class Args:
     num_generations: int = 8  # G, completions per agent in a group
     joint_mode: Literal["align", "cross"] | None = None  # cross: all G^N (default if T=1, G^N <= 100); align: g with g
     temperature: float = 1.0  # for sampling and for the trained log-probabilities
-    max_new_tokens: int | None = None  # C; by default 96 for tiny (arxiv: 256), 256 for other models
+    max_new_tokens: int | None = None  # C; by default 96 for tiny, 256 for others and arxiv (one agent: 512)
     max_batch_tokens: int = 4096  # tokens of a training batch; sampling takes four times as many at once
 
     # optimization
@@ -635,6 +635,8 @@ if __name__ == "__main__":
         args.learning_rate = (4e-4 if tiny else 5e-6) * (10 if args.lora_rank else 1)
     if args.max_new_tokens is None:
         args.max_new_tokens = 96 if tiny and args.env != "arxiv" else 256
+        if args.env == "arxiv" and args.num_agents == 1:
+            args.max_new_tokens = 512  # for both texts
     if args.eval_temperature is None:
         args.eval_temperature = args.temperature
     may_be_zero = ("seed", "num_iterations", "log_groups", "eval_tasks", "eval_temperature", "gamma", "lora_rank")

@@ -33,7 +33,7 @@ class Args:
 # (environment, maximum of agents, further arguments, [(row label, evaluation metric), ...])
 RUNS = [
     ("tldr", 3, ["--max-new-tokens", "128"], [("tldr: mean reward, of 2.98", "return")]),
-    ("arxiv", 2, ["--max-new-tokens", "256"], [("arxiv: mean reward, of 2.98", "return")]),
+    ("arxiv", 2, [], [("arxiv: mean reward, of 2.98", "return")]),
     (
         "humaneval",
         3,
@@ -58,8 +58,6 @@ RUNS = [
 
 def evaluation(args, env, num_agents, flags):
     """The metrics of one run's evaluation."""
-    if env == "arxiv" and num_agents == 1:
-        flags = ["--max-new-tokens", "512"]  # one agent writes both halves of the introduction
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, os.path.join(ROOT, "magrpo.py"), "--env", env, "--num-agents", str(num_agents)]
         command += ["--num-iterations", "0", "--eval-tasks", str(args.eval_tasks), "--output-dir", folder, *flags]
