@@ -9,11 +9,13 @@ equal number of tokens: the total of the run that sampled least.
 """
 
 import csv
+import os
 import sys
 from dataclasses import dataclass, field
 
 import numpy as np
 import tyro
+from stamp import ROOT
 
 try:
     import matplotlib
@@ -27,8 +29,10 @@ COLORS = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#9c6b4e", "#a463f2"]
 
 @dataclass
 class Args:
-    results: list[str] = field(default_factory=lambda: ["results/tldr.csv"])  # a script's last file counts
-    output: str = "docs/tldr"  # .png and .md are added
+    results: list[str] = field(
+        default_factory=lambda: [os.path.join(ROOT, "results", "tldr.csv")]
+    )  # a script's last file counts
+    output: str = os.path.join(ROOT, "docs", "tldr")  # .png and .md are added
     metric: str = "return"
     samples: int = 2000  # of the bootstrap
     tokens: float = float("inf")  # draw and compare up to this many, if no run ends earlier
@@ -75,7 +79,7 @@ def draw_scaling(path):
     figure.supxlabel("tokens computed (of prompts once, of completions)", fontsize=9)
     figure.supylabel("seconds to sample and train\ndashed: as tokens, dotted: as products", fontsize=9)
     figure.tight_layout()
-    figure.savefig("docs/scaling.png")
+    figure.savefig(os.path.join(ROOT, "docs", "scaling.png"))
 
 
 if __name__ == "__main__":
