@@ -1091,7 +1091,7 @@ if __name__ == "__main__":
         print(f"\nsee {run_dir}; to go on: {how}" if saved else f"\nsee {run_dir}")
     if world_size > 1:
         dist.barrier()  # no process leaves while another still writes
-        # A normal exit sometimes aborts in gloo's threads, and torchrun then reports the whole run as failed.
+        # gloo's threads sometimes abort a normal exit (pytorch/pytorch#179291): torchrun then reports a failed run
         atexit._run_exitfuncs()
         sys.stdout.flush()
         os._exit(0)
