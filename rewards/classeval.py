@@ -27,11 +27,11 @@ RUN_TEST_CASES = """
 import unittest.case
 # what a failed test says is not shown, and two long lists would take minutes to compare line by line
 unittest.case.difflib.ndiff, unittest.case.pprint.pformat = (lambda *lines: []), repr
-for case in [c for c in list(globals().values()) if isinstance(c, type) and issubclass(c, unittest.TestCase)]:
-    for test in unittest.defaultTestLoader.loadTestsFromTestCase(case):
-        result = unittest.TestResult()
-        unittest.TestSuite([test]).run(result)  # which also sets up the class
-        assert result.wasSuccessful() and not result.skipped
+cases = [c for c in list(globals().values()) if isinstance(c, type) and issubclass(c, unittest.TestCase)]
+for test in [test for case in cases for test in unittest.defaultTestLoader.loadTestsFromTestCase(case)]:
+    result = unittest.TestResult()
+    unittest.TestSuite([test]).run(result)  # which also sets up the class
+    assert result.wasSuccessful() and not result.skipped
 """
 
 

@@ -331,6 +331,8 @@ class _Worker:
                     elif kind == "outcome":
                         held, left = news
                         outcomes.append(held)
+                    elif kind == "left":
+                        (left,) = news
                     else:
                         verdict = news
             except TimeoutError:

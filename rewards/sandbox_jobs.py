@@ -531,6 +531,8 @@ class _Remote:
         raise self.last
 
     def ask(self, operation, key, args=(), keywords=None):
+        if self.dead:
+            self.receive()  # raises, before anything large is packed
         edits = []
         for lent in self.lent:
             number, container, before = lent
@@ -624,6 +626,9 @@ class _Count(ast.NodeTransformer):
             place = f"{before + 1}, {self.asserts}"
             guard = ast.parse(f"try: __begin__({place})\nexcept Exception: __lost__({place})").body[0]
             guard.body, node.body = guard.body + node.body, [guard]
+            rounds = ast.parse(f"__rounds__({place})", mode="eval").body
+            rounds.args.append(node.iter)
+            node.iter = rounds
         node.orelse = [self.visit(part) for part in node.orelse]
         return node
 
@@ -637,6 +642,10 @@ def _grader(channel, trainer):
     tree = ast.fix_missing_locations(counter.visit(ast.parse(tests)))
     outcomes, ran, errors, facts, shown, begun = [], [], [], {}, [], {}  # ran: assert number of each outcome
     left = {*range(1, counter.asserts + 1)}  # asserts that have not run yet
+    ahead = {}  # loop that runs -> how many asserts its further rounds hold
+
+    def to_come():
+        return len(left) + sum(ahead.values())
 
     def count(number, held):
         if len(outcomes) == MAX_ITEMS:
@@ -644,7 +653,8 @@ def _grader(channel, trainer):
         ran.append(number)
         outcomes.append(held)
         left.discard(number)
-        send(trainer, ["outcome", held, len(left)])  # at once: the next value may keep this process busy for ever
+        # at once: the next value may keep this process busy for ever
+        send(trainer, ["outcome", held, to_come()])
 
     def check(number, value):
         count(number, bool(value) and not remote.dead)  # its death is not an exception that a test may expect
@@ -653,6 +663,17 @@ def _grader(channel, trainer):
         for number in numbers:
             count(number, False)
         errors.append(_describe(sys.exc_info()[1]))
+
+    def rounds(first, last, things):  # of a loop; those to come are counted where their number is known
+        length = len(things) if isinstance(things, (range, *MUTABLE, *SEQUENCES.values())) else 0
+        try:
+            for k, thing in enumerate(things, start=1):
+                ahead[first] = max(0, length - k) * (last + 1 - first)
+                if k == 1:
+                    send(trainer, ["left", to_come()])
+                yield thing
+        finally:
+            ahead.pop(first, None)
 
     def begin(*loop):
         begun[loop] = len(ran)
@@ -672,12 +693,13 @@ def _grader(channel, trainer):
         except Exception as error:
             return _describe(remote.last if isinstance(remote.last, CandidateError) and str(remote.last) else error)
 
-    scope = {"__name__": "tests", "__assert__": check, "__failed__": failed, "__begin__": begin, "__lost__": lost}
+    scope = {"__name__": "tests", "__assert__": check, "__failed__": failed}
+    scope |= {"__rounds__": rounds, "__begin__": begin, "__lost__": lost}
     try:
         ready, facts = remote.receive([texts, prepare, options, objects])
         if not ready:
             raise CandidateError(facts.get("error") or "no program")
-        send(trainer, ["facts", facts, len(left)])
+        send(trainer, ["facts", facts, to_come()])
         remote.result(remote.receive())
         exec(setup, scope)
         scope.update({name: (Object(remote, name) if objects else remote.function(name)) for name in names})

@@ -70,6 +70,14 @@ def test_long_lists_are_not_compared_line_by_line():
     assert parts["tests"] == pytest.approx(4 * 3 / 5)  # test_double, test_area and test_init, all in time
 
 
+def test_test_methods_that_a_busy_grader_does_not_reach_have_failed():
+    tests = TESTS.replace("test_size(self):", "test_size(self): sum(self.box.size());")
+    endless = SIZE.replace("len(self.items)", "range(10**15)") + AREA
+    answer = ClassAnswer([ONE, endless], [METHODS[::2], METHODS[1::2]], "Box", BASE, tests, ["Box"])
+    (scored,) = class_rewards([answer], timeout=2)
+    assert scored.parts["tests"] == 4 / 5  # test_add passes, and test_size comes next
+
+
 # Of five tests one passes without any method.
 CASES = {
     "all": ([ONE, TWO], 2, 4, 0),

@@ -454,6 +454,13 @@ def test_a_value_that_keeps_the_grader_busy_costs_only_what_comes_after():
     assert (result.reason, result.facts) == ("out of time", {"found": [True]})
 
 
+@pytest.mark.parametrize("first, passed", [(0, 1), (2, 3)])
+def test_rounds_that_a_busy_grader_does_not_reach_have_failed(first, passed):
+    code = f"def f(x):\n    return range(10 ** 15) if x >= {first} else range(x)"
+    tests = "assert f(-1) == range(-1)\nfor y in [0, 1, 2, 3, 4]:\n    assert sum(f(y)) >= 0\nassert f(-2)"
+    assert run_beside_controls(job(code, tests))[:2] == (passed, 7)
+
+
 def test_an_oversized_reply_is_not_waited_for():
     assert run_beside_controls(job(HACKS["oversized reply"])).reason == "an unreadable answer (too large)"
 
