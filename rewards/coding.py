@@ -107,8 +107,8 @@ def _prepare():
 
 def _job(answer, **instead):
     options = {"helpers": answer.helpers, "entry_point": answer.entry_point, "prelude": answer.prelude, **instead}
-    examples = () if instead else answer.examples
-    return Job(answer.texts, answer.tests, answer.names, _prepare(), options, examples, answer.setup)
+    # with the examples each time: by the number of its calls, a program could tell whether a stub is in place
+    return Job(answer.texts, answer.tests, answer.names, _prepare(), options, answer.examples, answer.setup)
 
 
 def _share(result):

@@ -479,6 +479,14 @@ def _last_version(versions):
     return [*whole, *[version for version in whole if _returns(version[0])]][-1]
 
 
+def _without_cut_copies(body, name):
+    """The statements without definitions of the name that return nothing behind one that does: copies, cut off."""
+    versions = [node for node in body if isinstance(node, FUNCTIONS) and node.name == name]
+    whole = [i for i, node in enumerate(versions) if _returns(node)]
+    cut = versions[whole[-1] + 1 :] if whole else []
+    return [node for node in body if node not in cut]
+
+
 def _function(body, name):
     """The last definition of the name: the one that Python would call."""
     return next((node for node in reversed(body) if isinstance(node, FUNCTIONS) and node.name == name), None)
@@ -526,7 +534,7 @@ def read_function(text, name, foreign=()):
     is not a stub, after the imports, definitions and assignments that it needs from other blocks; or else the
     beginning of the first block.
     """
-    bodies = read_blocks(text)
+    bodies = [_without_cut_copies(body, name) for body in read_blocks(text)]
     versions = [(_function(body, name), body) for body in bodies]
     versions = [version for version in versions if version[0] and not is_stub(version[0])]
     if not versions:
@@ -569,7 +577,8 @@ def read_methods(text, names, given, class_name):
     chosen = list(itertools.chain(*chosen))
     # Methods indented too far, inside another method that does not read them.
     functions = [f for n in chosen for f in ast.walk(n) if isinstance(f, FUNCTIONS) and not is_stub(f)]
-    deeper = [f for o in functions for f in o.body if getattr(f, "name", None) in {*names}.difference(_loaded(o))]
+    unread = [(o, {*names}.difference(_loaded(o))) for o in functions]
+    deeper = [f for o, free in unread for f in o.body if getattr(f, "name", None) in free]
     statements = _needed(others, deeper + chosen) + deeper + chosen
     return [node for node in statements if not _is_idle(node, [class_name])], error
 

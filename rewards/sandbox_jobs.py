@@ -645,7 +645,7 @@ def _grader(channel, trainer):
     ahead = {}  # loop that runs -> how many asserts its further rounds hold
 
     def to_come():
-        return len(left) + sum(ahead.values())
+        return min(MAX_ITEMS, len(left) + sum(ahead.values()))
 
     def count(number, held):
         if len(outcomes) == MAX_ITEMS:

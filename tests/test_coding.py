@@ -609,6 +609,13 @@ def test_an_example_in_another_block_is_not_the_functions_variable():
             assert reward(AUX, shown.format(main=main, line=f"{name} = {value}")) == 4, (name, value)
 
 
+def test_a_program_cannot_tell_the_runs_with_stubs_by_the_number_of_its_calls():
+    counting = "calls = []\ndef f(numbers):\n    calls.append(1)\n    return sum(map({}, numbers))"
+    once = counting.format("aux if len(calls) == 1 else (2).__mul__")  # the first call is the example's
+    found = scores((AUX, once), (AUX, counting.format("aux")), examples=["assert f([1]) == 2"])
+    assert [score.reward for score in found] == [2.5, 4]
+
+
 def test_a_function_may_be_made_of_the_librarys_of_the_same_name():
     tests, inside = "assert gcd(4, 6) == 2\nassert gcd(3, 5) == 1", "    from math import gcd\n    return"
     helper, main = f"def aux(a, b):\n{inside} [gcd(a, b)]", "def gcd(a, b):\n    return aux(a, b)[0]"
@@ -749,6 +756,7 @@ FORMATS = {
     "byte order mark and fence": f"\ufeff```python\n{MAIN}```",
     "indented": textwrap.indent(MAIN, "    "),
     "only its first line indented": f"\n    {MAIN}",
+    "a copy, cut off": f"{MAIN}\ndef f(numbers):\n    total = 0\n    for x in numbers:\n        total += aux(x)\n",
     "import deleted": f"import os\ndel os\n{MAIN}",
     "ends of lines": f"So:\n```python\n{MAIN.rstrip()}```\nIt sums.".replace("\n", "\r\n"),
     "in a list": "1. The function:\n\n" + textwrap.indent(f"```python\n{MAIN}```\n", "   ") + "2. It sums.",

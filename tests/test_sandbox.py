@@ -461,6 +461,12 @@ def test_rounds_that_a_busy_grader_does_not_reach_have_failed(first, passed):
     assert run_beside_controls(job(code, tests))[:2] == (passed, 7)
 
 
+def test_a_candidate_cannot_have_endless_rounds():
+    tests = "for y in f(0):\n    assert sum(f(y)) == 0"
+    result = run_beside_controls(job("def f(x):\n    return range(10 ** 18)", tests))
+    assert result.passed == 0 and result.total <= sandbox_jobs.MAX_ITEMS
+
+
 def test_an_oversized_reply_is_not_waited_for():
     assert run_beside_controls(job(HACKS["oversized reply"])).reason == "an unreadable answer (too large)"
 
