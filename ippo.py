@@ -105,7 +105,7 @@ class Args:
     num_minibatches: int = 2  # optimizer steps in each pass
     clip_coef: float = 0.2  # clips the ratio to 1 +- this, and a value's change to +- this
     clip_vloss: bool = True  # clip the value's change
-    vf_coef: float = 0.5  # weight of the value loss
+    vf_coef: float = 0.1  # weight of the value loss
     ent_coef: float = 0.0  # weight of the entropy bonus
     target_kl: float | None = None  # the optimizer step that finds approx_kl above it is the last on this rollout
 

@@ -149,7 +149,7 @@ def slow_loss(learner, trunk, old_learner, old_trunk, i, turns, o):
     return {k: v / (len(flat) if k in by_tokens else len(trajectories) * o["max_new_tokens"]) for k, v in sums.items()}
 
 
-DEFAULTS = {"gamma": 1.0, "gae_lambda": 1.0, "clip_coef": 0.2, "vf_coef": 0.5, "ent_coef": 0.0, "max_new_tokens": 24}
+DEFAULTS = {"gamma": 1.0, "gae_lambda": 1.0, "clip_coef": 0.2, "vf_coef": 0.1, "ent_coef": 0.0, "max_new_tokens": 24}
 DEFAULTS |= {"norm_adv": False, "clip_vloss": True, "temperature": 1.0}
 
 
