@@ -93,7 +93,7 @@ class Args:
 
     # optimization
     num_tasks: int = 4  # B, tasks per iteration, of all processes together
-    learning_rate: float | None = None  # of AdamW; by default 1e-4 for tiny, 5e-6 for others; 10 times that for a LoRA
+    learning_rate: float | None = None  # of AdamW; by default 2e-4 for tiny, 5e-6 for others; 10 times that for a LoRA
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     gamma: float = 1.0  # discount per turn
     max_grad_norm: float = 1.0  # each agent's gradient is clipped to this norm
@@ -688,13 +688,13 @@ if __name__ == "__main__":
     given = asdict(args)  # a resume may change what the defaults below depend on
     tiny = set(args.model) == {"tiny"}
     if args.learning_rate is None:
-        args.learning_rate = (1e-4 if tiny else 5e-6) * (10 if args.lora_rank else 1)
+        args.learning_rate = (2e-4 if tiny else 5e-6) * (10 if args.lora_rank else 1)
     if args.max_new_tokens is None:
         args.max_new_tokens = 96 if tiny and args.env != "arxiv" else 256
         if args.env == "arxiv" and args.num_agents == 1:
             args.max_new_tokens = 512  # for both texts
-    times = 1 if args.use_separate_critic or args.lora_rank else 10  # also for a --learning-rate given with --resume
-    critic_learning_rate = args.critic_learning_rate or times * args.learning_rate
+    if args.critic_learning_rate is None:
+        args.critic_learning_rate = args.learning_rate * (1 if args.use_separate_critic or args.lora_rank else 10)
     if args.eval_temperature is None:
         args.eval_temperature = args.temperature
     may_be_zero = ("seed", "num_iterations", "log_groups", "eval_tasks", "eval_temperature", "gamma", "lora_rank")
@@ -845,7 +845,7 @@ if __name__ == "__main__":
         agent.learner = torch.nn.ModuleList([model, *valuing]).to(place)
         agent.trained = {key: p for key, p in agent.learner.named_parameters() if p.requires_grad}
         actor = {"params": [p for p in model.parameters() if p.requires_grad]}
-        critic = {"params": torch.nn.ModuleList(valuing).parameters(), "lr": critic_learning_rate}
+        critic = {"params": torch.nn.ModuleList(valuing).parameters(), "lr": args.critic_learning_rate}
         agent.optimizer = torch.optim.AdamW([actor, critic], args.learning_rate, weight_decay=0.0, fused=True)
         agents.append(agent)
         size = f"{sum(p.numel() for p in agent.trained.values()) / 1e6:.2f}M parameters to train on {place}"
@@ -988,7 +988,7 @@ if __name__ == "__main__":
             device, steps = agent.model.device, []
             decay = 1 - (iteration - 1) / args.num_iterations if args.anneal_lr else 1.0
             agent.optimizer.param_groups[0]["lr"] = decay * args.learning_rate
-            agent.optimizer.param_groups[1]["lr"] = decay * critic_learning_rate
+            agent.optimizer.param_groups[1]["lr"] = decay * args.critic_learning_rate
             train_mode(agent.learner)
             orders = (torch.randperm(len(trajectories)) for _ in range(args.update_epochs))
             # one loop, so that target_kl ends all passes

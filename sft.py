@@ -70,7 +70,7 @@ class Args:
 
     # model
     model: str = "tiny"  # tiny, a folder, a hub id, or scratch: a new tokenizer and a new model of this size
-    vocab_size: int = 1536  # scratch: tokens of the byte-level BPE
+    vocab_size: int = 1536  # scratch: tokens of the byte-level BPE, fewer if the texts have no more to merge
     hidden_size: int = 128  # scratch
     num_layers: int = 4  # scratch
     num_heads: int = 4  # scratch: attention heads, half as many for keys and values

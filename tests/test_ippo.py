@@ -289,7 +289,7 @@ def test_value_loss_reaches_exactly_its_parameters(run, updates, model_dir):
         assert gradients["0.lm_head.weight"].any()
     updates.clear()
     names = run(SCRIPT, *TOY, "--model", model_dir, *ONE_STEP, "--use-separate-critic")
-    assert names["critic_learning_rate"] == names["args"].learning_rate  # by default that of the actor
+    assert names["args"].critic_learning_rate == names["args"].learning_rate  # by default that of the actor
     groups = names["agents"][0].optimizer.param_groups
     actor = {id(p) for p in names["agents"][0].model.parameters()}
     assert {id(p) for p in groups[0]["params"]} == actor and not actor & {id(p) for p in groups[1]["params"]}
@@ -485,7 +485,7 @@ def test_what_would_stop_all_learning_is_refused(name, run, capsys):
 def test_a_lower_learning_rate_at_a_resume_is_also_that_of_the_values(run, model_dir):
     run_dir = run(SCRIPT, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
     names = run(SCRIPT, "--resume", run_dir, "--learning-rate", 1e-6)
-    assert names["critic_learning_rate"] == pytest.approx(1e-5)
+    assert names["args"].critic_learning_rate == pytest.approx(1e-5)
 
 
 def test_a_minibatch_may_be_one_trajectory(run, model_dir):

@@ -429,7 +429,7 @@ def test_defaults_depend_on_the_model(script, run, model_dir):
 def test_defaults_of_the_tiny_model(script, env, agents, max_new_tokens, run):
     run_dir = run(script, "--env", env, "--num-agents", agents, "--num-iterations", 0, "--eval-tasks", 1)["run_dir"]
     args = json.loads(pathlib.Path(run_dir, "args.json").read_text())["args"]
-    assert args["learning_rate"] == (1e-4 if script.stem == "ippo" else 4e-4)
+    assert args["learning_rate"] == (2e-4 if script.stem == "ippo" else 4e-4)
     assert (args["max_new_tokens"], args["max_batch_tokens"]) == (max_new_tokens, 4096)
 
 
