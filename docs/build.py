@@ -195,12 +195,12 @@ each token.
 Defaults that differ from the other scripts: the value function has a learning rate of its own
 (`--critic-learning-rate`). For a value head on the actor, whose weights start at zero, it is ten times the actor's;
 with `--lora-rank` it is equal to the actor's, which is ten times as high already. For `models/tiny` the actor's
-learning rate is a quarter of the other scripts', since this script takes several optimizer steps per rollout
+learning rate is half the other scripts', since this script takes several optimizer steps per rollout
 (`--update-epochs` x `--num-minibatches`) and the others take one.
 
 Defaults and details that differ from CleanRL's `ppo.py`:
 
-- `--gae-lambda` is 1; `--ent-coef` is 0; `--max-grad-norm` is 1; there are two passes of two minibatches each;
+- `--gae-lambda` is 1; `--vf-coef` is 0.1; `--ent-coef` is 0; `--max-grad-norm` is 1; there are two passes of two minibatches each;
 - advantages are not normalised, and with `--norm-adv` over an iteration, not over each minibatch;
 - the value function is a head on the actor unless `--use-separate-critic` is given, has an output for each turn, and
   starts at the mean return from that turn on;
