@@ -9,7 +9,6 @@ equal number of tokens: the total of the run that sampled least.
 """
 
 import csv
-import os
 import sys
 from dataclasses import dataclass, field
 
@@ -29,10 +28,8 @@ COLORS = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#9c6b4e", "#a463f2"]
 
 @dataclass
 class Args:
-    results: list[str] = field(
-        default_factory=lambda: [os.path.join(ROOT, "results", "tldr.csv")]
-    )  # a script's last file counts
-    output: str = os.path.join(ROOT, "docs", "tldr")  # .png and .md are added
+    results: list[str] = field(default_factory=lambda: [f"{ROOT}/results/tldr.csv"])  # a script's last file counts
+    output: str = f"{ROOT}/docs/tldr"  # .png and .md are added
     metric: str = "return"
     samples: int = 2000  # of the bootstrap
     tokens: float = float("inf")  # draw and compare up to this many, if no run ends earlier
@@ -79,7 +76,7 @@ def draw_scaling(path):
     figure.supxlabel("tokens computed (of prompts once, of completions)", fontsize=9)
     figure.supylabel("seconds to sample and train\ndashed: as tokens, dotted: as products", fontsize=9)
     figure.tight_layout()
-    figure.savefig(os.path.join(ROOT, "docs", "scaling.png"))
+    figure.savefig(f"{ROOT}/docs/scaling.png")
 
 
 if __name__ == "__main__":

@@ -200,7 +200,8 @@ learning rate is half the other scripts', since this script takes several optimi
 
 Defaults and details that differ from CleanRL's `ppo.py`:
 
-- `--gae-lambda` is 1; `--vf-coef` is 0.1; `--ent-coef` is 0; `--max-grad-norm` is 1; there are two passes of two minibatches each;
+- `--gae-lambda` is 1; `--vf-coef` is 0.1; `--ent-coef` is 0; `--max-grad-norm` is 1; there are two passes of two
+  minibatches each;
 - advantages are not normalised, and with `--norm-adv` over an iteration, not over each minibatch;
 - the value function is a head on the actor unless `--use-separate-critic` is given, has an output for each turn, and
   starts at the mean return from that turn on;
