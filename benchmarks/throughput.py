@@ -180,8 +180,11 @@ class Products(TorchDispatchMode):
         def build(x):
             if isinstance(x, tuple) and x and x[0] == "tensor":
                 _, shape, stride, dtype, device = x
-                tensor = torch.empty_strided(shape, stride, dtype=dtype, device=device)
-                return tensor.normal_() if dtype.is_floating_point else tensor.fill_(1)
+                # filled before it is strided: in an expanded view, elements share memory
+                size = 1 + sum((n - 1) * step for n, step in zip(shape, stride)) if all(shape) else 0
+                flat = torch.empty(size, dtype=dtype, device=device)
+                flat = flat.normal_() if dtype.is_floating_point else flat.fill_(1)
+                return flat.as_strided(shape, stride)
             return type(x)(map(build, x)) if isinstance(x, (tuple, list)) else x
 
         total = 0.0
