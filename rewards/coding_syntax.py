@@ -23,18 +23,23 @@ FUTURE = "from __future__ import annotations\n"  # annotations may name what is 
 # A function and its helpers ------------------------------------------------------------------------------------------
 
 # Stubs that replace a helper, to see how the tests do without it. The values of NOTHING act as nothing: they are empty
-# and 0 as numbers, no comparison of order holds, adding one changes nothing, and only () equals one. ECHO returns its
-# argument: with it, `return aux(result)` does as well as with a helper if the asked function has done all the work.
+# and 0 as numbers, no comparison of order holds, adding one or dividing by one changes nothing, only () equals one.
+# ECHO returns its argument: with it, `return aux(result)` does as well as with a helper if the asked function has done
+# all the work.
 NOTHING = """
 class {name}(tuple):
     __new__ = lambda cls, *args, **keywords: tuple.__new__(cls)
     __add__ = __radd__ = __sub__ = __rsub__ = __or__ = __ror__ = __xor__ = __rxor__ = lambda self, other: other
+    __and__ = __rand__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __rpow__ = __radd__
+    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __radd__
     __mul__ = __rmul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = lambda self, *args: self
     __neg__ = __pos__ = __abs__ = __round__ = lambda self, *args: self
     __call__ = __getattr__ = __getitem__ = lambda self, *args, **keywords: self
     __lt__ = __le__ = __gt__ = __ge__ = lambda self, other: False
     __int__ = __index__ = lambda self: 0
     __float__ = lambda self: 0.0
+    __str__ = __format__ = lambda self, *args: ""
+    join = lambda self, texts: "".join(texts)
 """
 ECHO = """
 def {name}(*args, **keywords):
@@ -75,7 +80,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=None):
         body = [node for node in body if isinstance(node, DEFINITIONS) or node not in examples]
         needed = []  # what must not fail: the function, what runs before it, and what these read
         if function:
-            run = [node for node in body[: body.index(function)] if not isinstance(node, NAMING)] + [function]
+            run = [n for n in body[: body.index(function)] if not isinstance(n, (*NAMING, ast.Expr))] + [function]
             needed = run + _named(body, run)
             # A later example such as `list = [1, 2]` would hide the built-in from all agents' code.
             taken = {*dir(builtins)}.difference(owned)
@@ -217,7 +222,9 @@ def prepare_class(texts, assigned, class_name, base):
                 filled[methods[name]] = _last_version([parts[i:j] for i, j in zip(starts, [*starts[1:], None])])
                 again = any(name in _gives(n) for n in added)  # as in size = property(size)
                 for part in [] if again else parts:
-                    part.decorator_list = part.decorator_list or methods[name].decorator_list
+                    takes = [arg.arg for arg in part.args.args[:1]]
+                    plain = takes == ["self"] != [arg.arg for arg in methods[name].args.args[:1]]  # not static here
+                    part.decorator_list = part.decorator_list or ([] if plain else methods[name].decorator_list)
         wrote.append(found)
     # Additions may read the skeleton's attributes, and methods' decorators and defaults may read the additions. But
     # additions that read or replace a method come last, and so do those that read or replace these.
@@ -436,10 +443,10 @@ def _is_method(node):
 
 
 def _source(node):
-    """The source of a statement, or "..." if it nests too deeply to be written; Python may run it all the same."""
+    """The source of a statement, or "..." where Python can run what it cannot write: deep nesting, some f-strings."""
     try:
         return ast.unparse(node)
-    except RecursionError:
+    except (RecursionError, ValueError):
         return "..."
 
 
@@ -512,7 +519,7 @@ WORD = rf"\b(?!({KEYWORDS})\b)\w+"
 STRING = r"'[^'\n]*'|\"[^\"\n]*\""
 # "for each number", "n = 3 gives 4", "f(3) returns", "'f' is": in code, no word follows a word that is no keyword,
 # a bracket or a string directly
-PROSE = rf"(?=\S)(?:{STRING}|[^'\"#])*?(?:{WORD}|['\")\]]) +{WORD}"
+PROSE = rf"(?=\S)(?:{STRING}|[^'\"#])*?(?:{WORD}|{STRING}|[)\]]) +{WORD}"
 SYMBOL = rf"(?=\S)(?:{STRING}|[^'\"#])*?[^\w\x00-\x7f]"  # such as an arrow or a Chinese full stop
 # How a line of code that does not parse begins: indented, else, f(, a[, a.b += , a, b = , ), "a, (a
 BEGINS = rf"\s|$|({KEYWORDS})\b|[\w.]+(\(|\[| ?[^\w\s]{{0,3}}=)|[a-z]\w*[,:].*=|[\])}}@'\"]|[\[({{](?![A-Z/])"
@@ -588,7 +595,7 @@ def read_blocks(text):
 
     A block ends at the first fence that makes it valid Python, since a docstring may hold fences. Other blocks only
     contribute assignments. Code may also stand in prose outside of these blocks. Of two definitions the last counts,
-    so code in prose comes first, and so does an unclosed block, which may be truncated.
+    so code in prose comes first, and before it an unclosed block, which may be truncated.
     """
     plain = _plain(text)
     for form in (text, plain):
@@ -598,7 +605,7 @@ def read_blocks(text):
     lines = plain.split("\n")
     fences = [i for i, line in enumerate(lines) if re.fullmatch(FENCE, line)][:100]
     ends = [i for i in fences if not lines[i].strip(" \t`~")] + [len(lines)]
-    bodies, end, between = [], -1, []
+    bodies, end, between, unclosed = [], -1, [], []
     for start in fences:
         for stop in [i for i in ends if i > start > end][:8]:
             body = _statements_of("\n".join(lines[start + 1 : stop])) or []
@@ -608,11 +615,11 @@ def read_blocks(text):
             else:
                 body = [node for node in body if isinstance(node, ASSIGNING)]
             if body:
-                bodies.insert(0 if stop == len(lines) else len(bodies), body)
+                (unclosed if stop == len(lines) else bodies).append(body)
                 break
     if end < 0:
         return _between_prose(lines)
-    return [*between, *_between_prose(lines[end + 1 :]), *bodies]
+    return [*unclosed, *between, *_between_prose(lines[end + 1 :]), *bodies]
 
 
 def _between_prose(lines, most=20):
@@ -624,6 +631,11 @@ def _between_prose(lines, most=20):
     if not begins or not most:
         return []
     indent = re.match(r"\s*", lines[begins[0]])[0]
+    # only the first line may have lost its indentation, as where a completion's leading blanks were stripped
+    below = re.match(r"[ ]*", next(filter(str.strip, lines[begins[0] + 1 :]), ""))[0]
+    if not indent and len(below) > 4 * lines[begins[0]].rstrip().endswith(":"):
+        indent = "    "
+        lines = [*lines[: begins[0]], indent + lines[begins[0]], *lines[begins[0] + 1 :]]
     # lines at the margin after indented code, such as a main guard, keep their own indentation
     outside = (i for i in range(begins[0], len(lines)) if lines[i].strip() and not lines[i].startswith(indent))
     margin = next(outside, len(lines))
@@ -648,7 +660,8 @@ def _plain(text):
     text = text.rpartition("</think>")[2].partition("<think>")[0]  # the last thoughts may be unclosed
     edges = rf"^{BLANK}+|(?<!{BLANK}){BLANK}+$"
     text = re.sub(edges, lambda found: found[0].translate(UNSEEN), text, flags=re.MULTILINE)
-    text = re.sub(rf"^([ \t]*){TAGS}|{TAGS}(?=[ \t]*$)", r"\1", text, flags=re.MULTILINE)
+    # (?<!>): from where all of them begin, as from each of them would be quadratic
+    text = re.sub(rf"^([ \t]*){TAGS}|(?<!>){TAGS}(?=[ \t]*$)", r"\1", text, flags=re.MULTILINE)
     text = re.sub(rf"^([ \t]*(?:`{{3,}}|~{{3,}}))(?:py\w*)? *(?={CODE})", r"\1\n", text, flags=re.MULTILINE)
     return re.sub(r"(?<=[^\s`~])[ \t]*(```|~~~)[ \t]*$", r"\n\1", text, flags=re.MULTILINE)
 

@@ -598,6 +598,14 @@ class _Count(ast.NodeTransformer):
 
     def __init__(self):
         self.asserts, self.handled = 0, False
+        self.functions = {}  # name of a function with asserts -> the first and the last of these
+        self.called = []  # the same of each of their calls so far
+
+    def _guarded(self, statements, place):
+        """Statements that may raise elsewhere: those of these asserts that it keeps from running have failed."""
+        guard = ast.parse(f"try: __begin__{place}\nexcept Exception: __lost__{place}").body[0]
+        guard.body += statements
+        return guard
 
     def visit_Assert(self, node):
         if isinstance(node.test, ast.Constant) and node.test.value:
@@ -618,15 +626,27 @@ class _Count(ast.NodeTransformer):
 
     visit_With = visit_Try
 
-    def visit_For(self, node):
+    def visit_FunctionDef(self, node):
         before = self.asserts
+        self.generic_visit(node)
+        if self.asserts > before:
+            self.functions[node.name] = before + 1, self.asserts
+        return node
+
+    def visit_Expr(self, node):  # each call of a function with asserts is a test, and after an error the next begins
+        place = self.functions.get(getattr(getattr(node.value, "func", None), "id", None))
+        if not place or self.handled:
+            return node
+        self.called.append(place)
+        return self._guarded([node], place)
+
+    def visit_For(self, node):
+        before, called = self.asserts, len(self.called)
         node.body = [self.visit(part) for part in node.body]
-        # each round is a test: if it raises elsewhere, it failed, and the next begins
-        if self.asserts > before and not self.handled:
-            place = f"{before + 1}, {self.asserts}"
-            guard = ast.parse(f"try: __begin__({place})\nexcept Exception: __lost__({place})").body[0]
-            guard.body, node.body = guard.body + node.body, [guard]
-            rounds = ast.parse(f"__rounds__({place})", mode="eval").body
+        places = self.called[called:] + ([(before + 1, self.asserts)] if self.asserts > before else [])
+        if places and not self.handled:  # each round is a test, too
+            node.body = [self._guarded(node.body, places[-1])]
+            rounds = ast.parse(f"__rounds__{places[-1]}", mode="eval").body
             rounds.args.append(node.iter)
             node.iter = rounds
         node.orelse = [self.visit(part) for part in node.orelse]
@@ -642,10 +662,16 @@ def _grader(channel, trainer):
     tree = ast.fix_missing_locations(counter.visit(ast.parse(tests)))
     outcomes, ran, errors, facts, shown, begun = [], [], [], {}, [], {}  # ran: assert number of each outcome
     left = {*range(1, counter.asserts + 1)}  # asserts that have not run yet
-    ahead = {}  # loop that runs -> how many asserts its further rounds hold
+    loops = {}  # that run, outermost first: the asserts in them, how many ran before this round, further rounds
 
-    def to_come():
-        return min(MAX_ITEMS, len(left) + sum(ahead.values()))
+    def to_come():  # if each further round holds as many asserts as this one
+        ahead, inside = 0, set()
+        for numbers, before, further in reversed(loops.values()):
+            done = len(ran) - before
+            in_round = max(len(numbers), done + ahead)
+            ahead = in_round - done + further * in_round
+            inside.update(left.intersection(numbers))
+        return min(MAX_ITEMS, len(left) - len(inside) + ahead)
 
     def count(number, held):
         if len(outcomes) == MAX_ITEMS:
@@ -666,19 +692,20 @@ def _grader(channel, trainer):
 
     def rounds(first, last, things):  # of a loop; those to come are counted where their number is known
         length = len(things) if isinstance(things, (range, *MUTABLE, *SEQUENCES.values())) else 0
+        loop, numbers = object(), range(first, last + 1)
         try:
             for k, thing in enumerate(things, start=1):
-                ahead[first] = max(0, length - k) * (last + 1 - first)
+                loops[loop] = numbers, len(ran), max(0, length - k)
                 if k == 1:
                     send(trainer, ["left", to_come()])
                 yield thing
         finally:
-            ahead.pop(first, None)
+            loops.pop(loop, None)
 
-    def begin(*loop):
-        begun[loop] = len(ran)
+    def begin(*place):
+        begun[place] = len(ran)
 
-    def lost(first, last):  # a round of a loop: its asserts that did not run yet have failed
+    def lost(first, last):  # of a round or a call: its asserts that did not run yet have failed
         failed(*({*range(first, last + 1)}.difference(ran[begun[first, last] :]) or [last]))
 
     def example(source):

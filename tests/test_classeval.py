@@ -164,6 +164,10 @@ FORMS = {
     "two fences": "```\nimport os\n```\nand\n```python\ndef size(self):\n    return len(self.items)\n```",
     "first line not indented": "def size(self):\n        return self.n()\n\n"
     "    def n(self):\n        return len(self.items)",
+    "first line not indented, prose": "def size(self):\n        return self.n()\n\n"
+    "    def n(self):\n        return len(self.items)\n\nThe method doesn't (fail.",
+    "first line not indented, an example": "@staticmethod\n    def n(x):\n        return len(x)\n\n"
+    "    def size(self):\n        return self.n(self.items)\n\nbox = Box()\nprint(box.size())\n\nIt's (done.",
     "imports not indented": "import operator\nfrom math import inf\n\n    def size(self):\n        # How many\n"
     "        return min(inf, self.n())\n\n    def n(self):\n        return operator.length_hint(self.items)",
     "imports not indented, other ends of lines": "import operator\r\n\r\n    def size(self):\r\n"
@@ -473,7 +477,9 @@ def test_a_static_method_stays_one_and_may_say_so_itself():
     for decorator in "", "@staticmethod\n":
         assert score(ADD + decorator + DOUBLE, TWO, tests=tests).reward == 6
     assert score(ADD + "@classmethod\ndef double(cls, x):\n    return 2 * x\n", TWO, tests=tests).reward == 6
-    assert score(ADD + "def double(self, x):\n    return 2 * x\n", TWO, tests=tests).findings["passed"] == 4
+    itself = ADD + "def double(self, x):\n    return 2 * x\n"  # no static method
+    assert score(itself, TWO, tests=tests).reward == 6
+    assert score(itself, TWO).findings["passed"] == 4
 
 
 def test_the_text_of_an_agent_without_methods_is_not_read():

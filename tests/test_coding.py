@@ -79,6 +79,14 @@ def test_code_too_deep_to_be_written_again_still_runs():
     assert [score.reward for score in found] == [4.0, 4.0, 0.4, 0.4]
 
 
+@pytest.mark.parametrize("blank", ["\u00a0", "\u3000", "\u200d"])
+def test_code_with_an_f_string_that_cannot_be_written_again_still_runs(blank):
+    text = f"f\"{{'{blank}'.join(map(str, numbers))}}\""
+    main = f"def f(numbers):\n    if None in numbers:\n        raise ValueError({text})\n    text = {text}\n"
+    main += f"    assert text.count('{blank}') == max(0, len(numbers) - 1)\n    return sum(map(aux, numbers))\n"
+    assert reward(AUX, main) == reward(AUX, main + MAIN) == 4
+
+
 USES = {
     "call": "return sum(aux(x) for x in numbers)",
     "map": "return sum(map(aux, numbers))",
@@ -271,6 +279,25 @@ def test_a_use_that_changes_no_test_gains_nothing(name):
     assert (score.findings["uses"], score.findings["ignored"]) == ([False], [False])
 
 
+NEUTRAL = {  # a helper's constant, and what changes nothing with it
+    "divided": ("1", "n // aux() / aux()"),
+    "modulo": ("100", "(n + 50) % aux() - 50"),
+    "to the power": ("1", "n ** aux()"),
+    "all bits": ("-1", "aux() & (n & aux())"),
+    "shifted": ("0", "n << aux() >> aux()"),
+    "an empty text": ("''", "int(f'{n}{aux()}' + str(aux()))"),
+    "joined": ("''", "int(aux().join(str(n)))"),
+}
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_a_constant_that_changes_nothing_gains_nothing(name):
+    value, result = NEUTRAL[name]
+    main = f"def f(numbers):\n    n = 2 * sum(numbers)\n    return {result}"
+    score = scores([f"def aux():\n    return {value}\n", main])[0]
+    assert score.reward == pytest.approx(2.5) and score.parts["all_passed"] == 1, score
+
+
 BESIDE = {  # what the helper's text holds beside the helper makes the difference
     "import": ("import math", "return math.trunc(2 * sum(numbers)) if True else aux(1)", 2.5),
     "constant": ("TWO = 2", "return TWO * sum(numbers) + 0 * aux(1)", 2.5),
@@ -415,7 +442,8 @@ def test_a_second_version_that_is_cut_off_does_not_replace_the_first():
         "def f(numbers):\n    if not numbers:\n        return 0\n    total = 0\n    for x in numbers:\n        total"
     )
     for end in range(len(second)):
-        assert reward(AUX, f"```python\n{MAIN}```\nAlternatively:\n```python\n{second[:end]}") == pytest.approx(4)
+        for first in f"```python\n{MAIN}```", MAIN:
+            assert reward(AUX, f"{first}\nAlternatively:\n```python\n{second[:end]}") == pytest.approx(4)
     assert reward(AUX, f"```python\n{second}\n```\nBetter:\n```python\n{MAIN}```") == pytest.approx(4)
 
 
@@ -647,6 +675,13 @@ FAILING = {  # examples of use behind the code
 }
 
 
+@pytest.mark.parametrize("line", ["f([3]) == 6", "f([3])", "O(n)", "print(absent)"])
+def test_a_line_before_the_code_that_fails_costs_nothing(line):
+    for template in "{}", "```python\n{}```":
+        texts = [template.format(f"{line}\n\n{code}") for code in (AUX, MAIN)]
+        assert reward(*texts) == pytest.approx(4)
+
+
 @pytest.mark.parametrize("name", FAILING)
 def test_an_example_that_fails_costs_nothing(name):
     assert [score.reward for score in scores([AUX, MAIN + FAILING[name]], [AUX + FAILING[name], MAIN])] == [4, 4]
@@ -867,6 +902,7 @@ FORMATS = {
             "from numbers, aux makes their doubles",
             '"f" returns the sum.',
             "'aux' is called for each number.",
+            "'f' works.",
             "f([1, 2]) returns 6, aux('x') fails",
             "numbers[0] may be 'none'",
             "f([1, 2]) -> 6",
@@ -987,7 +1023,8 @@ def test_an_exit_ends_nothing_but_the_answer():
     exits = ["exit()", "import os; os._exit(0)", "raise SystemExit", "raise KeyboardInterrupt"]
     answers = [[AUX, f"def f(numbers):\n    {code}\n    return 2 * sum(numbers)"] for code in exits]
     found = scores(*answers, [AUX, MAIN], *[[f"{code}\n{AUX}", MAIN] for code in exits])
-    assert [score.parts["tests"] for score in found] == [0, 0, 0, 0, 1, 0, 0, 0, 0]
+    # a call before the code may fail, as an example does
+    assert [score.parts["tests"] for score in found] == [0, 0, 0, 0, 1, 1, 0, 0, 0]
 
 
 def test_hostile_text_is_a_low_reward_and_no_error():
@@ -1441,6 +1478,10 @@ def test_code_in_pieces_between_prose(name):
 
 def test_many_spaces_are_read_in_time():
     assert reward(AUX, f"So{' ' * 200_000}it is:\n\n{MAIN}") == pytest.approx(4)
+
+
+def test_many_tags_are_read_in_time():
+    assert reward(AUX, f"{MAIN}# {'<s>' * 100_000}x\n\nThat's it.") == pytest.approx(4)
 
 
 def test_many_tildes_are_read_in_time():

@@ -461,6 +461,17 @@ def test_rounds_that_a_busy_grader_does_not_reach_have_failed(first, passed):
     assert run_beside_controls(job(code, tests))[:2] == (passed, 7)
 
 
+@pytest.mark.parametrize("in_function", [False, True])
+@pytest.mark.parametrize("first, passed", [((0, 0), 0), ((0, 3), 6), ((1, 0), 8), ((4, 3), 38)])
+def test_rounds_of_rounds_that_a_busy_grader_does_not_reach_have_failed(first, passed, in_function):
+    code = f"def f(*xs):\n    return range(10 ** 15) if xs >= {first} else range(9)"
+    tests = "for x in range(5):\n    for y in [0, 1, 2, 3]:\n        assert sum(f(x, y)) == 36\n        assert x < 9"
+    if in_function:
+        head, inner = tests.split("\n", 1)
+        tests = f"def rounds(x):\n{inner}\n{head}\n    rounds(x)"
+    assert run_beside_controls(job(code, tests))[:2] == (passed, 40)
+
+
 def test_a_candidate_cannot_have_endless_rounds():
     tests = "for y in f(0):\n    assert sum(f(y)) == 0"
     result = run_beside_controls(job("def f(x):\n    return range(10 ** 18)", tests))
@@ -2009,6 +2020,10 @@ check(f)
         assert run_tests([job(code, tests)])[0].outcomes == [True, True]
         result = run_tests([job("def f(x): return x", tests)])[0]
         assert (result.passed, result.total) == (2, 4)
+    # Nor are there fewer asserts if a function of the tests is called several times.
+    tests = "def close(a, b):\n    got = f(a)\n    assert got == b\n    assert got < 9\nfor k in 1, 3: close(k, k)\n"
+    tests += "close(3, 3)\nclose(4, 4)\ntry: close(3, 3)\nexcept ValueError: pass\nassert f(2) == 2"
+    assert run_tests([job(code, tests)])[0].outcomes == [True] * 2 + [False] * 4 + [True] * 3
     # A test that asserts nothing is not passed.
     assert run_tests([job(code, "f(1)")])[0].reason == "no assert ran"
 
