@@ -763,7 +763,7 @@ if __name__ == "__main__":
     # folders and processes
     paths = [os.path.join(here, "models", "tiny") if name == "tiny" else name for name in args.model]
     for path in paths:
-        if (os.path.isabs(path) or path.startswith(".")) and not os.path.isdir(path):
+        if (os.path.isabs(path) or path.startswith(".") or path.count("/") > 1) and not os.path.isdir(path):
             fail(f"--model: there is no folder {path}; give one, or a hub id.")
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
@@ -785,8 +785,10 @@ if __name__ == "__main__":
     about["versions"] = {name: sys.modules[name].__version__ for name in ("torch", "transformers", "numpy")}
     try:
         os.makedirs(os.path.dirname(state_file), exist_ok=True)
+        if not os.access(run_dir, os.W_OK):
+            raise PermissionError("it is read-only")
     except OSError as error:
-        fail(f"--output-dir: cannot write to {run_dir} ({error}); name another.")
+        fail(f"--{'resume' if args.resume else 'output-dir'}: cannot write to {run_dir} ({error}); name another.")
 
     # agents
     transformers.utils.logging.disable_progress_bar()
@@ -868,7 +870,8 @@ if __name__ == "__main__":
             fail(f"--resume {args.resume}: its weights do not fit; use its arguments and package versions.")
         for agent, weights, moments in zip(agents, state["models"], state["optimizers"]):
             agent.learner.load_state_dict(weights, strict=False)
-            agent.optimizer.load_state_dict(moments)
+            agent.optimizer.load_state_dict(copy.deepcopy(moments))  # not views of the file, which will be replaced
+        del weights, moments
         if (before["processes"], before["args"]["model"]) != (world_size, args.model):
             said = "another number of processes or --model (trained weights come from the checkpoint) than before"
             say(f"--resume {args.resume}: {said}, so results can differ from an uninterrupted run")
@@ -890,11 +893,12 @@ if __name__ == "__main__":
         tracker.init(project="tutti", name=os.path.basename(os.path.normpath(run_dir)), config=asdict(args))
         track = tracker.log
 
+    kept = lambda: f"The last checkpoint: {f'iteration {saved} in {run_dir}' if saved else 'none yet'}."
+
     def log(iteration, metrics, lines):
         if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
             remedy = "Begin anew or --resume a checkpoint with a lower --learning-rate, other temperatures or rewards."
-            kept = f"The last checkpoint: {f'iteration {saved} in {run_dir}' if saved else 'none yet'}."
-            fail(f"at iteration {iteration} {bad[0]} is {metrics[bad[0]]}. {remedy} {kept}")
+            fail(f"at iteration {iteration} {bad[0]} is {metrics[bad[0]]}. {remedy} {kept()}")
         if rank == 0:
             with open(os.path.join(run_dir, "metrics.jsonl"), "a") as file:
                 file.write(json.dumps({"iteration": iteration} | metrics) + "\n")
@@ -912,7 +916,8 @@ if __name__ == "__main__":
     def on_signal(number, _):
         signals.append(number)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C then ends all at once; torchrun may send SIGTERM twice
-        with suppress(OSError):  # Ctrl-C also ends the reader of `| tee log`
+        with suppress(OSError):  # Ctrl-C also ends the reader of `| tee log`, or of `2>&1 | tee log`
+            os.dup2(2, 1)  # stdout becomes stderr
             say("finishing the iteration, then saving")
 
     signal.signal(signal.SIGINT, on_signal)
@@ -1061,10 +1066,13 @@ if __name__ == "__main__":
                 state["optimizers"] = [agent.optimizer.state_dict() for agent in agents]
                 logs = {name: os.path.join(run_dir, name) for name in ("metrics.jsonl", "rollouts.jsonl")}
                 state["sizes"] = {name: os.path.getsize(path) for name, path in logs.items()}
-                torch.save(state, state_file + ".tmp")
-                for path in (*logs.values(), state_file + ".tmp"):
-                    with open(path) as file:
-                        os.fsync(file)  # a power failure would keep the new name, and lose what is not on the disk
+                try:
+                    torch.save(state, state_file + ".tmp")
+                    for path in (*logs.values(), state_file + ".tmp"):
+                        with open(path) as file:
+                            os.fsync(file)  # a power failure would keep the new name, and lose what is not on the disk
+                except (OSError, RuntimeError) as error:  # the latter is torch's, and names no reason
+                    fail(f"cannot write {state_file}.tmp: is the disk full? ({error!s:.80}) {kept()}")
                 os.replace(state_file + ".tmp", state_file)  # a crash leaves the old one intact
             saved = iteration
         if stopping:

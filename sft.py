@@ -52,7 +52,7 @@ class Args:
     output_dir: str = "runs"  # where the run folder is made
     log_every: int = 20  # steps between lines of metrics.jsonl; each evaluation also writes one
     eval_every: int = 200  # steps between held-out losses; there is always one at the end
-    save_every: int = 1000  # steps between saves of the model; there is always one at the end
+    save_every: int = 200  # steps between saves of the model; there is always one at the end
     save_dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the saved weights; training uses float32
     device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: CUDA if there is one
 
@@ -294,6 +294,8 @@ if __name__ == "__main__":
     script = os.path.basename(__file__).removesuffix(".py")
     signal.signal(signal.SIGINT, lambda *_: sys.exit("interrupted; --save-every says how often the agent is saved"))
     args = tyro.cli(Args, description=__doc__)
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        fail("one process trains one model; start it with python, not torchrun.")
     if args.learning_rate is None:
         args.learning_rate = {"scratch": 3e-3, "tiny": 1e-3}.get(args.model, 1e-5)
     for name, value in vars(args).items():
@@ -339,7 +341,7 @@ if __name__ == "__main__":
     else:
         here = os.path.dirname(os.path.abspath(__file__))
         path = os.path.join(here, "models", "tiny") if args.model == "tiny" else args.model
-        if os.path.isabs(path) and not os.path.isdir(path):
+        if (os.path.isabs(path) or path.startswith(".") or path.count("/") > 1) and not os.path.isdir(path):
             fail(f"--model {args.model}: there is no folder {path}; give one, or a hub id.")
         try:
             tokenizer = AutoTokenizer.from_pretrained(path)
@@ -368,6 +370,8 @@ if __name__ == "__main__":
     for source in sources:
         prompts = encode(tokenizer, [prompt for prompt, _ in source])
         completions = tokenizer([c for _, c in source], add_special_tokens=False).input_ids
+        if any(tokenizer.eos_token_id in c for c in completions):
+            fail(f"--data or --env: a completion has {tokenizer.eos_token}, which is added to the end; take it out.")
         rows = [(p, [*c, tokenizer.eos_token_id]) for p, c in zip(prompts, completions)]
         fitting = [row for row in rows if len(row[0]) + len(row[1]) <= args.max_length]
         print(f"{len(fitting)} pairs, {len(rows) - len(fitting)} left out for --max-length {args.max_length}")

@@ -280,6 +280,8 @@ The evaluation return of all scripts on held-out sample posts (`--env tldr --num
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] not in ([], ["--check"]):
+        sys.exit("docs/build.py: error: its only argument is --check, which writes nothing.")
     stale = []
     for script in ABOUT:
         path, text = DOCS / f"{script}.md", page(script)

@@ -589,6 +589,55 @@ interrupt = lambda: (os.close(reading), os.kill(os.getpid(), signal.SIGINT))
     assert len(list(run_dir.glob("agent_*"))) == 2
 
 
+def test_a_ctrl_c_that_ends_the_reader_of_a_pipe_still_tells_how_to_go_on(model_dir, tmp_path):
+    """Here only stdout is the pipe: `python magrpo.py | tee log`."""
+    ends = "reading, writing = os.pipe()\nos.dup2(writing, 1)\n"
+    ends += "interrupt = lambda: (os.close(reading), os.kill(os.getpid(), signal.SIGINT))\n"
+    flags = (*TOY, "--model", model_dir, "--num-iterations", 9, "--output-dir", tmp_path / "runs")
+    printed = printed_by(SCRIPTS[0], *flags, cwd=tmp_path, code=SIGNALLED + ends)
+    (run_dir,) = tmp_path.glob("runs/*")
+    assert f"--resume {run_dir}\n" in printed and "Traceback" not in printed
+
+
+@two_scripts
+def test_a_disk_that_is_full_at_a_checkpoint(script, run, model_dir, tmp_path, monkeypatch, capsys):
+    save = torch.save
+
+    def full(state, path):
+        if state["iteration"] == 3:
+            raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 7540352 vs 7540240")
+        save(state, path)
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(SystemExit) as stop:
+        run(script, *TOY, "--model", model_dir, "--num-iterations", 4, "--save-every", 1)
+    said = capsys.readouterr().err
+    run_dir = re.search(r"The last checkpoint: iteration 2 in (\S+)\.\n", said)[1]
+    assert stop.value.code == 2 and f"cannot write {run_dir}/checkpoint/state.pt.tmp: is the disk full?" in said
+    monkeypatch.undo()
+    names = run(script, "--resume", run_dir)
+    assert [line["iteration"] for line in metrics_of(names["run_dir"])] == [0, 1, 2, 3, 4]
+
+
+def test_a_resume_where_nothing_can_be_written(run, model_dir, monkeypatch, capsys):
+    run_dir = run(SCRIPTS[0], *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode, **keys: path != run_dir and access(path, mode, **keys))
+    with pytest.raises(SystemExit) as stop:
+        run(SCRIPTS[0], "--resume", run_dir, "--num-iterations", 2)
+    assert stop.value.code == 2
+    assert f"error: --resume: cannot write to {run_dir} (it is read-only); name another." in capsys.readouterr().err
+
+
+@two_scripts
+def test_a_resumed_run_does_not_hold_on_to_the_checkpoint_that_it_replaces(script, run, model_dir):
+    """The file system would keep its space."""
+    run_dir = run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
+    state_file = os.path.realpath(os.path.join(run_dir, "checkpoint", "state.pt"))
+    names = run(script, "--resume", run_dir, "--num-iterations", 2)  # `names` holds all that the run still refers to
+    assert names["saved"] == 2 and state_file not in pathlib.Path("/proc/self/maps").read_text()
+
+
 @two_scripts
 def test_kill_during_a_checkpoint_leaves_the_one_before(script, run, model_dir, tmp_path):
     code = """
@@ -938,6 +987,7 @@ BAD = {
     "no folder": (("--model", "/nowhere/at/all"), "--model: there is no folder /nowhere/at/all"),
     "no folder for one": (("--model", "tiny", "/nowhere/at/all"), "--model: there is no folder /nowhere/at/all"),
     "no folder here": (("--model", "./nowhere"), "--model: there is no folder ./nowhere"),
+    "no folder that deep": (("--model", "runs/run/agent_0"), "--model: there is no folder runs/run/agent_0"),
     "no dataset": (("--env", "tldr", "--dataset", ""), "--dataset"),
     "temperature": (("--temperature", 0), "--temperature"),
     "agents": (("--num-agents", 0), "--num-agents"),

@@ -297,6 +297,8 @@ def test_turns_belong_to_their_environments(monkeypatch):
         (["--num-steps", "0"], ["--num-steps 0"]),
         (["--learning-rate", "0"], ["--learning-rate 0", "above 0"]),
         (["--num-heads", "5"], ["--num-heads 5", "--hidden-size"]),
+        (["--model", "./nowhere"], ["there is no folder ./nowhere"]),
+        (["--model", "runs/run/agent"], ["there is no folder runs/run/agent"]),
         (["--device", "nowhere"], ["--device nowhere"]),
         (["--device", "meta"], ["--device meta"]),
         (["--seed", str(2**32)], ["--seed 4294967296", "below 2^32"]),
@@ -402,6 +404,21 @@ def test_a_save_that_breaks_off_leaves_the_last_one_whole(tmp_path, monkeypatch)
     assert not Qwen2ForCausalLM.from_pretrained(folder).model.norm.weight.any()
     assert AutoTokenizer.from_pretrained(folder)("one two").input_ids == tokenizer("one two").input_ids
     assert sorted(os.listdir(tmp_path)) == ["agent", "m"]
+
+
+def test_completions_that_a_stop_token_ends_already(tmp_path):
+    data = tmp_path / "pairs.jsonl"
+    pairs = [{"prompt": "Say <|im_end|>.", "completion": f"one{'<|im_end|>' * (i == 19)}"} for i in range(20)]
+    data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    started = Started(os.path.join(ROOT, "sft.py"), "--data", data, *SMALL, *SHORT, cwd=tmp_path)
+    printed, _ = started.communicate(timeout=60)
+    assert started.returncode == 2 and "a completion has <|im_end|>, which is added to the end" in printed
+
+
+def test_it_is_one_process(tmp_path):
+    started = Started(os.path.join(ROOT, "sft.py"), cwd=tmp_path, processes=2)
+    printed, _ = started.communicate(timeout=60)
+    assert started.returncode == 2 and "start it with python, not torchrun." in printed
 
 
 def test_an_interrupt_is_no_traceback(tmp_path):
