@@ -222,9 +222,10 @@ def prepare_class(texts, assigned, class_name, base):
                 filled[methods[name]] = _last_version([parts[i:j] for i, j in zip(starts, [*starts[1:], None])])
                 again = any(name in _gives(n) for n in added)  # as in size = property(size)
                 for part in [] if again else parts:
-                    takes = [arg.arg for arg in part.args.args[:1]]
-                    plain = takes == ["self"] != [arg.arg for arg in methods[name].args.args[:1]]  # not static here
-                    part.decorator_list = part.decorator_list or ([] if plain else methods[name].decorator_list)
+                    static = "staticmethod" in map(_root, methods[name].decorator_list)
+                    takes_self = [arg.arg for arg in part.args.args[:1]] == ["self"]  # so the agent's is not static
+                    if not (part.decorator_list or (static and takes_self)):
+                        part.decorator_list = methods[name].decorator_list
         wrote.append(found)
     # Additions may read the skeleton's attributes, and methods' decorators and defaults may read the additions. But
     # additions that read or replace a method come last, and so do those that read or replace these.
@@ -633,7 +634,9 @@ def _between_prose(lines, most=20):
     indent = re.match(r"\s*", lines[begins[0]])[0]
     # only the first line may have lost its indentation, as where a completion's leading blanks were stripped
     below = re.match(r"[ ]*", next(filter(str.strip, lines[begins[0] + 1 :]), ""))[0]
-    if not indent and len(below) > 4 * lines[begins[0]].rstrip().endswith(":"):
+    head = lines[begins[0]].partition("#")[0].rstrip()
+    own = 4 if head.endswith(":") else 0  # spaces before its own body
+    if not indent and len(below) > own and re.match(r"@|import |from |.*:$", head):
         indent = "    "
         lines = [*lines[: begins[0]], indent + lines[begins[0]], *lines[begins[0] + 1 :]]
     # lines at the margin after indented code, such as a main guard, keep their own indentation

@@ -480,6 +480,8 @@ def test_a_static_method_stays_one_and_may_say_so_itself():
     itself = ADD + "def double(self, x):\n    return 2 * x\n"  # no static method
     assert score(itself, TWO, tests=tests).reward == 6
     assert score(itself, TWO).findings["passed"] == 4
+    base = BASE.replace("@staticmethod", "@classmethod").replace("def double(x)", "def double(cls, x)")
+    assert score(itself, TWO, base=base).reward == 6  # a class method is one whatever its first argument is called
 
 
 def test_the_text_of_an_agent_without_methods_is_not_read():

@@ -675,6 +675,11 @@ FAILING = {  # examples of use behind the code
 }
 
 
+@pytest.mark.parametrize("head", ["def f(numbers):  # doubles", "def f(numbers,\n      start=0):"])
+def test_a_head_with_a_comment_or_of_two_lines_before_prose(head):
+    assert reward(AUX, MAIN.replace("def f(numbers):", head) + "\nIt doesn't (fail.\n") == pytest.approx(4)
+
+
 @pytest.mark.parametrize("line", ["f([3]) == 6", "f([3])", "O(n)", "print(absent)"])
 def test_a_line_before_the_code_that_fails_costs_nothing(line):
     for template in "{}", "```python\n{}```":
