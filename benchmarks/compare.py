@@ -37,7 +37,7 @@ class Args:
 
 
 def train(args, script, seed):
-    """Rows of one run."""
+    """Rows of one run; none if it fails, so that hours of other runs are not lost."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, os.path.join(ROOT, f"{script}.py"), "--env", args.env, "--seed", str(seed)]
         command += ["--num-iterations", str(args.num_iterations), "--eval-every", str(args.eval_every)]
@@ -45,7 +45,8 @@ def train(args, script, seed):
         env = os.environ | {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
         if done.returncode != 0:
-            sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+            print(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}", file=sys.stderr, flush=True)
+            return []
         (run_dir,) = glob.glob(os.path.join(folder, "*"))
         with open(os.path.join(run_dir, "metrics.jsonl")) as file:
             lines = [json.loads(line) for line in file]
@@ -72,7 +73,10 @@ if __name__ == "__main__":
     about = stamp(args)  # before the runs, which take long: the code may change meanwhile
     runs = [(script, seed) for seed in range(1, args.seeds + 1) for script in args.scripts]
     with ThreadPoolExecutor(args.jobs) as threads:
-        rows = [row for part in threads.map(lambda run: train(args, *run), runs) for row in part]
+        parts = list(threads.map(lambda run: train(args, *run), runs))
+    rows = [row for part in parts for row in part]
+    if not rows:
+        sys.exit("compare.py: error: all runs failed, as printed above; nothing is written.")
     os.makedirs(os.path.join(ROOT, "results"), exist_ok=True)
     path = os.path.join(ROOT, "results", f"{args.name or args.env}.csv")
     with open(path, "w", newline="") as file:
@@ -82,3 +86,5 @@ if __name__ == "__main__":
         writer.writeheader()
         writer.writerows(rows)
     print(path)
+    if failed := parts.count([]):
+        sys.exit(f"compare.py: error: {failed} of {len(runs)} runs failed, as printed above; the file lacks them.")

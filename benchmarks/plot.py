@@ -9,6 +9,7 @@ equal number of tokens: the total of the run that sampled least.
 """
 
 import csv
+import itertools
 import sys
 from dataclasses import dataclass, field
 
@@ -51,11 +52,21 @@ def interval(values, samples, rng):  # (points, seeds) -> (2, points)
     return np.percentile(draws, [2.5, 97.5], axis=-1)
 
 
+def read(flag, path, column):
+    """A CSV file's first line, and its rows; exits with a sentence if there is no such file or no such column."""
+    try:
+        with open(path) as file:
+            stamp, rows = file.readline().removeprefix("# ").strip(), list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError) as error:
+        sys.exit(f"plot.py: error: {flag} {path}: {error}; give a CSV file of the benchmarks.")
+    if not rows or column not in rows[0]:
+        sys.exit(f"plot.py: error: {flag} {path}: no column {column!r}, only {[*rows[0]] if rows else []}.")
+    return stamp, rows
+
+
 def draw_scaling(path):
     """A panel per quantity: time over computed tokens, with linear extrapolations of the first point."""
-    with open(path) as file:
-        file.readline()
-        rows = [row for row in csv.DictReader(file) if row["part"] == "curves"]
+    rows = [row for row in read("--scaling", path, "gflop")[1] if row["part"] == "curves"]
     names = list(dict.fromkeys(row["what"] for row in rows))
     figure, panels = plt.subplots(2, 3, figsize=(9, 5), dpi=150)
     for name, axes in zip(names, panels.flat):
@@ -86,9 +97,7 @@ if __name__ == "__main__":
         sys.exit()
     runs, from_file = {}, {}  # script -> its runs; script -> the stamp of their file
     for path in args.results:
-        with open(path) as file:
-            stamp = file.readline().removeprefix("# ").strip()
-            rows = list(csv.DictReader(file))
+        stamp, rows = read("--results", path, args.metric)
         runs |= {row["script"]: {} for row in rows}
         from_file |= dict.fromkeys((row["script"] for row in rows), stamp)
         for row in rows:
@@ -101,7 +110,7 @@ if __name__ == "__main__":
         f"| script | seeds | {args.metric} at first | at {most:,.0f} tokens (95% interval) | lowest, highest seed |",
         "|---|---|---|---|---|",
     ]
-    for color, (script, seeds) in zip(COLORS, runs.items()):
+    for color, (script, seeds) in zip(itertools.cycle(COLORS), runs.items()):
         curves = np.array([np.interp(grid, *zip(*points)) for points in seeds.values()]).T  # (100, seeds)
         middle, (low, high) = interquartile_mean(curves), interval(curves, args.samples, rng)
         axes.plot(grid / 1000, middle, label=script, color=color, linewidth=2)
