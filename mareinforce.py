@@ -131,12 +131,6 @@ def set_seed(seed):
         generator.manual_seed(seed + k)
 
 
-def train_mode(model):
-    """Sets training mode only on modules that checkpoint, as transformers requires; their submodules do no dropout."""
-    for module in model.modules():
-        module.training = getattr(module, "gradient_checkpointing", False)
-
-
 def max_context(model):
     """How many tokens the model can read."""
     config = model.config.get_text_config()
@@ -302,7 +296,7 @@ def repeat(step, times, record):
 
 def decode(agent, texts, S, temperature, C):
     """Draws S completions of each of R prompts, as one batch: tokens and their log-probabilities, (R * S, C) each."""
-    model, device = agent.model, agent.model.device
+    model, device = agent.model.eval(), agent.model.device  # eval: with caches, and no dropout
     held = {}  # keys and values as `attention` stores them, unless they are in a transformers cache
     cache = None if grouped(model) else DynamicCache(config=model.config)
     attend = lambda t: partial(attention, held, t) if cache is None else sdpa
@@ -390,6 +384,8 @@ def completion_states(agent, rows):
     prompt is computed again for each completion.
     """
     prompts, completions, *_ = zip(*rows)
+    for module in agent.model.modules():  # transformers recomputes only in training mode; all others do no dropout
+        module.training = getattr(module, "gradient_checkpointing", False)
     if not agent.share:
         hidden, _, of_row = prefill(agent, [[*prompt, *ids] for prompt, ids in zip(prompts, completions)], None)
         return torch.cat([hidden[b, -len(ids) - 1 : -1] for b, ids in zip(of_row.tolist(), completions)])
@@ -461,9 +457,7 @@ def disagreement(args, agent, prompt_ids):
     for prompt, ids, _ in rows:
         logits = agent.model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
         theirs += logits.log_softmax(-1)[range(len(ids)), ids]
-    train_mode(agent.model)
     trained, sampled = token_logprobs(agent, rows, 1.0), torch.tensor([x for *_, logprobs in rows for x in logprobs])
-    agent.model.eval()
     return (torch.stack([trained, sampled]) - torch.stack(theirs)).abs().max().item()
 
 
@@ -761,7 +755,7 @@ if __name__ == "__main__":
                 special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special and said}
                 special.discard(tokenizer.unk_token_id)
                 stops += [id for id in tokenizer(behind, add_special_tokens=False).input_ids if id in special][:1]
-            agent = SimpleNamespace(model=model.eval(), tokenizer=tokenizer)  # eval: no dropout
+            agent = SimpleNamespace(model=model, tokenizer=tokenizer)
             agent.stop_ids = torch.tensor([int(stop) for stop in stops if stop is not None], device=place)
             # Recurrent layers' caches cannot be shared, and gradient checkpointing works without a cache.
             layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
@@ -894,13 +888,11 @@ if __name__ == "__main__":
                         weights[tuple(group.prompt_ids), tuple(ids)] += weight * advantage
             rows = [(*texts, weight) for texts, weight in weights.items()]
             loss = torch.zeros((), device=agent.model.device)
-            train_mode(agent.model)
             for batch in micro_batches(agent, rows, args.max_batch_tokens):
                 of_token = torch.tensor([weight for _, ids, weight in batch for _ in ids], device=loss.device)
                 batch_loss = -(of_token * token_logprobs(agent, batch, args.temperature)).sum()
                 batch_loss.backward()
                 loss += batch_loss.detach()
-            agent.model.eval()
             for p in agent.trained.values():
                 if p.grad is None:  # an expert without tokens, or no advantage in any row: AdamW still steps
                     p.grad = torch.zeros_like(p)

@@ -55,7 +55,6 @@ def count(args, script, config, num_layers, checkpointing):
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
     if checkpointing:
         model.gradient_checkpointing_enable()
-        script.train_mode(model)
     P, C, G = args.prompt_tokens, args.completion_tokens, args.num_generations
     prompt, *completions = (torch.randint(1000, (size,)).tolist() for size in (P, *[C] * G))
     rows = [(prompt, completion, 0.0) for completion in completions]

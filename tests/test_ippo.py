@@ -68,7 +68,8 @@ def updates(monkeypatch):
             frame = frame.f_back
         names = frame.f_globals
         learner = names["agent"].learner
-        assert all(m.training == getattr(m, "gradient_checkpointing", False) for m in learner.modules())
+        computing = [*names["agent"].model.modules(), *names["agent"].critic.model.modules()]
+        assert all(m.training == getattr(m, "gradient_checkpointing", False) for m in computing)
         gradients = {k: p.grad.clone() if p.grad is not None else None for k, p in learner.named_parameters()}
         weights = {name: weight.clone() for name, weight in learner.state_dict().items()}
         seen.append((names["i"], names["turns"], weights, gradients))
@@ -207,7 +208,7 @@ def test_first_step_is_the_slow_one(flags, options, run, updates, model_dir):
     """Ratios are 1 here, so the policy's part is the advantage-weighted gradient of the log-probability."""
     names = run(SCRIPT, *TOY, "--model", model_dir, *ONE_STEP, *flags)
     assert len(updates) == names["N"]
-    assert not any(module.training for agent in names["agents"] for module in agent.learner.modules())
+    assert not any(module.training for agent in names["agents"] for module in agent.model.modules())
     for name, mean in means(check(updates, [model_dir], **options)).items():
         assert names["metrics"][name] == pytest.approx(mean, rel=1e-3, abs=1e-5), name
     assert all(len(node.joint) == 1 for nodes in names["turns"][1:] for node in nodes)  # no tree: trajectories
