@@ -162,11 +162,11 @@ def encode(agent, prompts, max_new_tokens):
             text = f"{token.content[0]} {token.content[1:]}"
             prompts = [prompt.replace(token.content, text) for prompt in prompts]
     if agent.tokenizer.chat_template:
-        chat = {"add_generation_prompt": True, "tokenize": False}
-        chat |= {"enable_thinking": False, "date_string": "26 Jul 2024"}  # ignored by most templates
-        prompts = [agent.tokenizer.apply_chat_template([{"role": "user", "content": p}], **chat) for p in prompts]
-    prompt_ids = agent.tokenizer(prompts, add_special_tokens=not agent.tokenizer.chat_template).input_ids
-    if not agent.tokenizer.chat_template:  # some tokenizers append an end token to every text
+        chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        more = {"enable_thinking": False, "date_string": "26 Jul 2024"}  # ignored by most templates
+        prompt_ids = agent.tokenizer.apply_chat_template(chats, add_generation_prompt=True, return_dict=False, **more)
+    else:  # some tokenizers append an end token to every text
+        prompt_ids = agent.tokenizer(prompts).input_ids
         prompt_ids = [ids[:-1] if ids[-1] == agent.tokenizer.eos_token_id else ids for ids in prompt_ids]
     longest, prompt = max(zip(map(len, prompt_ids), prompts))
     if longest + max_new_tokens > (most := max_context(agent.model)):
