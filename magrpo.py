@@ -669,7 +669,7 @@ if __name__ == "__main__":
         if args.lora_rank:
             peft = importlib.import_module("peft")
     except ImportError as error:
-        fail(f"{'--lora-rank' if error.name == 'peft' else '--track'}: {error}; pip install {error.name}.")
+        fail(f"--track {args.track}, --lora-rank {args.lora_rank}: {error}; pip install {error.name}.")
 
     # environment
     setup = {"num_agents": N, "num_turns": T, "dataset": args.dataset, "seed": args.seed}
@@ -737,8 +737,7 @@ if __name__ == "__main__":
     for i, name, path, place in zip(range(N), args.model * N, paths * N, (args.devices or [device]) * N):
         try:
             if not (model := shared.get((name, place))):
-                options = {"dtype": torch.float32, "attn_implementation": "sdpa"}
-                model = AutoModelForCausalLM.from_pretrained(path, **options)
+                model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
                 fixed = vars(model.config).get("quantization_config") or vars(model).get("peft_config")
                 if fixed and (args.num_iterations or args.lora_rank):
                     fail(f"--model {name}: quantized or an adapter, which is not trained further; merge it first.")
@@ -853,8 +852,8 @@ if __name__ == "__main__":
 
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
-    total, silent = args.num_iterations, rank > 0 or not args.num_iterations
-    bar = tqdm(range(saved + 1, total + 1), initial=saved, total=total, disable=silent)
+    total = args.num_iterations
+    bar = tqdm(range(saved + 1, total + 1), initial=saved, total=total, disable=rank > 0 or not total)
     for iteration in bar:
         # 1 ROLLOUT: a tree for each of this process's tasks
         began = time.perf_counter()
