@@ -712,7 +712,7 @@ if __name__ == "__main__":
     elif tiny and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # so small a model gains little from more threads, and loses much if a core is busy
     if world_size > 1:
-        # the default of ten minutes is too short: processes wait while one writes a checkpoint or runs tests
+        # the default, 10 minutes for nccl, is too short: processes wait while one writes a checkpoint or runs tests
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=1))
     say = tqdm.write if rank == 0 else lambda _: None  # print would garble the bar
     name = f"{args.env.replace(':', '.')}__{script[:-3]}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}"

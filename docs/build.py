@@ -156,7 +156,7 @@ METRICS = """| metric | meaning |
 | `*/zero_variance_groups` | share of the groups of two or more in which all returns are equal |
 | `agent_0/loss` | L_i; its size says little, since the baseline changes with the policy |
 | `agent_0/grad_norm` | norm of the gradient before clipping |
-| `agent_0/entropy` | estimate of the policy's entropy, in nats a token: the mean of -log pi over the sampled tokens; for greedy evaluation it is not an entropy |
+| `agent_0/entropy` | estimate of the policy's entropy, in nats a token: the mean of -log pi over the sampled tokens; for greedy evaluation it is 0 |
 | `agent_0/completion_length` | tokens, with the stop token |
 | `agent_0/stopped` | share of the completions that ended by themselves |
 | `eval/agent_0/...` | entropy, completion_length and stopped of evaluation |
