@@ -957,20 +957,19 @@ if __name__ == "__main__":
                 values = agent.value_head(states.float())  # (tokens, T), in float32, as in the update
                 for (_, _, turn, group, k), row in zip(batch, values.split([len(ids) for _, ids, *_ in batch])):
                     group.values[k] = row[:, turn].tolist()
+            flat = []  # of each token: its turn, advantage and value
             for trajectory in trajectories:
                 rewards = [node.steps[k].reward for node, k in trajectory]
                 values = [node.groups[i].values[k] for node, k in trajectory]
                 for (node, k), row in zip(trajectory, gae(rewards, values, args.gamma, args.gae_lambda)):
-                    node.groups[i].advantages[k] = [0.0 if abs(a) <= rounding else a for a in row]
-            flat = []
-            for node, group in zip(nodes, groups):
-                for pair in zip(group.advantages, group.values):
-                    flat += [(len(node.history), a, v) for a, v in zip(*pair)]
+                    group = node.groups[i]
+                    group.advantages[k] = [0.0 if abs(a) <= rounding else a for a in row]
+                    flat += [(len(node.history), a, v) for a, v in zip(group.advantages[k], group.values[k])]
             of_turn, advantages, values = np.concatenate(gather(flat)).T  # of all processes
             # share of the targets' variance that the values explain before this update, around the mean of each turn
             errors, targets = advantages.copy(), advantages + values
-            for x, t in itertools.product((errors, targets), range(T)):
-                x[of_turn == t] -= np.sum(x[of_turn == t]) / max(1, np.sum(of_turn == t))
+            for x, t in itertools.product((errors, targets), set(of_turn)):
+                x[of_turn == t] -= x[of_turn == t].mean()
             if targets.std() > rounding:
                 metrics[f"agent_{i}/explained_variance"] = 1 - errors.var() / targets.var()
             # >>> NORMALISATION
