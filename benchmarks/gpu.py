@@ -342,7 +342,6 @@ def measure_model(args, script, machine, name, tables):
             agent.share = not checkpointing  # as in the script
             if checkpointing:
                 model.gradient_checkpointing_enable()
-            model.train(checkpointing)
             batches = list(script.micro_batches(agent, rows, most))
             computed = training_flops(model, batches, checkpointing)
             train = partial(training, script, agent, rows, most)
@@ -358,7 +357,6 @@ def measure_model(args, script, machine, name, tables):
                 tables.training.append([*row, ratio(trained.seconds / floor), number(trained.mib)])
             if checkpointing:
                 model.gradient_checkpointing_disable()
-            model.eval()
         agent.share = True
 
 

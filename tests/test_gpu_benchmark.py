@@ -56,7 +56,6 @@ def test_flops_are_those_that_run(name, checkpointing, in_pieces, monkeypatch):
     agent.share = not checkpointing
     if checkpointing:
         agent.model.gradient_checkpointing_enable()
-        agent.model.train()
     attend, calls = torch.nn.functional.scaled_dot_product_attention, []
 
     def spy(query, key, value, attn_mask=None, is_causal=False, **kwargs):
