@@ -426,8 +426,8 @@ def token_logprobs(agent, rows, temperature):
 def micro_batches(agent, rows, max_batch_tokens):
     """Halves rows (prompt, completion, ...) until no batch has more than max_batch_tokens.
 
-    Texts count with their padding. Completions of a shared prompt count without padding, which adds at most half, but
-    with an eighth of the prompt each, for their copy of its keys and values (its activations take eight times that).
+    Texts count with their padding. Completions of a shared prompt count without theirs, which adds at most half, but
+    each with an eighth of the prompt, for its copy of the keys and values (its activations take eight times that).
     """
     # the unit of computation: a prompt shared by its completions, or prompt + completion
     text = lambda row: tuple(row[0]) if agent.share else (*row[0], *row[1])
@@ -543,8 +543,9 @@ def summarize(split, turns, num_turns):
     for t, nodes in enumerate(turns, start=1):
         for node in nodes:
             for i, group in enumerate(node.groups):
-                if len(group.returns) > 1:
-                    sums["zero_variance_groups"] += ((group.returns.max() - group.returns.min()).item() <= 1e-9, 1)
+                if len(group.returns) > 1:  # up to rounding, as in the update
+                    equal = np.ptp(group.returns.numpy()) <= 1e-9 * max(1.0, abs(node.value))
+                    sums["zero_variance_groups"] += (equal, 1)
                 for ids, logprobs, stopped in zip(group.completion_ids, group.logprobs, group.stopped):
                     sums[f"agent_{i}/entropy"] += (-sum(logprobs), len(ids))  # an estimate, in nats per token
                     sums[f"agent_{i}/completion_length"] += (len(ids), 1)
@@ -712,7 +713,7 @@ if __name__ == "__main__":
     elif tiny and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # so small a model gains little from more threads, and loses much if a core is busy
     if world_size > 1:
-        # the default, 10 minutes for nccl, is too short: processes wait while one writes a checkpoint or runs tests
+        # nccl's default of ten minutes is too short: processes wait while one writes a checkpoint or runs tests
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=1))
     say = tqdm.write if rank == 0 else lambda _: None  # print would garble the bar
     name = f"{args.env.replace(':', '.')}__{script[:-3]}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}"
@@ -756,7 +757,7 @@ if __name__ == "__main__":
                 stops += [id for id in tokenizer(behind, add_special_tokens=False).input_ids if id in special][:1]
             agent = SimpleNamespace(model=model, tokenizer=tokenizer)
             agent.stop_ids = torch.tensor([int(stop) for stop in stops if stop is not None], device=place)
-            # Recurrent layers' caches cannot be shared, and gradient checkpointing works without a cache.
+            # Recurrent layers' caches cannot be shared, and gradient checkpointing works only without a cache.
             layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
             agent.share = layers <= {DynamicLayer, DynamicSlidingWindowLayer} and not args.gradient_checkpointing
             if args.cuda_graphs and not (agent.stop_ids.device.type == "cuda" and grouped(model)):
