@@ -187,6 +187,16 @@ def test_without_peft_one_sentence(script, run, model_dir, monkeypatch, capsys):
     assert capsys.readouterr().err.endswith("; pip install peft.\n")
 
 
+@two_scripts
+def test_what_peft_lacks_is_not_blamed_on_another_flag(script, run, model_dir, tmp_path, monkeypatch, capsys):
+    (tmp_path / "peft.py").write_text("import accelerate_is_missing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "peft", raising=False)
+    with pytest.raises(SystemExit):
+        run(script, *flags(model_dir))
+    assert "--lora-rank 3: No module named 'accelerate_is_missing'" in capsys.readouterr().err
+
+
 def test_a_critic_of_its_own_does_not_go_with_adapters(run, model_dir, capsys):
     (ippo,) = set(SCRIPTS) - set(CRITIC_FREE)
     with pytest.raises(SystemExit):

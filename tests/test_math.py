@@ -188,6 +188,8 @@ def test_summary_weighs_by_chance(script, monkeypatch):
     assert module.summarize("eval", turns[:1], 2)["eval/zero_variance_groups"] == 1
     turns[0][0].groups[0].returns[2] += 1e-6
     assert module.summarize("eval", turns[:1], 2)["eval/zero_variance_groups"] == 1 / 2
+    turns[0][0].value = 1e9  # the update then takes as much for rounding
+    assert module.summarize("eval", turns[:1], 2)["eval/zero_variance_groups"] == 1
     turns[0][0].groups[0].completion_ids, turns[0][0].groups[0].logprobs = ([0], [1] * 3), ([-1.0], [-2.0] * 3)
     metrics = module.summarize("eval", turns[:1], 2)
     assert metrics["eval/agent_0/entropy"] == pytest.approx((1 + 3 * 2 + 2 * math.log(2)) / (1 + 3 + 2))  # per token
