@@ -473,26 +473,19 @@ def is_stub(function):
 def _last_version(versions):
     """The last of several versions of a function, each a sequence that begins with its definition.
 
-    A part of the function may be repeated as an explanation: its beginning, or with a ... for what is left out. Those
-    that return something are preferred.
+    Those that return something are preferred. A part of the function may be repeated as an explanation: with a ... for
+    what is left out, or its beginning.
     """
+    versions = [version for version in versions if _returns(version[0])] or versions
     # as in `result = ...` and `for x in ...`, but not in x[..., 0] or tuple[int, ...]
     parts = lambda body: (part for n in _walk(body) if isinstance(n, ast.stmt) for part in ast.iter_child_nodes(n))
     elided = lambda function: any(getattr(part, "value", None) is ... for part in parts(function.body))
     versions = [version for version in versions if not elided(version[0])] or versions
     idle = lambda n: isinstance(n, ast.Pass) or (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))
     acts = ["".join(_source(n) + "\n" for n in function.body if not idle(n)) for function, *_ in versions]
-    begins = lambda some, whole: some and some != whole and whole.startswith(some)
-    whole = [version for version, some in zip(versions, acts) if not any(begins(some, other) for other in acts)]
-    return [*whole, *[version for version in whole if _returns(version[0])]][-1]
-
-
-def _without_cut_copies(body, name):
-    """The statements without definitions of the name that return nothing behind one that does: copies, cut off."""
-    versions = [node for node in body if isinstance(node, FUNCTIONS) and node.name == name]
-    whole = [i for i, node in enumerate(versions) if _returns(node)]
-    cut = versions[whole[-1] + 1 :] if whole else []
-    return [node for node in body if node not in cut]
+    # in this order, a text is followed by those that begin with it
+    begun = {some for some, other in itertools.pairwise(sorted({*acts})) if some and other.startswith(some)}
+    return [version for version, some in zip(versions, acts) if some not in begun][-1]
 
 
 def _function(body, name):
@@ -538,17 +531,19 @@ def read_function(text, name, foreign=()):
 
     foreign: names that other agents are to define
 
-    The code is the whole text; or else the last block whose definition of the function returns something, or at least
-    is not a stub, after the imports, definitions and assignments that it needs from other blocks; or else the
-    beginning of the first block.
+    The code is the whole text; or else the block with the last version of the function, after the imports,
+    definitions and assignments that it needs from other blocks; or else the beginning of the first block. What is
+    written behind that version under its name is left out.
     """
-    bodies = [_without_cut_copies(body, name) for body in read_blocks(text)]
-    versions = [(_function(body, name), body) for body in bodies]
-    versions = [version for version in versions if version[0] and not is_stub(version[0])]
+    bodies = read_blocks(text)
+    named = lambda node: isinstance(node, FUNCTIONS) and node.name == name
+    versions = [(node, body) for body in bodies for node in body if named(node) and not is_stub(node)]
     if not versions:
         blocks = _fenced(text)
         return _parse(next((block for block in blocks if re.search(rf"\bdef\s+{name}\b", block)), blocks[0]))
-    _, chosen = _last_version([version for version in versions if _returns(version[0])] or versions)
+    function, chosen = _last_version(versions)
+    end = chosen.index(function) + 1
+    chosen = chosen[:end] + [node for node in chosen[end:] if not named(node)]
     # Also of blocks with other versions of the function, but nothing that the chosen block defines itself.
     given = set().union(*map(_gives, chosen))
     others = [node for body in bodies for node in body if not _gives(node) <= given]
