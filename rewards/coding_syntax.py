@@ -10,7 +10,6 @@ import itertools
 import keyword
 import re
 import sys
-import textwrap
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
@@ -623,29 +622,15 @@ def _between_prose(lines, most=20):
 
     [] if broken code ends them. Assignments may stand before the first such line.
     """
-    begins = [i for i, line in enumerate(lines) if re.match(rf"\s*({CODE})", line)]
-    if not begins or not most:
+    begins = next((i for i, line in enumerate(lines) if re.match(rf"\s*({CODE})", line)), None)
+    if begins is None or not most:
         return []
-    indent = re.match(r"\s*", lines[begins[0]])[0]
-    # only the first line may have lost its indentation, as where a completion's leading blanks were stripped
-    below = re.match(r"[ ]*", next(filter(str.strip, lines[begins[0] + 1 :]), ""))[0]
-    head = lines[begins[0]].partition("#")[0].rstrip()
-    own = 4 if head.endswith(":") else 0  # spaces before its own body
-    if not indent and len(below) > own and re.match(r"@|import |from |.*:$", head):
-        indent = "    "
-        lines = [*lines[: begins[0]], indent + lines[begins[0]], *lines[begins[0] + 1 :]]
-    # lines at the margin after indented code, such as a main guard, keep their own indentation
-    outside = (i for i in range(begins[0], len(lines)) if lines[i].strip() and not lines[i].startswith(indent))
-    margin = next(outside, len(lines))
-    even = [line.removeprefix(indent) for line in lines[:margin]] + lines[margin:]
-    before = {i: _parse("\n".join(even[i : begins[0]])) for i in range(begins[0])[-50:]}
-    assigned = [i for i, (body, error) in before.items() if body and not error and all(map(_gives, body))]
-    first = [*assigned, *begins][0]
-    body, error = _parse("\n".join(even[first:]))
-    heading = re.match(r"[^\n]*\n\s*\n(?=\S)", "\n".join(even[first:]))  # such as a bare signature
+    before = {i: _statements_of("\n".join(lines[i:begins])) for i in range(begins)[-50:]}
+    first = next((i for i, body in before.items() if body and all(map(_gives, body))), begins)
+    body, error, behind = _beginning("\n".join(lines[first:]))
+    heading = re.match(r"[^\n]*\n\s*\n(?=\S)", "\n".join(behind))  # such as a bare signature
     if heading and not body:
         return _between_prose(lines[first + 1 :], most - 1)
-    behind = even[first + (body[-1].end_lineno if body else 0) :]
     rest = list(itertools.dropwhile(lambda line: line.lstrip()[:1] in ("", "#"), behind))
     if error and re.match(BROKEN, [*rest, ""][0]):
         return []
@@ -668,22 +653,35 @@ def _fenced(text):
     """The fenced blocks of a text, or else the whole text, whether Python or not."""
     plain = _plain(text)
     blocks = re.findall(rf"^{FENCE}\n(.*?)(?:^[ \t]*(?:```|~~~)|\Z)", plain, re.DOTALL | re.MULTILINE)
-    return list(map(textwrap.dedent, blocks or [plain]))
+    return list(map(_at_margin, blocks or [plain]))
 
 
 def _statements_of(code):
-    """The statements, or None if it is not Python; all lines may be indented, or the first too far or not enough."""
-    pieces = re.split(r"^(?=\S)", code, flags=re.MULTILINE)
-    # What follows imports and comments at the margin may be indented.
-    pieces = [re.sub(r"\A(?=import |from |#)", "    ", piece) for piece in pieces]
-    # In this order: if only the first line were moved, a body that begins with comments could be read as just these.
-    moved = "    " + code.lstrip()
-    dedent = textwrap.dedent
-    for form in (code, dedent(code), dedent(moved), "".join(map(dedent, pieces)), code.lstrip()):
+    """The statements, or None if it is not Python."""
+    for form in _forms(code):
         try:
             return _tree(form).body
         except UNREAD:
             pass
+
+
+def _forms(code):
+    """The code as it is, and as it may be meant: all lines may be indented, or the first too far or not enough."""
+    # in this order: if only the first line were moved, a body that begins with comments could be read as just these
+    return dict.fromkeys([code, _at_margin(code), _at_margin("    " + code.lstrip()), code.lstrip()])
+
+
+def _at_margin(code):
+    """The code without the indentation of its parts, which begin where a line is less indented, and after imports."""
+    lines, indent = [], None
+    for line in code.split("\n"):
+        counts = not re.match(r"\s*(#|$)", line)
+        if counts and (indent is None or not line.startswith(indent)):
+            indent = re.match(r"\s*", line)[0]
+        lines.append(line.removeprefix(indent or ""))
+        if re.match("import |from ", line):
+            indent = None
+    return "\n".join(lines)
 
 
 def _tree(code, most=20):
@@ -699,6 +697,16 @@ def _tree(code, most=20):
             raise
         lines[comments[-1]] = re.match(r"\s*", lines[head - 1])[0] + " pass"
         return _tree("\n".join(lines), most - 1)
+
+
+def _beginning(code):
+    """(statements, error, lines behind them) of the form of the code of which `_parse` reads most."""
+    readings = []
+    for form in _forms(code):
+        body, error = _parse(form)
+        readings.append((body, error, form.split("\n")[body[-1].end_lineno if body else 0 :]))
+    # of several, the form with least indentation left
+    return min(readings, key=lambda reading: (len(reading[2]), len("".join(reading[2]))))
 
 
 def _parse(code):
