@@ -565,7 +565,7 @@ def read_methods(text, names, given, class_name):
     need from other blocks; or else the beginning of all fenced text.
     """
     bodies, error = read_blocks(text), ""
-    if not bodies:
+    if not any(bodies):
         body, error = _parse("\n".join(_fenced(text)))
         bodies = [body]
     for body in bodies:
@@ -628,11 +628,9 @@ def _between_prose(lines, most=20):
     before = {i: _statements_of("\n".join(lines[i:begins])) for i in range(begins)[-50:]}
     first = next((i for i, body in before.items() if body and all(map(_gives, body))), begins)
     body, error, behind = _beginning("\n".join(lines[first:]))
-    heading = re.match(r"[^\n]*\n\s*\n(?=\S)", "\n".join(behind))  # such as a bare signature
-    if heading and not body:
-        return _between_prose(lines[first + 1 :], most - 1)
+    heading = not body and re.match(r".*\n\s*\n(?=\S)", "\n".join(behind))  # such as a bare signature
     rest = list(itertools.dropwhile(lambda line: line.lstrip()[:1] in ("", "#"), behind))
-    if error and re.match(BROKEN, [*rest, ""][0]):
+    if error and not heading and re.match(BROKEN, [*rest, ""][0]):
         return []
     return [body, *_between_prose(lines[len(lines) - len(rest) + 1 :], most - 1)]
 
