@@ -507,19 +507,20 @@ BLANK = r"[ \t\xa0\u200b\ufeff]"
 UNSEEN = {0xA0: " ", 0x200B: None, 0xFEFF: None}  # blanks that Python does not accept
 TAGS = r"(?:</?(?:answer|s)>|<[|\uff5c][^|\uff5c\n]{1,30}[|\uff5c]>)+"  # </answer>, <|im_end|>
 CODE = r"(?:async )?def \w|class \w|import \w|from [\w.]+ import |@\w|try:$"  # how code amid prose may begin
-KEYWORDS = "|".join(filter(str.islower, keyword.kwlist))
-WORD = rf"\b(?!({KEYWORDS})\b)\w+"
+KEYWORD = rf"(?:{'|'.join(filter(str.islower, keyword.kwlist))})\b"
+WORD = rf"\b(?!{KEYWORD})\w+"
 STRING = r"'[^'\n]*'|\"[^\"\n]*\""
+PARTS = rf"(?:{STRING}|[^'\"#])*"  # of a line: strings as wholes, and no comment
 # "for each number", "n = 3 gives 4", "f(3) returns", "'f' is": in code, no word follows a word that is no keyword,
 # a bracket or a string directly
-PROSE = rf"(?=\S)(?:{STRING}|[^'\"#])*?(?:{WORD}|{STRING}|[)\]]) +{WORD}"
-SYMBOL = rf"(?=\S)(?:{STRING}|[^'\"#])*?[^\w\x00-\x7f]"  # such as an arrow or a Chinese full stop
-# How a line of code that does not parse begins: indented, else, f(, a[, a.b += , a, b = , ), "a, (a
-BEGINS = rf"\s|$|({KEYWORDS})\b|[\w.]+(\(|\[| ?[^\w\s]{{0,3}}=)|[a-z]\w*[,:].*=|[\])}}@'\"]|[\[({{](?![A-Z/])"
+PROSE = rf"{PARTS}?(?:{WORD}|{STRING}|[)\]]) +{WORD}"
+SYMBOL = rf"{PARTS}?[^\w\x00-\x7f]"  # such as an arrow or a Chinese full stop
 # f([1, 2]) -> 3 and f("a") = 3, as prose writes them
-ARROW = rf"(?=\S)(?!({KEYWORDS})\b)(?:{STRING}|[^'\"#])+?(?<=[\w)\]}}'\"]) *[-=]+>"
-EQUATION = rf"[\w.]+\((?:{STRING}|[^'\"#])*\) *=(?!=)"
-BROKEN = rf"(?!{PROSE}|{SYMBOL}|{ARROW}|{EQUATION})({BEGINS})"
+ARROW = rf"(?!{KEYWORD}){PARTS}?[-=]>"
+EQUATION = rf"[\w.]+\({PARTS}\) *=(?!=)"
+# How a line of code that does not parse begins, unless it is indented: else, f(, a[, a.b += , a, b = , ), "a, (a
+BEGINS = rf"{KEYWORD}|[\w.]+(\(|\[| ?[^\w\s]{{0,3}}=)|[a-z]\w*[,:].*=|[\])}}@'\"]|[\[({{](?![A-Z/])"
+BROKEN = rf"(?!\S)|(?!{PROSE}|{SYMBOL}|{ARROW}|{EQUATION})({BEGINS})"
 # What parser and compiler raise, also for a NUL, a lone surrogate, deep nesting or thousands of words in a row.
 UNREAD = (SyntaxError, ValueError, MemoryError, RecursionError)
 TOO_LARGE = "too deep or too long for Python"
