@@ -666,19 +666,21 @@ def _statements_of(code):
 
 def _forms(code):
     """The code as it is, and as it may be meant: all lines may be indented, or the first too far or not enough."""
-    # in this order: if only the first line were moved, a body that begins with comments could be read as just these
-    return dict.fromkeys([code, _at_margin(code), _at_margin("    " + code.lstrip()), code.lstrip()])
+    yield code
+    yield _at_margin(code)
+    yield _at_margin("    " + code.lstrip())
+    yield code.lstrip()  # at last: a body that begins with comments could be read as just these
 
 
 def _at_margin(code):
     """The code without the indentation of its parts, which begin where a line is less indented, and after imports."""
     lines, indent = [], None
     for line in code.split("\n"):
-        counts = not re.match(r"\s*(#|$)", line)
-        if counts and (indent is None or not line.startswith(indent)):
-            indent = re.match(r"\s*", line)[0]
+        bare = line.lstrip()
+        if bare[:1] not in ("", "#") and (indent is None or not line.startswith(indent)):
+            indent = line.removesuffix(bare)
         lines.append(line.removeprefix(indent or ""))
-        if re.match("import |from ", line):
+        if line.startswith(("import ", "from ")):
             indent = None
     return "\n".join(lines)
 
@@ -701,7 +703,7 @@ def _tree(code, most=20):
 def _beginning(code):
     """(statements, error, lines behind them) of the form of the code of which `_parse` reads most."""
     readings = []
-    for form in _forms(code):
+    for form in dict.fromkeys(_forms(code)):
         body, error = _parse(form)
         readings.append((body, error, form.split("\n")[body[-1].end_lineno if body else 0 :]))
     # of several, the form with least indentation left
