@@ -74,7 +74,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=None):
         # A statement that reads a function defined only later is an example of use.
         later = {*owned[i + 1 :]}.difference(dir(builtins), *map(_gives, body))
         examples = _leading(body, lambda node, _, names, later=later: _reads(node) & (later | names))
-        function = _function(body, name)
+        function = next(reversed(_definitions(body, name)), None)  # the one that Python would call
         defined.append(_returns(function))
         body = [node for node in body if isinstance(node, DEFINITIONS) or node not in examples]
         needed = []  # what must not fail: the function, what runs before it, and what these read
@@ -487,9 +487,8 @@ def _last_version(versions):
     return [version for version, some in zip(versions, acts) if some not in begun][-1]
 
 
-def _function(body, name):
-    """The last definition of the name: the one that Python would call."""
-    return next((node for node in reversed(body) if isinstance(node, FUNCTIONS) and node.name == name), None)
+def _definitions(body, name):
+    return [node for node in body if isinstance(node, FUNCTIONS) and node.name == name]
 
 
 def _returns(function):
@@ -536,14 +535,13 @@ def read_function(text, name, foreign=()):
     written behind that version under its name is left out.
     """
     bodies = read_blocks(text)
-    named = lambda node: isinstance(node, FUNCTIONS) and node.name == name
-    versions = [(node, body) for body in bodies for node in body if named(node) and not is_stub(node)]
+    versions = [(function, body) for body in bodies for function in _definitions(body, name) if not is_stub(function)]
     if not versions:
         blocks = _fenced(text)
         return _parse(next((block for block in blocks if re.search(rf"\bdef\s+{name}\b", block)), blocks[0]))
     function, chosen = _last_version(versions)
-    end = chosen.index(function) + 1
-    chosen = chosen[:end] + [node for node in chosen[end:] if not named(node)]
+    worse = _definitions(chosen[chosen.index(function) + 1 :], name)
+    chosen = [node for node in chosen if node not in worse]
     # Also of blocks with other versions of the function, but nothing that the chosen block defines itself.
     given = set().union(*map(_gives, chosen))
     others = [node for body in bodies for node in body if not _gives(node) <= given]
