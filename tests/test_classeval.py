@@ -128,6 +128,7 @@ CASES = {
     "its own left to the other": ([ADD, TWO + DOUBLE], 1.5, 3.2, 0),
     "what was given": (["def __init__(self):\n    self.items = [7]\n" + ONE, TWO], 2, 4, 0),
     "no Python": ([ONE, "This adds numbers."], 0, 0, 0),
+    "no Python that begins like it": ([ONE, "The methods:\nimport them here\n"], 0, 0, 0),
     "a text that breaks off": ([ONE, TWO + "def n("], 0, 0, 0),
     "a bracket": ([ONE, "def size(self):\n    return (len(self.items)"], 0, 0, 0),
     "does not compile": ([ONE, TWO + "return 5"], 0, 0, 0),

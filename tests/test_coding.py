@@ -797,6 +797,11 @@ FORMATS = {
     "indented": textwrap.indent(MAIN, "    "),
     "only its first line indented": f"\n    {MAIN}",
     "a copy, cut off": f"{MAIN}\ndef f(numbers):\n    total = 0\n    for x in numbers:\n        total += aux(x)\n",
+    "a copy, cut off behind an early return": "def f(n):\n    if not n:\n        return 0\n"
+    "    return sum(map(aux, n))\n\ndef f(n):\n    if not n:\n        return 0\n",
+    "indented, and a remnant": textwrap.indent(MAIN, "    ") + " [/INST]\n",
+    "only its first line indented, and prose": f"    {MAIN}\nIt sums.\n",
+    "indented in a list": "1. The function:\n\n" + textwrap.indent(MAIN, " " * 8) + "\n   It doesn't (fail.\n",
     "import deleted": f"import os\ndel os\n{MAIN}",
     "ends of lines": f"So:\n```python\n{MAIN.rstrip()}```\nIt sums.".replace("\n", "\r\n"),
     "in a list": "1. The function:\n\n" + textwrap.indent(f"```python\n{MAIN}```\n", "   ") + "2. It sums.",
