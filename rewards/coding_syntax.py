@@ -545,13 +545,12 @@ def read_function(text, name, foreign=()):
     # Also of blocks with other versions of the function, but nothing that the chosen block defines itself.
     given = set().union(*map(_gives, chosen))
     others = [node for body in bodies for node in body if not _gives(node) <= given]
-    # Also computed tables, as by re.compile; but not `result = f(1)`, nor names that mean something here.
+    # Also computed tables, as by re.compile; but no names that mean something here, as in `result = f(1)`.
     nodes = [n for part in chosen for n in ast.walk(part) if not isinstance(n, (ast.Attribute, ast.Subscript))]
     taken = {name, *foreign, *dir(builtins)}
     own = taken.union(*map(_binds, nodes))
     free = lambda node: (own if _loaded(node) else taken).isdisjoint(_gives(node))
-    made = lambda node: isinstance(node, ASSIGNING) and name not in _loaded(node) and free(node)
-    others = [node for node in others if isinstance(node, NAMING) or made(node)]
+    others = [n for n in others if isinstance(n, NAMING) or (isinstance(n, ASSIGNING) and free(n))]
     return _needed(others, chosen) + chosen, ""
 
 
