@@ -623,8 +623,11 @@ def _between_prose(lines, most=20):
     begins = next((i for i, line in enumerate(lines) if re.match(rf"\s*({CODE})", line)), None)
     if begins is None or not most:
         return []
-    before = {i: _statements_of("\n".join(lines[i:begins])) for i in range(begins)[-50:]}
-    first = next((i for i, body in before.items() if body and all(map(_gives, body))), begins)
+    indent = re.match(r"\s*", lines[begins])[0]
+    level = [i for i in range(begins)[-50:] if re.match(rf"{indent}\S", lines[i])]
+    before = {i: _parse(_at_margin("\n".join(lines[i:begins]))) for i in level}
+    assigned = [i for i, (body, error) in before.items() if body and not error and all(map(_gives, body))]
+    first = [*assigned, begins][0]
     body, error, behind = _beginning("\n".join(lines[first:]))
     heading = not body and re.match(r".*\n\s*\n(?=\S)", "\n".join(behind))  # such as a bare signature
     rest = list(itertools.dropwhile(lambda line: line.lstrip()[:1] in ("", "#"), behind))
@@ -670,15 +673,16 @@ def _forms(code):
 
 
 def _at_margin(code):
-    """The code without the indentation of its parts, which begin where a line is less indented, and after imports."""
-    lines, indent = [], None
+    """The code without the indentation of its parts, which begin at the margin and after imports.
+
+    Less indented than their part are only lines behind it, such as prose in a list: these lose all indentation.
+    """
+    lines, indent, begins = [], "", True
     for line in code.split("\n"):
         bare = line.lstrip()
-        if bare[:1] not in ("", "#") and (indent is None or not line.startswith(indent)):
-            indent = line.removesuffix(bare)
-        lines.append(line.removeprefix(indent or ""))
-        if line.startswith(("import ", "from ")):
-            indent = None
+        if bare[:1] not in ("", "#") and (begins or bare == line):
+            indent, begins = line.removesuffix(bare), line.startswith(("import ", "from "))
+        lines.append(line.removeprefix(indent) if line.startswith(indent) else bare)
     return "\n".join(lines)
 
 
