@@ -778,12 +778,13 @@ if __name__ == "__main__":
     about = {"script": script, "processes": world_size, "args": asdict(args), "commit": git.stdout.strip()}
     about["earlier"] = [*before["earlier"], {"until": saved, "args": before["args"]}] if args.resume else []
     about["versions"] = {name: sys.modules[name].__version__ for name in ("torch", "transformers", "numpy")}
+    folder = args.resume or args.output_dir  # a new run's own is made once its agents have loaded
     try:
-        os.makedirs(os.path.dirname(state_file), exist_ok=True)
-        if not os.access(run_dir, os.W_OK):
+        os.makedirs(folder, exist_ok=True)
+        if not os.access(folder, os.W_OK):
             raise PermissionError("it is read-only")
     except OSError as error:
-        fail(f"--{'resume' if args.resume else 'output-dir'}: cannot write to {run_dir} ({error}); name another.")
+        fail(f"--{'resume' if args.resume else 'output-dir'}: cannot write to {folder} ({error}); name another.")
 
     # agents
     transformers.utils.logging.disable_progress_bar()
@@ -870,6 +871,7 @@ if __name__ == "__main__":
             said = "another number of processes or --model (trained weights come from the checkpoint) than before"
             say(f"--resume {args.resume}: {said}, so results can differ from an uninterrupted run")
     if rank == 0:
+        os.makedirs(os.path.dirname(state_file), exist_ok=True)
         with open(os.path.join(run_dir, "args.json"), "w") as file:
             json.dump(about, file, indent=2)
         for name, size in state["sizes"].items() if args.resume else ():

@@ -1,7 +1,7 @@
 """Draws learning curves and writes a table from the results/*.csv of benchmarks/compare.py. Needs matplotlib.
 
-    python benchmarks/plot.py --results results/tldr.csv --output docs/tldr
-    python benchmarks/plot.py --scaling results/scaling.csv    the curves of benchmarks/scaling.py
+    python benchmarks/plot.py                                          the curves and the table of tldr
+    python benchmarks/plot.py --scaling results/scaling_curves.csv     the curves of benchmarks/scaling.py
 
 A curve is the interquartile mean over seeds (Agarwal et al., 2021: the mean of the middle half), interpolated at equal
 numbers of sampled tokens; the band is its 95% bootstrap interval over seeds. The table compares the runs at an
@@ -29,7 +29,9 @@ COLORS = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#9c6b4e", "#a463f2"]
 
 @dataclass
 class Args:
-    results: list[str] = field(default_factory=lambda: [f"{ROOT}/results/tldr.csv"])  # a script's last file counts
+    results: list[str] = field(  # a script's last file counts
+        default_factory=lambda: [f"{ROOT}/results/tldr.csv", f"{ROOT}/results/tldr_ippo.csv"]
+    )
     output: str = f"{ROOT}/docs/tldr"  # .png and .md are added
     metric: str = "return"
     samples: int = 2000  # of the bootstrap
@@ -67,6 +69,8 @@ def read(flag, path, column):
 def draw_scaling(path):
     """A panel per quantity: time over computed tokens, with linear extrapolations of the first point."""
     rows = [row for row in read("--scaling", path, "gflop")[1] if row["part"] == "curves"]
+    if not rows:
+        sys.exit(f"plot.py: error: --scaling {path} has no curves; give a file of scaling.py --parts curves.")
     names = list(dict.fromkeys(row["what"] for row in rows))
     figure, panels = plt.subplots(2, 3, figsize=(9, 5), dpi=150)
     for name, axes in zip(names, panels.flat):

@@ -619,6 +619,15 @@ def test_a_disk_that_is_full_at_a_checkpoint(script, run, model_dir, tmp_path, m
     assert [line["iteration"] for line in metrics_of(names["run_dir"])] == [0, 1, 2, 3, 4]
 
 
+@two_scripts
+def test_a_start_that_is_refused_leaves_no_run_folder(script, run, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SystemExit) as stop:
+        run(script, *TOY, "--model", tmp_path / "empty", "--output-dir", tmp_path / "runs")
+    assert stop.value.code == 2 and "agent 0 cannot use it" in capsys.readouterr().err
+    assert os.listdir(tmp_path / "runs") == []
+
+
 def test_a_resume_where_nothing_can_be_written(run, model_dir, monkeypatch, capsys):
     run_dir = run(SCRIPTS[0], *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
     access = os.access

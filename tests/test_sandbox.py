@@ -2035,11 +2035,11 @@ def test_a_test_may_touch_a_file():
 
 def test_a_candidate_cannot_have_endless_asserts():
     tests = "assert f(1)\nfor x in f(30): assert x"
-    endless = run_tests([job("def f(n): return range(1, 10**6)", tests)])[0]
+    endless = run_tests([job("def f(n): return range(1, 10**6)", tests)], timeout=60)[0]
     assert (endless.passed, endless.total, endless.reason) == (0, 1, "more than 100000 asserts")
     # Nor if the one that is too many raises.
     code = "def f(n): return [1] * 99_999 + [None] + [1] * 100"
-    raises = run_tests([job(code, tests.replace("assert x", "assert x > 0"))])[0]
+    raises = run_tests([job(code, tests.replace("assert x", "assert x > 0"))], timeout=60)[0]
     assert (raises.passed, raises.total, raises.reason) == (0, 1, "more than 100000 asserts")
 
 
