@@ -703,8 +703,9 @@ if __name__ == "__main__":
     # folders and processes
     paths = [os.path.join(here, "models", "tiny") if name == "tiny" else name for name in args.model]
     for path in paths:
-        if (os.path.isabs(path) or path.startswith(".") or path.count("/") > 1) and not os.path.isdir(path):
-            fail(f"--model: there is no folder {path}; give one, or a hub id.")
+        there = any(os.path.isfile(os.path.join(path, f"{kind}config.json")) for kind in ("", "adapter_"))
+        if (os.path.isabs(path) or path.startswith(".") or path.count("/") > 1) and not there:
+            fail(f"--model: there is no model in {path}; give a folder that has one, such as agent_0, or a hub id.")
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -851,7 +852,7 @@ if __name__ == "__main__":
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C then ends all at once; torchrun may send SIGTERM twice
         with suppress(OSError):  # Ctrl-C also ends the reader of `| tee log`, or of `2>&1 | tee log`
             os.dup2(2, 1)  # stdout becomes stderr
-            say("finishing the iteration, then saving")
+            say("finishing the iteration, then saving; another Ctrl-C ends at once, without saving")
 
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)

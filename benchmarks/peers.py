@@ -257,13 +257,15 @@ def table(rows):
     return "\n".join(lines)
 
 
+def gpu():
+    """The GPU's name, or ""; nvidia-smi is not everywhere, and does not know CUDA_VISIBLE_DEVICES."""
+    query = [sys.executable, "-c", "import torch; print(torch.cuda.get_device_name())"]
+    return subprocess.run(query, capture_output=True, text=True).stdout.strip()
+
+
 def about(args, measured, theirs):
     """Commit, versions and machine; the first line of the table of rows."""
-    device = machine()
-    if args.device == "cuda":
-        # nvidia-smi is not everywhere, and does not know CUDA_VISIBLE_DEVICES
-        query = [sys.executable, "-c", "import torch; print(torch.cuda.get_device_name())"]
-        device += ", " + subprocess.run(query, capture_output=True, text=True).stdout.strip()
+    device = f"{machine()}, {gpu()}" if args.device == "cuda" else machine()
     named = ", ".join(f"{package} {number}" for package, number in theirs.items()) or "unknown"
     return f"commit {measured}; ours: {versions()}; theirs: {named}; {device}; {date.today()}; {args}"
 
@@ -273,6 +275,8 @@ if __name__ == "__main__":
     for what, known in (("workloads", WORKLOADS), ("comparisons", COMPARISONS)):
         if unknown := [name for name in getattr(args, what) if name not in known]:
             sys.exit(f"peers.py: error: --{what} {' '.join(unknown)}: use some of {', '.join(known)}.")
+    if args.device == "cuda" and not gpu():
+        sys.exit("peers.py: error: --device cuda: torch finds no GPU here; leave it out.")
     python = install(args)
     measured = commit()  # before the runs, which take long
     work = os.path.join(ROOT, "runs", f"peers-{datetime.now():%Y%m%d-%H%M%S}")

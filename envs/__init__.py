@@ -75,7 +75,9 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, **options):
     except ModuleNotFoundError as error:
         if not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists, but something that it imports does not
-        raise ValueError(f"--env {name}: there is no module {module_name} in this folder or on PYTHONPATH.") from None
+        remedy = " Leave out .py." if module_name.endswith(".py") else ""
+        missing = f"there is no module {module_name} in this folder or on PYTHONPATH."
+        raise ValueError(f"--env {name}: {missing}{remedy}") from None
     env_class = vars(module).get(class_name)
     if not inspect.isclass(env_class):
         raise ValueError(f"--env {name}: the module {module_name} has no class {class_name}; correct the name.")

@@ -87,6 +87,7 @@ def test_users_class_gets_the_arguments_and_the_options(user_folder):
         ({"name": ":Class"}, ["--env :Class"]),
         ({"name": "tutti_nowhere:Env"}, ["--env", "no module tutti_nowhere"]),
         ({"name": "tutti_nowhere.part:Env"}, ["--env", "no module tutti_nowhere.part"]),
+        ({"name": "tutti_user_env.py:Echo"}, ["--env", "no module tutti_user_env.py", "Leave out .py."]),
         ({"name": "./tutti_user_env:Echo"}, ["--env ./tutti_user_env:Echo: unknown", "module:Class of your own"]),
         ({"name": "tutti_user_env:Ehco"}, ["--env", "no class Ehco"]),
         ({"name": "tutti_user_env:NOT_A_CLASS"}, ["--env", "no class NOT_A_CLASS"]),

@@ -483,6 +483,14 @@ def test_what_would_stop_all_learning_is_refused(name, run, capsys):
     assert stop.value.code == 2 and f"--{name} 0" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flags", [("--num-turns", 3), ("--use-separate-critic",)])
+def test_a_resume_cannot_change_the_critic(flags, run, model_dir, capsys):
+    run_dir = run(SCRIPT, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
+    with pytest.raises(SystemExit) as stop:
+        run(SCRIPT, "--resume", run_dir, *flags)
+    assert stop.value.code == 2 and f"error: {flags[0]}: the run to --resume has" in capsys.readouterr().err
+
+
 def test_a_lower_learning_rate_at_a_resume_is_also_that_of_the_values(run, model_dir):
     run_dir = run(SCRIPT, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
     names = run(SCRIPT, "--resume", run_dir, "--learning-rate", 1e-6)

@@ -621,11 +621,21 @@ def test_a_disk_that_is_full_at_a_checkpoint(script, run, model_dir, tmp_path, m
 
 @two_scripts
 def test_a_start_that_is_refused_leaves_no_run_folder(script, run, tmp_path, capsys):
-    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{}")
     with pytest.raises(SystemExit) as stop:
-        run(script, *TOY, "--model", tmp_path / "empty", "--output-dir", tmp_path / "runs")
+        run(script, *TOY, "--model", tmp_path / "broken", "--output-dir", tmp_path / "runs")
     assert stop.value.code == 2 and "agent 0 cannot use it" in capsys.readouterr().err
     assert os.listdir(tmp_path / "runs") == []
+
+
+@two_scripts
+def test_a_run_folder_as_a_model(script, run, model_dir, capsys):
+    run_dir = run(script, *TOY, "--model", model_dir, "--num-iterations", 1)["run_dir"]
+    with pytest.raises(SystemExit) as stop:
+        run(script, *TOY, "--model", run_dir)
+    assert stop.value.code == 2
+    assert f"there is no model in {run_dir}; give a folder that has one, such as agent_0" in capsys.readouterr().err
 
 
 def test_a_resume_where_nothing_can_be_written(run, model_dir, monkeypatch, capsys):
@@ -993,10 +1003,10 @@ BAD = {
     "hub": (("--env", "tldr", "--dataset", "hub"), "--dataset"),
     "generations": (("--num-generations", 0), "--num-generations"),
     "models": (("--model", "a", "b", "c"), "--model"),
-    "no folder": (("--model", "/nowhere/at/all"), "--model: there is no folder /nowhere/at/all"),
-    "no folder for one": (("--model", "tiny", "/nowhere/at/all"), "--model: there is no folder /nowhere/at/all"),
-    "no folder here": (("--model", "./nowhere"), "--model: there is no folder ./nowhere"),
-    "no folder that deep": (("--model", "runs/run/agent_0"), "--model: there is no folder runs/run/agent_0"),
+    "no folder": (("--model", "/nowhere/at/all"), "--model: there is no model in /nowhere/at/all"),
+    "no folder for one": (("--model", "tiny", "/nowhere/at/all"), "--model: there is no model in /nowhere/at/all"),
+    "no folder here": (("--model", "./nowhere"), "--model: there is no model in ./nowhere"),
+    "no folder that deep": (("--model", "runs/run/agent_0"), "--model: there is no model in runs/run/agent_0"),
     "no dataset": (("--env", "tldr", "--dataset", ""), "--dataset"),
     "temperature": (("--temperature", 0), "--temperature"),
     "agents": (("--num-agents", 0), "--num-agents"),
