@@ -341,8 +341,10 @@ if __name__ == "__main__":
     else:
         here = os.path.dirname(os.path.abspath(__file__))
         path = os.path.join(here, "models", "tiny") if args.model == "tiny" else args.model
-        if (os.path.isabs(path) or path.startswith(".") or path.count("/") > 1) and not os.path.isdir(path):
-            fail(f"--model {args.model}: there is no folder {path}; give one, or a hub id.")
+        there = any(os.path.isfile(os.path.join(path, f"{kind}config.json")) for kind in ("", "adapter_"))
+        named = os.path.isdir(path) or os.path.isabs(path) or path.startswith(".") or path.count("/") > 1
+        if named and not there:
+            fail(f"--model {args.model}: there is no model in {path}; give a folder that has one, or a hub id.")
         try:
             tokenizer = AutoTokenizer.from_pretrained(path)
             if tokenizer.eos_token_id is None:

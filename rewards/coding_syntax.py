@@ -669,7 +669,7 @@ def _forms(code):
     yield code
     yield _at_margin(code)
     yield _at_margin("    " + code.lstrip())
-    yield code.lstrip()  # at last: a body that begins with comments could be read as just these
+    yield code.lstrip()  # last: a body that begins with comments could be read as just these
 
 
 def _at_margin(code):

@@ -30,6 +30,24 @@ def test_the_table_against_peers_is_that_of_the_results():
         assert commit in PERFORMANCE
 
 
+def test_the_table_of_scaling_is_that_of_the_results():
+    with open(ROOT / "results" / "scaling_curves.csv") as file:
+        assert f"Commit {re.match(r'# commit (.*?);', file.readline())[1]}; torch" in PERFORMANCE
+        curves = {}
+        for row in csv.DictReader(file):
+            curves.setdefault(row.pop("what"), []).append({key: float(row[key]) for key in row.keys() - {"part"}})
+    assert len(curves) == 6
+    for what, rows in curves.items():
+        figures = (
+            [1e6 * row["seconds"] / row["tokens"] for row in rows],
+            [row["gflop"] / row["seconds"] for row in rows],
+            [row["peak_mib"] for row in rows],
+        )
+        cells = [what.replace("_", " "), f"{rows[0]['value']:.0f}", f"{rows[-1]['value']:.0f}"]
+        cells += [", ".join(f"{figure:.0f}" for figure in column) for column in figures]
+        assert f"| {' | '.join(cells)} |" in PERFORMANCE.splitlines()
+
+
 def test_the_numbers_of_lines():
     said = re.search(r"They have ([\d,]+) and\s([\d,]+): the target is missed", PERFORMANCE).groups()
     lengths = [len((ROOT / name).read_text().splitlines()) for name in ("magrpo.py", "ippo.py")]

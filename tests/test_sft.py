@@ -297,8 +297,9 @@ def test_turns_belong_to_their_environments(monkeypatch):
         (["--num-steps", "0"], ["--num-steps 0"]),
         (["--learning-rate", "0"], ["--learning-rate 0", "above 0"]),
         (["--num-heads", "5"], ["--num-heads 5", "--hidden-size"]),
-        (["--model", "./nowhere"], ["there is no folder ./nowhere"]),
-        (["--model", "runs/run/agent"], ["there is no folder runs/run/agent"]),
+        (["--model", "./nowhere"], ["there is no model in ./nowhere"]),
+        (["--model", "."], ["--model .: there is no model in ."]),
+        (["--model", "runs/run/agent"], ["there is no model in runs/run/agent"]),
         (["--device", "nowhere"], ["--device nowhere"]),
         (["--device", "meta"], ["--device meta"]),
         (["--seed", str(2**32)], ["--seed 4294967296", "below 2^32"]),
@@ -324,7 +325,7 @@ def test_turns_belong_to_their_environments(monkeypatch):
         (["--model", "no/such/folder", "--data", "ROLLOUTS", "--min-reward", "0"], ["--model no/such/folder"]),
         (
             ["--model", "/no/such/folder", "--data", "ROLLOUTS", "--min-reward", "0"],
-            ["there is no folder /no/such/folder"],
+            ["there is no model in /no/such/folder"],
         ),
     ],
 )
