@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import torch
 import tyro
 from peers import WORKLOADS
-from stamp import ROOT, stamp
+from stamp import ROOT, Count, Script, stamp
 from transformers import AutoConfig, AutoModelForCausalLM
 
 sys.path.insert(0, ROOT)
@@ -25,11 +25,11 @@ sys.path.insert(0, ROOT)
 @dataclass
 class Args:
     models: list[str] = field(default_factory=lambda: ["qwen2.5-0.5b", "qwen3-1.7b"])  # workloads of peers.py
-    script: str = "magrpo"  # whose functions are counted
-    prompt_tokens: int = 400  # P
-    completion_tokens: int = 256  # C
-    num_generations: int = 8  # G
-    max_batch_tokens: int = 4096  # the scripts' default
+    script: Script = "magrpo"  # whose functions are counted
+    prompt_tokens: Count = 400  # P
+    completion_tokens: Count = 256  # C
+    num_generations: Count = 8  # G
+    max_batch_tokens: Count = 4096  # the scripts' default
 
 
 def kept(function, weights):

@@ -20,7 +20,7 @@ import torch
 import tyro
 from peers import COMPARISONS, install, run
 from peers import Args as PeersArgs
-from stamp import ROOT, stamp
+from stamp import ROOT, Count, stamp
 from transformers import AutoTokenizer
 
 sys.path.insert(0, ROOT)
@@ -33,9 +33,9 @@ FACTORS = {"magrpo-trl": "1", "marloo-trl": "C", "magrpo-comlrl": "C"}
 @dataclass
 class Args:
     seeds: list[int] = field(default_factory=lambda: [1, 2, 3])  # of sampling; each gives other completions
-    num_tasks: int = 4  # B
-    num_generations: int = 8  # G
-    completion_tokens: int = 96  # C, at most
+    num_tasks: Count = 4  # B
+    num_generations: Count = 8  # G
+    completion_tokens: Count = 96  # C, at most
     pip_args: str = ""  # for installing the peers, as in peers.py
 
 

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import tyro
-from stamp import ROOT, stamp
+from stamp import ROOT, Count, stamp
 
 
 @dataclass
 class Args:
-    eval_tasks: int = 48
-    eval_generations: int = 4  # joint answers per task
-    most_agents: int = 3  # columns
+    eval_tasks: Count = 48
+    eval_generations: Count = 4  # joint answers per task
+    most_agents: Count = 3  # columns
     envs: list[Literal["tldr", "arxiv", "humaneval", "classeval"]] = field(
         default_factory=lambda: ["tldr", "arxiv", "humaneval", "classeval"]
     )  # rows

@@ -21,17 +21,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import tyro
-from stamp import ROOT, stamp
+from stamp import ROOT, Count, Script, stamp
 
 
 @dataclass
 class Args:
-    scripts: list[str] = field(default_factory=lambda: ["magrpo", "marloo", "maremax", "mareinforce", "ippo"])
+    scripts: list[Script] = field(default_factory=lambda: ["magrpo", "marloo", "maremax", "mareinforce", "ippo"])
     env: str = "tldr"
-    seeds: int = 5  # 1, 2, ...
-    jobs: int = 2  # runs at a time
-    num_iterations: int = 120
-    eval_every: int = 10
+    seeds: Count = 5  # 1, 2, ...
+    jobs: Count = 2  # runs at a time
+    num_iterations: Count = 120
+    eval_every: Count = 10
     flags: str = ""  # further arguments of every script, as one string: --flags="--num-turns 2"
     name: str = ""  # of the file in results/; by default the environment
 

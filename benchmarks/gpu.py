@@ -31,7 +31,7 @@ from typing import Literal
 import torch
 import tyro
 from peers import WORKLOADS  # shared, so that both files measure the same models and lengths
-from stamp import ROOT, stamp
+from stamp import ROOT, Count, Script, stamp
 from transformers import AutoConfig, AutoModelForCausalLM
 
 sys.path.insert(0, ROOT)
@@ -40,12 +40,12 @@ sys.path.insert(0, ROOT)
 @dataclass
 class Args:
     models: list[str] = field(default_factory=lambda: ["qwen2.5-0.5b", "qwen3-1.7b"])  # workloads of peers.py
-    max_batch_tokens: list[int] = field(default_factory=lambda: [4096, 8192])  # the scripts' default, and twice that
-    script: str = "magrpo"  # whose functions are measured
-    rounds: int = 5  # for medians; one more warms up
+    max_batch_tokens: list[Count] = field(default_factory=lambda: [4096, 8192])  # the scripts' default, and twice that
+    script: Script = "magrpo"  # whose functions are measured
+    rounds: Count = 5  # for medians; one more warms up
     seed: int = 1  # of weights, prompts and sampling
     device: Literal["cuda", "cpu"] = "cuda"
-    shrink: int = 1  # divides layers, widths, vocabulary, lengths and the machine's test sizes; above 1, only a test
+    shrink: Count = 1  # divides layers, widths, vocabulary, lengths and the machine's test sizes; above 1, only a test
     peers: bool = True  # run peers.py too, which installs comlrl and trl
     peers_args: str = ""  # further arguments of peers.py, as one string
     output: str | None = None  # by default results/gpu.md, or none if --shrink is above 1

@@ -27,7 +27,7 @@ from importlib.metadata import version
 from typing import Literal
 
 import tyro
-from stamp import ROOT, commit, machine, versions
+from stamp import ROOT, Count, commit, machine, versions
 
 # This process does not import torch, to stay small: Linux counts its peak memory as its children's too.
 
@@ -43,12 +43,12 @@ LEARNING_RATE = 1e-6  # so small that the probability of stopping does not chang
 class Args:
     workloads: list[str] = field(default_factory=lambda: ["a", "b", "c"])  # keys of WORKLOADS
     comparisons: list[str] = field(default_factory=lambda: list(COMPARISONS))  # keys of COMPARISONS
-    rounds: int = 5  # of all contestants
-    updates: int = 3  # measured per process, after one that warms up; the median counts
+    rounds: Count = 5  # of all contestants
+    updates: Count = 3  # measured per process, after one that warms up; the median counts
     device: Literal["cpu", "cuda"] = "cpu"
-    threads: int = 1  # per process
+    threads: Count = 1  # per process
     seed: int = 1  # for model and prompts; sampling uses seed + round
-    max_batch_tokens: int = 4096  # of ours, as in the scripts. Theirs: the whole rollout
+    max_batch_tokens: Count = 4096  # of ours, as in the scripts. Theirs: the whole rollout
     cuda_graphs: bool = False  # run ours with this flag
     trl_rows: int = 0  # completions per training batch of trl, if the whole rollout does not fit; 0: all of it
     shrink: bool = False  # tiny sizes, to check that everything runs; measures nothing

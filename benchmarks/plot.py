@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import tyro
-from stamp import ROOT
+from stamp import ROOT, Count
 
 try:
     import matplotlib
@@ -34,7 +34,7 @@ class Args:
     )
     output: str = f"{ROOT}/docs/tldr"  # .png and .md are added
     metric: str = "return"
-    samples: int = 2000  # of the bootstrap
+    samples: Count = 2000  # of the bootstrap
     tokens: float = float("inf")  # draw and compare up to this many, if no run ends earlier
     scaling: str | None = None  # instead draw this CSV of scaling.py to docs/scaling.png
 

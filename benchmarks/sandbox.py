@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 
 import tyro
-from stamp import ROOT, stamp
+from stamp import ROOT, Count, stamp
 
 sys.path.insert(0, ROOT)
 
@@ -25,7 +25,7 @@ from rewards import sandbox
 @dataclass
 class Args:
     dataset: str = "sample"  # or a .jsonl file of HumanEval's columns
-    rounds: int = 5
+    rounds: Count = 5
     timeout: float = 2.0  # seconds per answer, in batches with endless loops
 
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 
 import tyro
 from gpu import training_flops
-from stamp import ROOT, stamp
+from stamp import ROOT, Count, Script, stamp
 from throughput import Args as Point
 from throughput import ours_sample, ours_train, prepare, timed
 
@@ -52,9 +52,9 @@ SMALLER = {  # so that the largest point of the curve takes seconds
 @dataclass
 class Args:
     parts: list[str] = field(default_factory=lambda: ["curves", "processes", "start", "lora"])
-    script: str = "magrpo"  # whose functions and runs are measured
-    rounds: int = 3  # for medians; lora makes one run each
-    lora_hidden: int = 512  # hidden size of the model in lora, of 8 layers
+    script: Script = "magrpo"  # whose functions and runs are measured
+    rounds: Count = 3  # for medians; lora makes one run each
+    lora_hidden: Count = 512  # hidden size of the model in lora, of 8 layers
     output: str = os.path.join(ROOT, "results", "scaling.csv")  # rows of the requested parts
 
 

@@ -1,12 +1,27 @@
-"""The stamp on every figure: commit, versions, machine, date and arguments."""
+"""What the benchmarks share: types of arguments, and the stamp on every figure: commit, versions, machine, date."""
 
 import os
 import platform
 import subprocess
 from datetime import date
 from importlib.metadata import version
+from typing import Annotated, Literal
+
+from tyro.constructors import PrimitiveConstructorSpec
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def at_least_1(words):
+    if int(words[0]) < 1:
+        raise ValueError(f"{words[0]} is less than 1")
+    return int(words[0])
+
+
+Count = Annotated[
+    int, PrimitiveConstructorSpec(1, "INT", at_least_1, lambda x: isinstance(x, int), lambda x: [str(x)])
+]
+Script = Literal["magrpo", "marloo", "maremax", "mareinforce", "ippo"]
 
 
 def commit():

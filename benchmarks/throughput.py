@@ -27,7 +27,7 @@ from types import SimpleNamespace
 import torch
 import transformers
 import tyro
-from stamp import ROOT, stamp
+from stamp import ROOT, Count, Script, stamp
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
@@ -37,16 +37,16 @@ sys.path.insert(0, ROOT)
 
 @dataclass
 class Args:
-    script: str = "magrpo"  # whose functions are measured
+    script: Script = "magrpo"  # whose functions are measured
     model: str = os.path.join(ROOT, "models", "tiny")  # a folder or a hub id
-    hidden_size: int | None = None  # a multiple of 16: random weights, 8 layers of this width instead of the model's
-    prompt_tokens: int = 400  # P
-    completion_tokens: int = 100  # C
-    num_generations: int = 8  # G
-    num_tasks: int = 4  # B
-    max_batch_tokens: int = 4096  # of training, as in the script; four times as many in sampling
-    rounds: int = 5  # of both, alternating
-    threads: int = 1  # of torch
+    hidden_size: Count | None = None  # a multiple of 16: random weights, 8 layers of this width instead of the model's
+    prompt_tokens: Count = 400  # P
+    completion_tokens: Count = 100  # C
+    num_generations: Count = 8  # G
+    num_tasks: Count = 4  # B
+    max_batch_tokens: Count = 4096  # of training, as in the script; four times as many in sampling
+    rounds: Count = 5  # of both, alternating
+    threads: Count = 1  # of torch
     natural: bool = False  # sample posts and the model's own stop token, instead of fixed lengths
 
 
@@ -260,5 +260,7 @@ def compare(args):
 
 if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
+    if args.hidden_size and args.hidden_size % 16:
+        sys.exit(f"throughput.py: error: --hidden-size {args.hidden_size}: 8 heads need a multiple of 16.")
     print(stamp(args) + "\n")
     compare(args)

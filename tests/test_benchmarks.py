@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+import tyro
 from conftest import ROOT
 from processes import printed_by
 
@@ -45,6 +46,21 @@ def test_products_are_recorded_with_their_backward_passes_and_nothing_else_is(mo
     )  # fmt: skip
     assert products.seconds() > 0
     assert {tuple(map(tuple, shapes)) for shapes in called} == {((5, 8), (8, 3)), ((8, 5), (5, 3)), ((5, 3), (3, 8))}
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [("throughput", "--rounds 0"), ("throughput", "--script sft"), ("throughput", "--hidden-size -16"),
+     ("compare", "--jobs 0"), ("compare", "--scripts magrpo tutti"), ("peers", "--updates -1"),
+     ("gpu", "--max-batch-tokens 4096 0"), ("sandbox", "--rounds x"), ("scaling", "--rounds 0")],
+)  # fmt: skip
+def test_arguments_that_cannot_be_measured_are_refused(monkeypatch, capsys, name, flags):
+    load("throughput", monkeypatch)
+    load("peers", monkeypatch)
+    benchmark = load(name, monkeypatch)
+    with pytest.raises(SystemExit) as stopped:
+        tyro.cli(benchmark.Args, args=flags.split())
+    assert stopped.value.code == 2 and flags.split()[0] in capsys.readouterr().err
 
 
 def test_sandbox_times_answers():
