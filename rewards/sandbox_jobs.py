@@ -469,6 +469,9 @@ class Opaque:
     def __bool__(self):
         return True
 
+    def __setattr__(self, name, value):  # it would be set here only, and the candidate would never see it
+        raise TypeError(f"the tests set {name} of an object that they can only pass on")
+
     def __repr__(self):
         return "<object>"
 
@@ -586,8 +589,8 @@ class _Remote:
     def own(self, value):
         if isinstance(value, (Opaque, *LIKENESSES.values())):
             return ["object", vars(value)["__handle__"][1]]
-        if type(value) is Iterator:
-            return ["iterator", *[_pack(item, self.own) for item in value]]
+        if type(value) in ITERATORS:
+            return ["iterator", *[_pack(item, self.own) for item in _items(value)]]
         if type(value) is types.BuiltinFunctionType and vars(builtins).get(value.__name__) is value:
             return ["builtin", value.__name__]
         raise TypeError(f"the tests pass a {type(value).__name__}, which is no plain data")
@@ -720,6 +723,7 @@ def _grader(channel, trainer):
         except Exception as error:
             return _describe(remote.last if isinstance(remote.last, CandidateError) and str(remote.last) else error)
 
+    builtins.exit = builtins.quit = sys.exit  # as in the candidate
     scope = {"__name__": "tests", "__assert__": check, "__failed__": failed}
     scope |= {"__rounds__": rounds, "__begin__": begin, "__lost__": lost}
     try:

@@ -1468,6 +1468,43 @@ assert take([7], 1) == [7] and Own() != 3
     assert result.examples == ["returned <iterator>"]
 
 
+def test_tests_may_pass_iterators():
+    code = """
+        def f(x): return sum(x)
+        def first(x): return next(x)
+    """
+    tests = """
+assert f(iter([1, 2])) == 3
+assert f(map(abs, (-1, -2))) == 3
+assert f(n * n for n in range(3)) == 5
+assert f(itertools.repeat(2, 4)) == 8
+assert first(reversed("ab")) == "b"
+"""
+    whole = job(code, tests, ["f", "first"])._replace(setup="import itertools")
+    endless = job(code, "assert first(itertools.count()) == 0", ["first"])._replace(setup="import itertools")
+    held, too_many = run_tests([whole, endless])
+    assert (held.reason, held.total) == ("", 5)
+    assert too_many.passed == 0 and "100000 items" in too_many.reason
+
+
+def test_an_attribute_of_an_object_that_tests_only_pass_on_is_not_set():
+    code = """
+        class Node:
+            def __init__(self, value): self.value, self.left = value, None
+        def total(node): return node.value + (total(node.left) if node.left else 0)
+    """
+    tests = "root = Node(1)\nroot.left = Node(2)\nassert total(root) == 3\nassert total(Node(1)) == 1"
+    result = run_tests([job(code, tests, ["Node", "total"])])[0]
+    assert (result.passed, result.total) == (0, 2) and "set left of an object" in result.reason
+
+
+def test_tests_may_exit_when_all_of_them_ran():
+    tests = "assert f(1) == 2\nif f(2) != 3: exit(1)\nquit()"
+    right, wrong = run_tests([job(code, tests) for code in ("def f(x): return x + 1", "def f(x): return 2")])
+    assert (right.passed, right.reason) == (1, "")
+    assert (wrong.passed, wrong.total) == (1, 2) and "exit status 1" in wrong.reason
+
+
 def test_subclasses_of_plain_types_are_compared_by_the_plain_part():
     code = """
         import collections, enum
@@ -2191,7 +2228,13 @@ def test_a_job_that_finds_too_few_descriptors_has_not_begun(monkeypatch):
 def test_no_job_waits_for_ever_when_the_last_worker_dies(monkeypatch, how):
     no_other_worker_starts(monkeypatch, how)
     late = job("import time\ndef f(x):\n    time.sleep(60)")
-    killer = threading.Timer(0.7, lambda: [os.kill(pid, signal.SIGKILL) for pid in descendants()])
+
+    def kill_all():
+        for pid in descendants():
+            with contextlib.suppress(ProcessLookupError):  # a clone of a template that is dead already
+                os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Timer(0.7, kill_all)
     killer.start()
     with pytest.raises(RuntimeError, match="did not start"):
         run_tests([late, *[job(GOOD)] * 6], timeout=20)
