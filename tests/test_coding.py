@@ -1304,6 +1304,85 @@ def test_tests_may_make_objects_of_the_prompts_classes(tmp_path):
     assert [step.parts["passed_share"] for step in steps] == [1, 0.5]
 
 
+POINT = "class P:\n    def __init__(self, v): self.v = v\n    def __eq__(self, other): return self.v == other.v\n"
+SAME = "def P(*a):\n    return 0\n\ndef sq(x):\n    return 0\n"
+COMPARE_OWN = {
+    "directly": "assert candidate(2) == P(4)",
+    "by a variable": "want = P(4)\n    assert candidate(2) == want",
+    "by an annotated variable": "want: P = P(4)\n    assert candidate(2) == want",
+    "by a loop": "for x, want in [(2, P(4)), (3, P(9))]:\n        assert candidate(x) == want",
+    "by a loop over a zip": "for x, want in zip([2], [P(4)]):\n        assert candidate(x) == want",
+    "in a list": "assert [candidate(2)] == [P(4)]",
+    "in a list that grows": "wanted = []\n    wanted.append(P(4))\n    assert [candidate(2)] == wanted",
+    "in a comprehension": "wanted = [P(i) for i in (4, 9)]\n    assert [candidate(2), candidate(3)] == wanted",
+    "in a dict": "wanted = {}\n    wanted['a'] = P(4)\n    assert candidate(2) == wanted['a']",
+    "as a member": "assert candidate(2) in (P(4),)",
+    "by a function that makes it": "def build():\n        return P(4)\n    assert candidate(2) == build()",
+    "by a function that compares": "def same(f, x, y):\n        assert f(x) == y\n    same(candidate, 2, P(4))",
+}
+COMPARE_PLAIN = {
+    "an argument": "assert candidate(P(2)) == 4",
+    "a variable": "root = P(2)\n    assert candidate(root) == 4",
+    "an unpacked one": "root, want = P(2), 4\n    assert candidate(root) == want",
+    "a loop": "for root, want in [(P(2), 4), (P(3), 9)]:\n        assert candidate(root) == want",
+    "another name": "f = candidate\n    assert f(P(2)) == 4",
+    "a function that compares": "def same(f, x, y):\n        assert f(x) == y\n    same(candidate, P(2), 4)",
+    "a comprehension": "assert [candidate(P(i)) for i in (1, 2)] == [1, 4]",
+}
+
+
+@pytest.mark.parametrize("how", [*COMPARE_OWN, *COMPARE_PLAIN])
+def test_tasks_whose_tests_an_answer_could_make_true_are_left_out(how, tmp_path, capsys):
+    """An answer redefines the prompt's class, so what it returns and what is expected are both 0."""
+    prompt = f'{POINT}\ndef sq(x):\n    """Squared."""\n'
+    row = {
+        "prompt": prompt,
+        "entry_point": "sq",
+        "test": f"def check(candidate):\n    {(COMPARE_OWN | COMPARE_PLAIN)[how]}\n",
+    }
+    safe = {**row, "test": "def check(candidate):\n    assert candidate(P(2)) == 4\n"}
+    rows = [{**(row if i == 3 else safe), "task_id": f"own {i}"} for i in range(20)]
+    env = make("humaneval", num_agents=1, dataset=write_rows(tmp_path / "rows.jsonl", rows))
+    kept = [task["task_id"] for part in env.splits.values() for task in part]
+    assert ("own 3" not in kept) == (how in COMPARE_OWN) and len(kept) == 20 - (how in COMPARE_OWN)
+    assert re.findall("own [0-9]+", capsys.readouterr().out.partition("left out")[2]) == ["own 3"][: 20 - len(kept)]
+    if how in COMPARE_PLAIN:
+        (task,) = [task for part in env.splits.values() for task in part if task["task_id"] == "own 3"]
+        right, same = [env.step([(task, [], [code])])[0] for code in ("def sq(x):\n    return x.v * x.v\n", SAME)]
+        assert right.done and not same.done
+
+
+def test_mbpps_tests_do_not_compare_the_answers_own_either(tmp_path, capsys):
+    code, tests = f"{POINT}\ndef sq(x):\n    return P(x * x)\n", [f"assert sq({x}) == P({x * x})" for x in (2, 3)]
+    rows = [{**MBPP_ROW, "task_id": f"own {i}"} for i in range(20)]
+    rows[3] |= {"code": code, "test_list": tests}
+    env = make("mbpp", num_agents=1, dataset=write_rows(tmp_path / "rows.jsonl", rows))
+    assert [part for part in env.splits.values() for task in part if task["task_id"] == "own 3"] == []
+    assert "left out" in (said := capsys.readouterr().out) and "own 3" in said
+
+
+@pytest.mark.parametrize("name", ["humaneval", "mbpp"])
+def test_reference_solutions_that_fail_are_named(name, tmp_path, capsys):
+    rows = [{**MBPP_ROW, "task_id": f"own {i}"} for i in range(coding.TRIED + 20)]
+    wrong = {"code": "def f(x):\n    return 5"}
+    if name == "humaneval":
+        test = "def check(candidate):\n    assert candidate(str.upper, 'a') == 'A'\n"
+        row = {
+            "prompt": 'def f(g, x):\n    """g of x."""\n',
+            "entry_point": "f",
+            "canonical_solution": "    return g(x)\n",
+        }
+        plain = {**row, "test": "def check(candidate):\n    assert candidate(abs, -1) == 1\n"}
+        rows, wrong = [{**plain, "task_id": line["task_id"]} for line in rows], {"test": test}
+    for k in (3, 17, len(rows) - 1):  # the last is not tried
+        rows[k] |= wrong
+    rows[5].pop("canonical_solution", None)
+    env = make(name, num_agents=1, dataset=write_rows(tmp_path / "rows.jsonl", rows))
+    said = capsys.readouterr().out.partition("reference solutions")[2]
+    assert re.findall("own [0-9]+", said) == ["own 3", "own 17"] and "(" in said
+    assert sum(map(len, env.splits.values())) == len(rows)  # a test may also be right, and its solution wrong
+
+
 MBPP_ROW = {"prompt": "p", "code": "def f(x):\n    return x", "test_imports": []}
 MBPP_ROW["test_list"] = ["assert f(1) == 1", "assert f(2) == 2"]
 

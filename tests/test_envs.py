@@ -321,14 +321,6 @@ MALFORMED = {
         HUMANEVAL,
         {"test": "class A:\n    def eq(self, x): assert x\ndef check(candidate):\n    A().eq(candidate(1) == 2)"},
     ),
-    "test: equal objects": (
-        "humaneval",
-        HUMANEVAL,
-        {
-            "prompt": f"class T:\n    pass\n{HUMANEVAL['prompt']}",
-            "test": "def check(candidate):\n    assert candidate(T(3)) == T(6)",
-        },
-    ),
     "test: a function beside its class": (
         "classeval",
         CLASSEVAL,
