@@ -218,7 +218,8 @@ def prepare_class(texts, assigned, class_name, base):
             if parts:
                 # A version goes on with the definitions that build on it, as @count.setter does.
                 starts = [i for i, part in enumerate(parts) if i == 0 or name not in map(_root, part.decorator_list)]
-                filled[methods[name]] = _last_version([parts[i:j] for i, j in zip(starts, [*starts[1:], None])])
+                versions = [parts[i:j] for i, j in zip(starts, [*starts[1:], None])]
+                filled[methods[name]] = _last_version(versions, _acts)
                 again = any(name in _gives(n) for n in added)  # as in size = property(size)
                 for part in [] if again else parts:
                     static = "staticmethod" in map(_root, methods[name].decorator_list)
@@ -469,13 +470,13 @@ def is_stub(function):
     return all(map(idle, function.body))
 
 
-def _last_version(versions):
+def _last_version(versions, works):
     """The last of several versions of a function, each a sequence that begins with its definition.
 
-    Those that return something are preferred. A part of the function may be repeated as an explanation: with a ... for
-    what is left out, or its beginning.
+    Those whose definition `works` are preferred. A part of the function may be repeated as an explanation: with a ...
+    for what is left out, or its beginning.
     """
-    versions = [version for version in versions if _returns(version[0])] or versions
+    versions = [version for version in versions if works(version[0])] or versions
     # as in `result = ...` and `for x in ...`, but not in x[..., 0] or tuple[int, ...]
     parts = lambda body: (part for n in _walk(body) if isinstance(n, ast.stmt) for part in ast.iter_child_nodes(n))
     elided = lambda function: any(getattr(part, "value", None) is ... for part in parts(function.body))
@@ -497,6 +498,14 @@ def _returns(function):
     yields = any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in nodes)
     # None for `return` and `return None`
     return yields or any(getattr(n.value, "value", n.value) is not None for n in nodes if isinstance(n, ast.Return))
+
+
+def _acts(method):
+    """Whether a method returns something, calls something for its effect, or sets an attribute or an item."""
+    nodes = list(_walk(method.body))
+    calls = any(isinstance(n, ast.Expr) and isinstance(n.value, ast.Call) for n in nodes)
+    sets = any(isinstance(n, (ast.Attribute, ast.Subscript)) and not isinstance(n.ctx, ast.Load) for n in nodes)
+    return calls or sets or _returns(method)
 
 
 # What is code in a completion ----------------------------------------------------------------------------------------
@@ -539,7 +548,7 @@ def read_function(text, name, foreign=()):
     if not versions:
         blocks = _fenced(text)
         return _parse(next((block for block in blocks if re.search(rf"\bdef\s+{name}\b", block)), blocks[0]))
-    function, chosen = _last_version(versions)
+    function, chosen = _last_version(versions, _returns)
     worse = _definitions(chosen[chosen.index(function) + 1 :], name)
     chosen = [node for node in chosen if node not in worse]
     # Also of blocks with other versions of the function, but nothing that the chosen block defines itself.

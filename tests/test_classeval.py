@@ -157,6 +157,21 @@ def test_range():
     assert class_rewards([answer])[0].reward == -0.5
 
 
+FIRST_TRY = f"{DOUBLE}\ndef add(self, x):\n    return self.items + [x]\n"
+CORRECTED = {
+    "in one text": f"{FIRST_TRY}\n{ADD}",
+    "in another block": f"```\n{FIRST_TRY}```\nThis changes nothing. Better:\n```\n{ADD}```",
+    "by setting an item": f"{FIRST_TRY}\ndef add(self, x):\n    self.items[len(self.items):] = [x]\n",
+    "by setting an attribute": f"{FIRST_TRY}\ndef add(self, x):\n    self.items = self.items + [x]\n",
+    "and explained": f"{FIRST_TRY}\n{ADD}\ndef add(self, x):\n    n = len(self.items)\n",
+}
+
+
+@pytest.mark.parametrize("how", CORRECTED)
+def test_a_corrected_method_need_not_return_anything(how):
+    assert score(CORRECTED[how], TWO).reward == 6
+
+
 FORMS = {
     "class around it": "class Box:\n    def size(self):\n        return len(self.items)\n",
     "indented": "    def size(self):\n        return len(self.items)\n",
