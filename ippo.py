@@ -31,6 +31,7 @@ import math
 import os
 import shlex
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -150,7 +151,8 @@ def max_context(model):
     rope = config.to_dict().get("rope_parameters") or {}
     if rope.get("rope_type") == "longrope":  # beyond it, the rotary factors of all keys change, cached ones too
         return rope["original_max_position_embeddings"]
-    return config.max_position_embeddings
+    # beyond that, the tokens that sparse attention selects depend on how much padding a text has
+    return min(config.max_position_embeddings, getattr(config, "index_topk", None) or math.inf)
 
 
 def encode(agent, prompts, max_new_tokens):
@@ -409,7 +411,7 @@ def completion_states(agent, rows):
     for _, part in itertools.groupby(zip(completions, of_row), key=lambda row: int(math.log(len(row[0]), 1.5))):
         chunk, owner = zip(*part)
         owner, C = torch.stack(owner), max(map(len, chunk))
-        # the last token is not fed in; padding is on the right, where causal attention never sees it
+        # the last token is not fed in, unless it is the only one; causal attention never sees padding on the right
         input_ids = torch.tensor([[*ids, *[0] * C][: max(1, C - 1)] for ids in chunk], device=owner.device)
         branch = copy.copy(cache)
         branch.layers = [copy.copy(layer) for layer in cache.layers]
@@ -595,7 +597,7 @@ def summarize(split, turns, num_turns):
 
     pass@k is the unbiased estimate from n >= k trajectories of a task (Chen et al., 2021, arXiv 2107.03374).
     """
-    sums, parts, totals = (defaultdict(lambda: np.zeros(2)) for _ in range(3))  # name -> (sum, weight)
+    sums, parts, of_turns, totals = (defaultdict(lambda: np.zeros(2)) for _ in range(4))  # name -> (sum, weight)
     for t, nodes in enumerate(turns, start=1):
         for node in nodes:
             for i, group in enumerate(node.groups):
@@ -616,19 +618,20 @@ def summarize(split, turns, num_turns):
                     if child is None:  # the branch ends here
                         parts[name] += (chance * value, chance)
                     if num_turns > 1:
-                        parts[f"{name}_turn{t}"] += (chance * value, chance)
+                        of_turns[f"{name}_turn{t}"] += (chance * value, chance)
     for root in turns[0]:
         sums["return"] += (root.value, 1)
         if split == "eval" and all("all_passed" in step.parts for step in root.ends):
             n, failed = len(root.ends), sum(step.parts["all_passed"] < 1 for step in root.ends)
             for k in (2**j for j in range(n.bit_length())):
                 sums[f"pass@{k}"] += (1 - math.comb(failed, k) / math.comb(n, k), 1)
-    if bad := [name for name in parts if not isinstance(name, str) or name in sums or "/" in name]:
+    names = Counter([*sums, *parts, *of_turns])
+    if bad := [x for x, n in names.items() if not isinstance(x, str) or n > 1 or ("/" in x and x not in sums)]:
         fail(f"--env: step() has a part logged as {bad[0]!r}; rename it: no slash, and not a metric's name.")
-    for process in gather({**sums, **parts}):
+    for process in gather({**sums, **parts, **of_turns}):
         for name, total in process.items():
             totals[name] += total
-    prefix = lambda name: "" if split == "train" and "/" in name else f"{split}/"  # agent_0/entropy has a prefix
+    prefix = lambda name: "" if split == "train" and "/" in name else f"{split}/"  # agent_0/ is one already
     return {prefix(name) + name: float(total / weight) for name, (total, weight) in totals.items()}
 
 
@@ -641,7 +644,7 @@ def records(iteration, split, turns, most=None):
             line = {"iteration": iteration, "split": split, "turn": t, "task": node.task, "joint": node.joint}
             line |= {"rewards": [step.reward for step in node.steps], "parts": [step.parts for step in node.steps]}
             line["agents"] = [{key: vars(group)[key] for key in keys if key in vars(group)} for group in node.groups]
-            yield json.dumps(line, default=plain) + "\n"
+            yield json.dumps(line, default=plain, skipkeys=True) + "\n"
 
 
 def evaluate(args, env, agents, tasks, iteration, seed, lines):
@@ -736,12 +739,14 @@ if __name__ == "__main__":
         if os.path.exists(os.path.join(here, "envs", "writing.py")):
             env = importlib.import_module("envs").make(args.env, **setup)
         else:  # a copied script may have no envs/ beside it
+            sys.path.append(os.getcwd())
             module, colon, name = args.env.partition(":")
             found = vars(importlib.import_module(module)) if colon and module[:1] not in ("", ".") else {}
             if name not in found:
                 fail(f"--env {args.env}: no such class, and no envs/ beside this file; use module:Class of your own.")
             env = found[name](**setup)
-        train_tasks, test_tasks = (list(env.tasks(split) or ()) for split in ("train", "test"))
+        given_tasks = (env.tasks(split) for split in ("train", "test"))
+        train_tasks, test_tasks = (list(() if tasks is None else tasks) for tasks in given_tasks)
     except ModuleNotFoundError as error:
         fail(f"--env {args.env}: {error}; correct it, or name another.")
     except ValueError as error:
@@ -809,10 +814,10 @@ if __name__ == "__main__":
             stops = [tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id)]
             if tokenizer.chat_template:  # its end-of-turn token also stops: base models do not list it
                 turn = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "ANSWER"}]
-                _, said, behind = tokenizer.apply_chat_template(turn, tokenize=False).rpartition("ANSWER")
-                special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special and said}
-                special.discard(tokenizer.unk_token_id)
-                stops += [id for id in tokenizer(behind, add_special_tokens=False).input_ids if id in special][:1]
+                _, found, behind = tokenizer.apply_chat_template(turn, tokenize=False).rpartition("ANSWER")
+                ids = tokenizer(behind if found else "", add_special_tokens=False).input_ids
+                special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+                stops += [id for id in ids if id in special - {tokenizer.unk_token_id}][:1]
             agent = SimpleNamespace(model=model, tokenizer=tokenizer)
             agent.stop_ids = torch.tensor([int(stop) for stop in stops if stop is not None], device=place)
             # Recurrent layers' caches cannot be shared, and gradient checkpointing works only without a cache.
@@ -876,7 +881,7 @@ if __name__ == "__main__":
         os.makedirs(os.path.dirname(state_file), exist_ok=True)
         with open(os.path.join(run_dir, "args.json"), "w") as file:
             json.dump(about, file, indent=2)
-        for name, size in state["sizes"].items() if args.resume else ():
+        for name, size in (state["sizes"] if args.resume else {}).items():
             with open(os.path.join(run_dir, name), "a") as file:  # lines after the checkpoint come again
                 file.truncate(min(size, file.tell()))  # fewer, if the log was edited or deleted since
     # Each iteration and process reseeds its generators, and evaluation always uses iteration 0's seed: there is no
@@ -903,19 +908,21 @@ if __name__ == "__main__":
             with open(os.path.join(run_dir, "rollouts.jsonl"), "a") as file:
                 file.writelines(lines)
             track(metrics, step=iteration)
+        if "eval/return" in metrics:
+            say(f"iteration {iteration}: evaluation return {metrics['eval/return']:.3f}")
 
     lines = []  # for rollouts.jsonl
     if not args.resume:
         metrics = evaluate(args, env, agents, eval_tasks, 0, seed_of(0), lines)
         log(0, metrics, lines)
-        say(f"iteration 0: evaluation return {metrics['eval/return']:.3f}")
     signals = []
 
     def on_signal(number, _):
         signals.append(number)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C then ends all at once; torchrun may send SIGTERM twice
         with suppress(OSError):  # Ctrl-C also ends the reader of `| tee log`, or of `2>&1 | tee log`
-            os.dup2(2, 1)  # stdout becomes stderr
+            if stat.S_ISFIFO(os.fstat(1).st_mode):
+                os.dup2(2, 1)  # stdout becomes stderr
             say("finishing the iteration, then saving; another Ctrl-C ends at once, without saving")
 
     signal.signal(signal.SIGINT, on_signal)
@@ -1072,8 +1079,6 @@ if __name__ == "__main__":
             saved = iteration
         if stopping:
             break
-        if "eval/return" in metrics:
-            say(f"iteration {iteration}: evaluation return {metrics['eval/return']:.3f}")
     bar.close()
 
     # final output

@@ -598,11 +598,17 @@ def test_a_tokenizers_own_end_of_sequence_token_is_taken_off_a_bare_prompt(scrip
     assert module.encode(agent, ["say hi"], 10) == [[END, *bare]]
 
 
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+LIMITS = {  # beyond which longrope changes the keys, and sparse attention selects tokens by their padded positions
+    "longrope": {"rope_parameters": LONGROPE, "original_max_position_embeddings": 24, "pad_token_id": END},
+    "sparse": {"index_topk": 24, "pad_token_id": END},
+}
+
+
+@pytest.mark.parametrize("kind", LIMITS)
 @two_scripts
-def test_longrope_models_keep_to_the_length_up_to_which_keys_stay_what_they_are(script, tmp_path, capsys):
-    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
-    limits = {"original_max_position_embeddings": 24, "pad_token_id": END}
-    path = save_model(tmp_path / "m", model_class=Phi3ForCausalLM, rope_parameters=rope, **limits)
+def test_models_keep_to_the_length_up_to_which_training_is_what_was_sampled(script, kind, tmp_path, capsys):
+    path = save_model(tmp_path / "m", model_class=Phi3ForCausalLM, **LIMITS[kind])
     module, agent = load(script), agent_of(path)
     prompt = "a" * 10
     agent.tokenizer.chat_template = None

@@ -1,5 +1,6 @@
 """The README's promises: its environment runs beside one copied script, and its flags exist."""
 
+import ast
 import os
 import re
 import shutil
@@ -16,8 +17,10 @@ README = (ROOT / "README.md").read_text()
 def test_a_copied_script_trains_on_the_readmes_environment_in_an_empty_folder(script, tmp_path, model_dir):
     (block,) = re.findall(r"```python\n(.*?)```", README, re.S)
     (tmp_path / "shout.py").write_text(block)
-    shutil.copy(script, tmp_path)
-    command = [sys.executable, script.name, "--env", "shout:Shout", "--model", model_dir, "--num-iterations", "2"]
+    copied = tmp_path / ("scripts" if script.stem == "ippo" else ".") / script.name  # beside its environment, or not
+    copied.parent.mkdir(exist_ok=True)
+    shutil.copy(script, copied)
+    command = [sys.executable, copied, "--env", "shout:Shout", "--model", model_dir, "--num-iterations", "2"]
     command += ["--max-new-tokens", "8", "--num-turns", "2"]
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
@@ -35,8 +38,9 @@ def test_a_copied_script_says_that_it_has_no_environments(run, tmp_path, capsys)
 
 
 def test_every_flag_in_the_readme_exists():
-    files = [*ROOT.glob("*.py"), *ROOT.glob("benchmarks/*.py")]
-    known = set(re.findall(r"^    (\w+): ", "".join(path.read_text() for path in files), re.M))
+    trees = [ast.parse(path.read_text()) for path in (*ROOT.glob("*.py"), *ROOT.glob("benchmarks/*.py"))]
+    classes = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args"]
+    known = {field.target.id for node in classes for field in node.body if isinstance(field, ast.AnnAssign)}
     known |= {"nproc_per_node", "shutdown_timeout", "help"}  # torchrun's, tyro's
     flags = {flag.replace("-", "_") for flag in re.findall(r"(?<![-\w])--([a-z][a-z-]+)", README)}
     assert flags and flags <= known

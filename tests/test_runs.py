@@ -348,6 +348,26 @@ def test_zero_iterations_only_evaluate(script, run, model_dir, capsys):
     assert "evaluation" in capsys.readouterr().out
 
 
+ODD_TASKS = {
+    "an array": lambda: np.array(["a", "b", "c"]),
+    "a generator": lambda: (letter for letter in "abcdef"),
+    "keys that JSON does not know": lambda: [{("a", 1): {"b"}}] * 3,
+}
+
+
+@pytest.mark.parametrize("kind", ODD_TASKS)
+def test_tasks_may_be_anything(kind, run, model_dir, monkeypatch):
+    from toy import Letters, Step
+
+    monkeypatch.setattr(Letters, "tasks", lambda self, split: ODD_TASKS[kind]())
+    monkeypatch.setattr(Letters, "observe", lambda self, task, history: ["Say a.", "Say b."])
+    monkeypatch.setattr(Letters, "step", lambda self, branches: [Step(b[2], 1.0, {}, False) for b in branches])
+    names = run(SCRIPTS[0], *TOY, "--model", model_dir, "--num-iterations", 1)
+    assert len(names["train_tasks"]) >= 3 and len(metrics_of(names["run_dir"])) == 2
+    with open(os.path.join(names["run_dir"], "rollouts.jsonl")) as file:
+        assert {line["split"] for line in map(json.loads, file)} == {"train", "eval"}
+
+
 @two_scripts
 @pytest.mark.parametrize("num_agents", [1, 3])
 def test_other_numbers_of_agents(script, run, model_dir, num_agents):
@@ -396,7 +416,7 @@ def test_evaluation_draws_the_same_each_time_on_the_same_tasks(script, run, mode
 
 @two_scripts
 def test_large_seeds_work(script, run, model_dir):
-    run(script, *TOY, "--model", model_dir, "--num-iterations", 0, "--seed", 20261121)
+    run(script, *TOY, "--model", model_dir, "--num-iterations", 0, "--seed", 2**63 - 1)
 
 
 @two_scripts
@@ -480,6 +500,11 @@ def test_defaults_of_the_tiny_model(script, env, agents, max_new_tokens, run):
         ("observe", lambda self, task, history: ["?"], "observe() gave ['?']"),
         ("observe", lambda self, task, history: ["a", "b", "c"], "gave ['a', 'b', 'c']; let it return 2 prompts"),
         ("observe", None, "let it return 2 prompts"),  # in the second turn
+        (
+            "step",
+            lambda self, branches: [Step(b[2], 1.0, {"a": 1.0, "a_turn1": 5.0}, False) for b in branches],
+            "part logged as 'a_turn1'",  # which is also what a's in turn 1 is called
+        ),
         *(
             ("step", lambda self, branches, name=name: [Step(b[2], 1.0, {name: 9.0}, False) for b in branches], said)
             for name, said in (
@@ -597,6 +622,33 @@ def test_a_ctrl_c_that_ends_the_reader_of_a_pipe_still_tells_how_to_go_on(model_
     printed = printed_by(SCRIPTS[0], *flags, cwd=tmp_path, code=SIGNALLED + ends)
     (run_dir,) = tmp_path.glob("runs/*")
     assert f"--resume {run_dir}\n" in printed and "Traceback" not in printed
+
+
+def test_what_is_printed_after_a_signal_goes_where_it_went_before(model_dir, tmp_path):
+    """`python magrpo.py > log 2> errors`, which no reader can leave."""
+    ends = "os.dup2(os.open('log', os.O_CREAT | os.O_WRONLY), 1)\n"
+    ends += "interrupt = lambda: os.kill(os.getpid(), signal.SIGTERM)\n"
+    flags = (*TOY, "--model", model_dir, "--num-iterations", 9, "--output-dir", tmp_path / "runs")
+    errors = printed_by(SCRIPTS[0], *flags, cwd=tmp_path, code=SIGNALLED + ends)
+    (run_dir,) = tmp_path.glob("runs/*")
+    printed = (tmp_path / "log").read_text()
+    assert f"--resume {run_dir}\n" in printed and "finishing the iteration" in printed
+    assert "finishing the iteration" not in errors
+
+
+def test_a_model_as_small_as_tiny_has_one_thread_unless_told_otherwise(run, monkeypatch):
+    threads = torch.get_num_threads()
+    try:
+        for told, expected in ({}, 1), ({"OMP_NUM_THREADS": "2"}, 2):
+            torch.set_num_threads(2)  # as torch does at its import
+            monkeypatch.delenv("OMP_NUM_THREADS")
+            for name, value in told.items():
+                monkeypatch.setenv(name, value)
+            run(SCRIPTS[0], "--num-iterations", 0, "--eval-tasks", 1, "--max-new-tokens", 2)
+            assert torch.get_num_threads() == expected
+            monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    finally:
+        torch.set_num_threads(threads)
 
 
 @two_scripts
@@ -821,6 +873,7 @@ os.replace = replace_and_copy
     first = torchrun(script, *flags, code=code, cwd=tmp_path)
     for printed in first, printed_by(script, "--resume", "copy", cwd=tmp_path, processes=2):
         assert f"to go on: torchrun --nproc-per-node 2 {os.path.relpath(script, tmp_path)} --resume" in printed
+    assert first.count("iteration 0: evaluation return") == 1  # by the first process only
     (whole,) = tmp_path.glob("runs/*")
     assert metrics_of(whole) == metrics_of(tmp_path / "copy")
     assert all(torch.equal(w, weights_of(tmp_path / "copy")[name]) for name, w in weights_of(whole).items())
@@ -1276,7 +1329,7 @@ def test_saved_agents_sample_what_was_trained(script, run, model_dir, tmp_path):
     run_dir = pathlib.Path(run(script, *TOY, *flags)["run_dir"])
     config = AutoModelForCausalLM.from_pretrained(run_dir / "agent_1").generation_config
     assert config.do_sample and (config.temperature, config.top_k, config.top_p) == (0.7, 0, 1.0)
-    assert config.eos_token_id == [STOP, *range(10, 30)]
+    assert config.eos_token_id == [STOP, *range(10, 30)] and config.pad_token_id == END
 
 
 @two_scripts
