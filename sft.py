@@ -32,6 +32,7 @@ import tokenizers
 import torch
 import transformers
 import tyro
+from safetensors import SafetensorError
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -85,7 +86,7 @@ class Args:
 
 def fail(message):
     """Exits with status 2 and one sentence that says what to change."""
-    print(f"{os.path.basename(__file__)}: error: {message}", file=sys.stderr)
+    tqdm.write(f"{os.path.basename(__file__)}: error: {message}", file=sys.stderr)  # print would garble the bar
     sys.exit(2)
 
 
@@ -309,10 +310,16 @@ if __name__ == "__main__":
         fail(f"--num-turns: {len(args.num_turns)} numbers for {len(args.env)} environments; one for all, or one each.")
     if args.min_reward is not None and not args.data:
         fail("--min-reward filters rollouts: give them with --data.")
+    said = {name for name, value in vars(args).items() if value != vars(Args())[name]}
+    environments = {"env", "num_agents", "num_turns", "dataset", "draws", "allow_unsafe_code"}
+    if args.data is not None and (unread := said & environments):
+        fail(f"--{min(unread).replace('_', '-')} is of environments, and --data takes their place: leave one out.")
     if args.num_heads % max(1, args.num_heads // 2) or args.hidden_size % (2 * args.num_heads):
         fail(f"--num-heads {args.num_heads}: use 1 or an even number, and a multiple of twice it as --hidden-size.")
     if args.vocab_size < 259:
         fail(f"--vocab-size {args.vocab_size}: the 256 bytes and three special tokens are 259; give at least that.")
+    if args.model != "scratch" and (unread := said & {"vocab_size", "hidden_size", "num_layers", "num_heads"}):
+        fail(f"--{min(unread).replace('_', '-')} is of a new model: give --model scratch with it, or leave it out.")
     device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
     try:
         kind = torch.empty(0, device=device).device.type
@@ -329,6 +336,7 @@ if __name__ == "__main__":
     torch.manual_seed(args.seed)
 
     # model and demonstrations
+    transformers.utils.logging.disable_progress_bar()  # of saves too, which would garble ours
     sources = demonstrations(args)
     if min(map(len, sources), default=0) < 2:
         fail("Fewer than two pairs whose answers are whole: check --data and --min-reward, or --env and --num-agents.")
@@ -379,7 +387,8 @@ if __name__ == "__main__":
         print(f"{len(fitting)} pairs, {len(rows) - len(fitting)} left out for --max-length {args.max_length}")
         if len(fitting) < 2:
             fail(f"--max-length {args.max_length}: fewer than two pairs are that short; raise it.")
-        # The last pairs, not random ones: pairs of one task are neighbours, and so at most one task is split.
+        # The last pairs, not random ones: pairs of one task are neighbours, and so at most one task is split (more if
+        # a rollouts.jsonl visits tasks several times).
         cut = len(fitting) - max(1, int(args.eval_fraction * len(fitting)))
         train.append(fitting[:cut])
         held_out += random.sample(fitting[cut:], min(128, len(fitting) - cut))
@@ -439,5 +448,9 @@ if __name__ == "__main__":
 
         # 4 SAVE
         if step % args.save_every == 0 or last:
-            save(model, tokenizer, os.path.join(run, "agent"), getattr(torch, args.save_dtype))
+            try:
+                save(model, tokenizer, os.path.join(run, "agent"), getattr(torch, args.save_dtype))
+            except (OSError, SafetensorError) as error:
+                kept = "the last one is whole" if os.path.exists(os.path.join(run, "agent")) else "none is saved"
+                fail(f"step {step}: cannot save {run}/agent: is the disk full? ({error!s:.80}) Make room; {kept}.")
     print(f"{time.perf_counter() - start:.0f} s; use it with --model {os.path.join(run, 'agent')}")

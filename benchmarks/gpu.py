@@ -322,8 +322,13 @@ def measure_model(args, script, machine, name, tables):
                 why_not = "out of memory"
             except SystemExit:  # the script has said why; the rest is still measured
                 sampled, why_not = None, "cannot be recorded"
-                # torch up to 2.13 leaves the stream of the recording current
                 print("what follows on this device was measured after a failed recording: doubtful", file=sys.stderr)
+                if args.device == "cuda":
+                    # torch up to 2.13 leaves the stream of the recording current, and the generator as it is inside of
+                    # a recording: it would refuse the next random number
+                    torch.cuda.set_stream(torch.cuda.default_stream())
+                    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+                    generator.graphsafe_set_state(torch.Generator("cuda"))
             row = [name, most, "yes" if graphs else "no", number(weights / 1e9), number(cache / 1e9), number(floor)]
             if sampled is None:
                 tables.sampling.append(row + [why_not] * 7)

@@ -10,7 +10,7 @@ sampling to the optimizer step, without loading, evaluation and saving; the firs
 
 Models have random weights: speed depends on what a model has learnt only through where its completions end. That is
 fixed: in workloads a and b, and in those for a GPU, completions run to their full length; in c they stop with the same
-probability at every token. Prompts are random words.
+probability at every token. Prompts are random words. One GPU is used, if any. Our runs end before they would save.
 """
 
 import csv
@@ -33,9 +33,10 @@ from stamp import ROOT, Count, commit, machine, versions
 
 CHILD = os.path.join(ROOT, "benchmarks", "peers_child.py")
 VENV = os.path.join(ROOT, "benchmarks", ".peers-venv")
-# torch and transformers as in requirements.txt, so both sides compute with the same kernels. One environment has both
-# peers, which work with these versions.
-PACKAGES = ("torch==2.13.0", "transformers==5.23.0", "comlrl==1.4.3", "trl==1.16.0")
+# torch and transformers as ours, so both sides compute with the same kernels. One environment has both peers, which
+# work with the versions of requirements.txt.
+OURS = [f"{package}=={version(package).partition('+')[0]}" for package in ("torch", "transformers")]
+PACKAGES = (*OURS, "comlrl==1.4.3", "trl==1.16.0")
 LEARNING_RATE = 1e-6  # so small that the probability of stopping does not change
 
 
@@ -50,7 +51,7 @@ class Args:
     seed: int = 1  # for model and prompts; sampling uses seed + round
     max_batch_tokens: Count = 4096  # of ours, as in the scripts. Theirs: the whole rollout
     cuda_graphs: bool = False  # run ours with this flag
-    trl_rows: int = 0  # completions per training batch of trl, if the whole rollout does not fit; 0: all of it
+    trl_rows: int = 0  # completions per training batch of trl, if the whole rollout does not fit; 0: the workload's
     shrink: bool = False  # tiny sizes, to check that everything runs; measures nothing
     pip_args: str = ""  # pip's arguments for the peers, as one string, such as an index with CPU builds of torch
     output: str | None = None  # CSV of the rows; by default results/peers.csv, with --shrink in the run's folder
@@ -64,6 +65,7 @@ class Workload:
     num_generations: int = 8  # G
     num_tasks: int = 4  # B, per update
     stop: float = 0.0  # probability of the stop token at every step
+    trl_rows: int = 0  # completions per training batch of trl; 0: the whole rollout
 
 
 TINY = {
@@ -100,6 +102,7 @@ WORKLOADS = {
             "max_position_embeddings": 40_960, "tie_word_embeddings": True, **ROPE,
         },
         **LONG,
+        trl_rows=8,  # the activations of all 32 would take 92 GB
     ),
 }  # fmt: skip
 
@@ -144,8 +147,9 @@ def install(args):
 def run(args, command, log, **variables):
     """Runs a contestant. Returns None, or why it failed: the last line that it wrote, and where its log is."""
     env = os.environ | {"OMP_NUM_THREADS": str(args.threads), "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
-    if args.device == "cpu":
-        env["CUDA_VISIBLE_DEVICES"] = ""  # our scripts use a GPU if they see one
+    # none for the CPU, since our scripts use a GPU if they see one; else one, since trl refuses several in one process
+    visible = "" if args.device == "cpu" else env.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    env["CUDA_VISIBLE_DEVICES"] = visible
     with open(log, "w") as file:
         done = subprocess.run(command, cwd=ROOT, env=env | variables, stdout=file, stderr=subprocess.STDOUT)
     if done.returncode == 0:
@@ -167,9 +171,10 @@ def job_of(args, name, workload, folder):
     job = {"model": os.path.join(folder, "model"), "prompts": os.path.join(folder, "prompts.jsonl")}
     job |= {"workload": name, "seed": args.seed, "device": args.device, "bf16": args.device == "cuda"}
     # gradients clipped to 1, as ours are by default
-    job |= {"updates": args.updates, "learning_rate": LEARNING_RATE, "max_grad_norm": 1.0, "trl_rows": args.trl_rows}
+    job |= {"updates": args.updates, "learning_rate": LEARNING_RATE, "max_grad_norm": 1.0}
     # as many prompts as tasks, each used once, plus one for our evaluation, which always runs
-    return job | asdict(workload) | {"num_prompts": workload.num_tasks * (args.updates + 1) + 1}
+    job |= asdict(workload) | {"num_prompts": workload.num_tasks * (args.updates + 1) + 1}
+    return job | {"trl_rows": args.trl_rows or workload.trl_rows}
 
 
 def prepare(args, name, workload, folder):
@@ -184,16 +189,18 @@ def prepare(args, name, workload, folder):
 def run_ours(args, job, script, more, num_agents, folder):
     """Seconds and tokens of each measured update, and peak memory; or an error."""
     command = [sys.executable, f"{script}.py", "--env", "benchmarks.peers_child:Prompts", "--dataset", job["prompts"]]
-    command += ["--model", job["model"], "--num-agents", num_agents, "--num-iterations", job["updates"] + 1]
+    command += ["--model", job["model"], "--num-agents", num_agents, "--num-iterations", job["updates"] + 2]
     command += ["--num-tasks", job["num_tasks"], "--num-generations", job["num_generations"]]
     command += ["--max-new-tokens", job["completion_tokens"], "--learning-rate", job["learning_rate"]]
     command += ["--max-batch-tokens", args.max_batch_tokens]
-    # evaluation cannot be switched off: one task, before the first update and after the last, is not timed
+    # evaluation cannot be switched off: one task before the first update, which is not timed
     command += ["--eval-tasks", 1, "--eval-every", 10**6, "--save-every", 10**6]
     command += ["--seed", job["seed"], "--output-dir", folder, *more]
     command += ["--cuda-graphs"] * args.cuda_graphs
     peak = os.path.join(folder, "peak.json")
-    if error := run(args, list(map(str, command)), os.path.join(folder, "log.txt"), PEERS_PEAK=peak):
+    # the environment ends the run in the iteration after the last update, before it is saved
+    last = {"PEERS_PEAK": peak, "PEERS_LAST": str(1 + job["updates"] + 2)}
+    if error := run(args, list(map(str, command)), os.path.join(folder, "log.txt"), **last):
         return {"error": error}
     (metrics,) = glob.glob(os.path.join(folder, "*", "metrics.jsonl"))
     with open(metrics) as file:
@@ -294,7 +301,7 @@ if __name__ == "__main__":
                     os.makedirs(folder)
                     if side == "ours":
                         result = run_ours(args, sampling, script, more, num_agents, folder)
-                        # delete a finished run's checkpoint and models; failed runs stay for inspection
+                        # delete a finished run's logs; failed runs stay for inspection
                         for path in [] if "error" in result else glob.glob(os.path.join(folder, "*", "")):
                             shutil.rmtree(path)
                     else:

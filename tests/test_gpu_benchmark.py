@@ -17,10 +17,12 @@ from processes import printed_by
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import gpu
 import peers
+import pretend
 
 magrpo = importlib.import_module("magrpo")  # found by gpu.py, as it finds its script
 
@@ -169,6 +171,62 @@ def test_decoding_that_cannot_be_recorded_does_not_end_the_measurement(monkeypat
     assert len(tables.sampling) == len(args.max_batch_tokens)
     for row in tables.sampling:
         assert "cannot be recorded" in row and len(row) == len(gpu.COLUMNS["sampling"].split(" | "))
+
+
+def test_a_recording_that_fails_leaves_nothing_behind(monkeypatch):
+    """As in torch 2.11: a recording that fails leaves the generator as it is inside of one, where it draws nothing."""
+    generator = SimpleNamespace(recorded=False)
+    generator.graphsafe_set_state = lambda _: setattr(generator, "recorded", False)
+    draw, forward = torch.rand_like, Qwen2RotaryEmbedding.forward
+    streams = []
+
+    class Recording(pretend.Recording):
+        inside = False
+
+        def __enter__(self):
+            generator.recorded = Recording.inside = True
+            return super().__enter__()
+
+        def __exit__(self, *exception):
+            generator.recorded, Recording.inside = bool(exception[0]), False
+            super().__exit__(*exception)
+
+    def rand_like(x):
+        assert Recording.inside or not generator.recorded, "Offset increment outside graph capture"
+        return draw(x)
+
+    def waiting(self, x, position_ids):  # as no model may that is recorded
+        return forward(self, x, position_ids + 0 * position_ids.max().item())
+
+    make_agent = gpu.make_agent
+    with pretend.pretended_gpu():
+        for name, value in {
+            "graph": Recording,
+            "default_generators": [generator],
+            "current_device": lambda: 0,
+            "default_stream": lambda: "the default stream",
+            "set_stream": streams.append,
+            "empty_cache": lambda: None,
+            "reset_peak_memory_stats": lambda: None,
+            "memory_allocated": lambda: 1,
+            "max_memory_allocated": lambda: 1,
+            "synchronize": lambda *_: None,
+            "Stream": lambda: pretend.STREAMS.append(SimpleNamespace(device=pretend.CUDA)) or pretend.STREAMS[-1],
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(torch, "Generator", lambda device: None)
+        monkeypatch.setattr(torch, "rand_like", rand_like)
+        monkeypatch.setattr(Qwen2RotaryEmbedding, "forward", waiting)
+        monkeypatch.setattr(gpu, "make_agent", lambda *given: on_gpu(make_agent(*given)))
+        args, tables = gpu.Args(shrink=32, rounds=1), SimpleNamespace(step=[], sampling=[], training=[])
+        gpu.measure_model(args, magrpo, SimpleNamespace(bandwidth=1.0, trunk=1.0, head=1.0), MODELS[0], tables)
+    assert ["cannot be recorded" in row for row in tables.sampling] == [False, True, False, True]
+    assert len(tables.training) == 4 and streams == ["the default stream"] * 2
+
+
+def on_gpu(agent):
+    agent.model.to("cuda")
+    return agent
 
 
 def test_the_peers_get_arguments_that_they_know(monkeypatch):

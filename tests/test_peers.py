@@ -61,6 +61,7 @@ def test_our_row_says_what_was_asked_for(prepared):
     assert row["tokens_per_second"] == pytest.approx(args.updates * expected / sum(result["seconds"]))
     assert row["seconds"] == pytest.approx(sum(result["seconds"]) / 2)  # the median of two
     assert 100 < row["peak_mib"] < 10_000
+    assert not list(work.glob("*/checkpoint/*")) and not list(work.glob("*/agent_*"))  # gigabytes with large models
 
 
 def test_a_contestant_that_fails_is_reported_with_its_last_line(tmp_path):
@@ -68,6 +69,23 @@ def test_a_contestant_that_fails_is_reported_with_its_last_line(tmp_path):
     error = peers.run(peers.Args(), [sys.executable, "-c", code], str(tmp_path / "log.txt"))
     assert error.startswith("there is no such file (exit code 1; ") and "log.txt" in error
     assert peers.run(peers.Args(), [sys.executable, "-c", ""], str(tmp_path / "log.txt")) is None
+
+
+def test_each_contestant_sees_one_gpu_or_none(tmp_path, monkeypatch):
+    """trl refuses several, and our scripts use one if they see it."""
+    code = "import os, sys; sys.exit(os.environ['CUDA_VISIBLE_DEVICES'] + '.')"
+    seen = lambda device: peers.run(peers.Args(device=device), [sys.executable, "-c", code], str(tmp_path / "log.txt"))
+    for given, first in (None, "0"), ("2,3", "2"), ("1", "1"):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if given:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+        assert seen("cuda").startswith(f"{first}. (exit") and seen("cpu").startswith(". (exit")
+
+
+def test_trl_trains_on_as_many_rows_as_fit():
+    rows = lambda args, name: peers.job_of(args, name, peers.WORKLOADS[name], "folder")["trl_rows"]
+    assert rows(peers.Args(), "a") == rows(peers.Args(), "qwen2.5-0.5b") == 0  # the whole rollout
+    assert rows(peers.Args(), "qwen3-1.7b") == 8 and rows(peers.Args(trl_rows=4), "qwen3-1.7b") == 4
 
 
 @pytest.mark.parametrize("stop, mean, rows", [(1 / 31, (1 - (30 / 31) ** 100) * 31, 200), (0.0, 100, 20)])

@@ -15,6 +15,7 @@ import pytest
 import torch
 from conftest import STOP, make_tokenizer, save_model
 from processes import Started, printed_by
+from safetensors import SafetensorError
 from tokenizers import Regex, pre_tokenizers, processors
 from transformers import (
     AutoModelForCausalLM,
@@ -314,6 +315,8 @@ def test_turns_belong_to_their_environments(monkeypatch):
         (["--data", "half.jsonl"], ["--data or --env", "not UTF-8 text"]),
         (["--data", "half.jsonl", "--model", "scratch"], ["--data or --env", "not UTF-8 text"]),
         (["--data", "mixed.jsonl", "--min-reward", "0"], ["--data mixed.jsonl", "KeyError('split')"]),
+        (["--data", "ROLLOUTS", "--min-reward", "0", "--num-agents", "3"], ["--num-agents is of environments"]),
+        (["--hidden-size", "64"], ["--hidden-size is of a new model: give --model scratch"]),
         (["--warmup", "-1"], ["--warmup -1", "0 or more"]),
         (["--eval-fraction", "1"], ["--eval-fraction 1", "0.5 or less"]),
         (
@@ -405,6 +408,30 @@ def test_a_save_that_breaks_off_leaves_the_last_one_whole(tmp_path, monkeypatch)
     assert not Qwen2ForCausalLM.from_pretrained(folder).model.norm.weight.any()
     assert AutoTokenizer.from_pretrained(folder)("one two").input_ids == tokenizer("one two").input_ids
     assert sorted(os.listdir(tmp_path)) == ["agent", "m"]
+
+
+@pytest.mark.parametrize("step, kept", [(2, "none is saved"), (4, "the last one is whole")])
+def test_a_disk_that_is_full_at_a_save(step, kept, tmp_path, monkeypatch, capsys):
+    whole, saves = Qwen2ForCausalLM.save_pretrained, []
+
+    def full(model, to):
+        saves.append(to)
+        if len(saves) == step // 2:
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        whole(model, to)
+
+    data = tmp_path / "pairs.jsonl"
+    data.write_text((json.dumps({"prompt": "Say it.", "completion": "one two three"}) + "\n") * 20)
+    model = save_model(tmp_path / "m")
+    monkeypatch.setattr(Qwen2ForCausalLM, "save_pretrained", full)
+    flags = ("--data", str(data), "--model", model, "--save-every", "2", *SHORT)
+    code, said = fails(tmp_path, monkeypatch, capsys, *flags)
+    assert (
+        code == 2
+        and f"step {step}: cannot save" in said
+        and f"No space left on device (os error 28)) Make room; {kept}." in said
+    )
+    assert "Traceback" not in said
 
 
 def test_completions_that_a_stop_token_ends_already(tmp_path):
