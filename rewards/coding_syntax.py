@@ -245,7 +245,11 @@ def prepare_class(texts, assigned, class_name, base):
 
     further = _not_using(further, class_name)
     late = _leading(imports + further, is_late)
-    may_fail = {*imports, *further}.difference(_named(imports + further, program.body))
+    # What only a further method reads may fail, unless its name is said elsewhere or means something to Python.
+    said = {getattr(n, part, None) for n in ast.walk(program) for part in ("id", "attr", "value")}
+    extra = [n for n in added if _is_method(n) and not n.decorator_list and n.name not in said and n.name[:2] != "__"]
+    asked = [n for n in [*program.body, *owner.body] if n is not owner and n not in extra]
+    may_fail = {*imports, *further}.difference(_named(imports + further, asked))
     program.body[place:place] = [n for n in further if n not in late]
     program, error = _compiled(imports + program.body + [n for n in further if n in late], may_fail)
     error = next(filter(None, errors), error)
@@ -523,9 +527,9 @@ PARTS = rf"(?:{STRING}|[^'\"#])*"  # of a line: strings as wholes, and no commen
 # a bracket or a string directly
 PROSE = rf"{PARTS}?(?:{WORD}|{STRING}|[)\]]) +{WORD}"
 SYMBOL = rf"{PARTS}?[^\w\x00-\x7f]"  # such as an arrow or a Chinese full stop
-# f([1, 2]) -> 3 and f("a") = 3, as prose writes them
+# f([1, 2]) -> 3, f("a") = 3 and f(3): 6, as prose writes them
 ARROW = rf"(?!{KEYWORD}){PARTS}?[-=]>"
-EQUATION = rf"[\w.]+\({PARTS}\) *=(?!=)"
+EQUATION = rf"(?!{KEYWORD})[\w.]+\({PARTS}\) *[:=](?!=)"
 # How a line of code that does not parse begins, unless it is indented: else, f(, a[, a.b += , a, b = , ), "a, (a
 BEGINS = rf"{KEYWORD}|[\w.]+(\(|\[| ?[^\w\s]{{0,3}}=)|[a-z]\w*[,:].*=|[\])}}@'\"]|[\[({{](?![A-Z/])"
 BROKEN = rf"(?!\S)|(?!{PROSE}|{SYMBOL}|{ARROW}|{EQUATION})({BEGINS})"

@@ -158,6 +158,15 @@ def test_range():
 
 
 FIRST_TRY = f"{DOUBLE}\ndef add(self, x):\n    return self.items + [x]\n"
+
+
+@pytest.mark.parametrize("call", ["self.count()", "getattr(self, 'count')()"])
+def test_what_an_asked_method_needs_must_not_fail(call):
+    code = f"import absent\ndef size(self): return {call}\ndef count(self): return absent.total(self.items)\n"
+    found = score(ONE, code + AREA)
+    assert found.findings["passed"] == 0 and "No module named 'absent'" in found.findings["reason"]
+
+
 CORRECTED = {
     "in one text": f"{FIRST_TRY}\n{ADD}",
     "in another block": f"```\n{FIRST_TRY}```\nThis changes nothing. Better:\n```\n{ADD}```",
@@ -264,6 +273,8 @@ FORMS = {
     "types without their import": "def size(self, other: Box = None) -> Optional[List[int]]: return len(self.items)",
     "types that are not there": "import absent as no\n"
     "def size(self, by: no.N = 1) -> no.N: return by * len(self.items)",
+    "import of what is not there, for a further method": "import absent\n"
+    "def size(self): return len(self.items)\ndef plot(self): return absent.draw(self.items)",
     "import of what is not there": "import nothing_of_this_name\ndef size(self): return len(self.items)",
     "a test's exit": "import unittest\ndef size(self): return len(self.items)\nunittest.main()",
     "an example's input": "def size(self): return len(self.items)\nn = int(input())",
