@@ -99,11 +99,10 @@ class Coding:
         self.splits = {split: [_task(row, dataset) for row in part] for split, part in rows.items()}
         if dataset not in ("sample", "hub"):  # the published tasks are known
             self._try_references([row for part in rows.values() for row in part])
-        if void := [task["task_id"] for part in self.splits.values() for task in part if _compares_own(task)]:
+        if void := [task for part in self.splits.values() for task in part if _compares_own(task)]:
             why = "their tests compare values of the answer's own functions or classes, which it could make all equal"
-            print(f"--dataset {dataset}: left out, as {why}: {', '.join(map(str, void))}")
-            for split, part in self.splits.items():
-                self.splits[split] = [task for task in part if task["task_id"] not in void]
+            print(f"--dataset {dataset}: left out, as {why}: {', '.join(str(task['task_id']) for task in void)}")
+            self.splits = {split: [task for task in part if task not in void] for split, part in self.splits.items()}
         if lost := [task["task_id"] for part in self.splits.values() for task in part if _hands_over_lambda(task)]:
             why = "a lambda cannot be sent into the sandbox, so every answer fails tests that pass one"
             print(f"--dataset {dataset}: {why}, as those of task {', '.join(map(str, lost))}")
