@@ -138,7 +138,7 @@ def max_context(model):
     rope = config.to_dict().get("rope_parameters") or {}
     if rope.get("rope_type") == "longrope":  # beyond it, the rotary factors of all keys change, cached ones too
         return rope["original_max_position_embeddings"]
-    # beyond that, the tokens that sparse attention selects depend on how much padding a text has
+    # sparse attention reads index_topk tokens: in a longer text, which ones depends on how much padding it has
     return min(config.max_position_embeddings, getattr(config, "index_topk", None) or math.inf)
 
 
@@ -682,7 +682,7 @@ if __name__ == "__main__":
     try:
         if os.path.exists(os.path.join(here, "envs", "writing.py")):
             env = importlib.import_module("envs").make(args.env, **setup)
-        else:  # a copied script may have no envs/ beside it
+        else:  # a copied script may have no envs/ beside it, and its environment be in the working directory
             sys.path.append(os.getcwd())
             module, colon, name = args.env.partition(":")
             found = vars(importlib.import_module(module)) if colon and module[:1] not in ("", ".") else {}

@@ -21,7 +21,7 @@ from rewards.coding import Answer, coding_rewards
 from rewards.sandbox import require_protection
 
 SAMPLE_COUNTS = {"train": 512, "validation": 64, "test": 64}
-TRIED = 100  # reference solutions of an own dataset that are run at the start, in about two seconds
+TRIED = 100  # reference solutions of an own dataset that are run at the start; docs/sandbox.md has the time
 
 # The hub sets, and their fixed splits by task number. HumanEval's and CoopHumanEval's are the slices of the paper's
 # code, train [33:133] and so on; a task's number is its index in the whole set, so a file with only a part of the set
@@ -62,7 +62,9 @@ class Coding:
     name: "humaneval", "mbpp" or "coophumaneval"
     num_agents: 1 or more; a single agent writes the asked function
     num_turns: 1 or more; a later turn shows each agent its own answers and what became of them
-    dataset: "sample", "hub", a hub id or a file with the same columns; tasks with benchmark numbers get its splits
+    dataset: "sample", "hub", a hub id or a file with the same columns; tasks with benchmark numbers get its splits.
+        Tasks whose tests an answer could make true without solving them are left out and reported; of an own dataset,
+        so are reference solutions that fail, but these tasks stay in.
     seed: int, seeds the sample tasks
     feedback: "plain" (revise) or "level" (what was found, how many tests passed, the first prompt example that fails).
         The examples are the prompt's own; many in HumanEval and CoopHumanEval are also scored, as in the benchmarks
@@ -130,10 +132,7 @@ class Coding:
 
     def step(self, branches):
         """Runs the answers of all branches at once; see rewards/coding.py for reward and parts, and scored_step."""
-        answers = [
-            Answer(actions, self.helpers, **{key: task[key] for key in Answer._fields[2:]})
-            for task, _, actions in branches
-        ]
+        answers = [_answer(task, actions, self.helpers) for task, _, actions in branches]
         scores = coding_rewards(answers, self.timeout, self.allow_unsafe_code)
         return [
             scored_step(actions, score, self.num_turns - len(history))
@@ -162,7 +161,7 @@ class Coding:
             written = row["code"] if "test_list" in row else row.get("canonical_solution")
             if isinstance(written, str) and len(tried) < TRIED:  # HumanEval's continue the prompt
                 tried.append((task, written if "test_list" in row else row["prompt"] + written))
-        answers = [Answer([code], [], **{key: task[key] for key in Answer._fields[2:]}) for task, code in tried]
+        answers = [_answer(task, [code], []) for task, code in tried]
         for (task, _), score in zip(tried, coding_rewards(answers, self.timeout, self.allow_unsafe_code)):
             if not score.parts["all_passed"]:
                 failed.append(f"{task['task_id']} ({score.findings['reason'].splitlines()[0]})")
@@ -187,6 +186,10 @@ class Coding:
             text = self._sample_answer(other)[place]
             answer[place] = re.sub(rf"\b{other['entry_point']}\b", task["entry_point"], text)
             yield answer
+
+
+def _answer(task, texts, helpers):
+    return Answer(texts, helpers, **{key: task[key] for key in Answer._fields[2:]})
 
 
 def _helper_prompt(task, name):
@@ -429,11 +432,15 @@ def _compares_own(task):
     tree = ast.parse(task["tests"])
     functions = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
 
-    def sources(node):  # names that a value comes from
-        if isinstance(node, ast.Call) and getattr(node.func, "id", None) in asked:
-            return set()
-        inner = set().union(*map(sources, ast.iter_child_nodes(node)))
-        return inner | {node.id} if isinstance(node, ast.Name) else inner
+    def sources(node):  # names that a value comes from; without recursion, as a test may be nested deeply
+        names, waiting = set(), [node]
+        while waiting:
+            part = waiting.pop()
+            if isinstance(part, ast.Name):
+                names.add(part.id)
+            elif not (isinstance(part, ast.Call) and getattr(part.func, "id", None) in asked):
+                waiting += ast.iter_child_nodes(part)
+        return names
 
     def unpacked(target, value):  # pairs (what is bound, to what)
         both = getattr(target, "elts", []), getattr(value, "elts", [])

@@ -1355,6 +1355,13 @@ def test_tasks_whose_tests_an_answer_could_make_true_are_left_out(how, tmp_path,
         assert right.done and not same.done
 
 
+def test_tests_may_be_nested_deeply(tmp_path):
+    row = {"prompt": f'{POINT}\ndef sq(x):\n    """Squared."""\n', "entry_point": "sq"}
+    row["test"] = f"def check(candidate):\n    assert candidate(P(2)) == {'+'.join('1' * 1500)}\n"
+    rows = [{**row, "task_id": f"own {i}"} for i in range(20)]
+    assert make("humaneval", num_agents=1, dataset=write_rows(tmp_path / "rows.jsonl", rows)).tasks("train")
+
+
 def test_mbpps_tests_do_not_compare_the_answers_own_either(tmp_path, capsys):
     code, tests = f"{POINT}\ndef sq(x):\n    return P(x * x)\n", [f"assert sq({x}) == P({x * x})" for x in (2, 3)]
     rows = [{**MBPP_ROW, "task_id": f"own {i}"} for i in range(20)]
