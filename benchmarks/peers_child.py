@@ -7,6 +7,7 @@ a process measures goes to the job's "result" file. Heavy imports are inside the
 module for its environment, and the peers have an interpreter of their own.
 """
 
+import importlib
 import itertools
 import json
 import math
@@ -16,7 +17,6 @@ import sys
 import time
 import zlib
 from importlib.metadata import version
-from typing import NamedTuple
 
 CHAT = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -40,45 +40,66 @@ def peak_mib():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
+def read(path):
+    with open(path) as file:
+        return [json.loads(line) for line in file]
+
+
 def write(path, result):
     with open(path, "w") as file:
         json.dump(result, file)
 
 
-# Ours: an environment as a user would write one, for --env benchmarks.peers_child:Prompts
-
-
-class Step(NamedTuple):
-    actions: list
-    reward: float
-    parts: dict
-    done: bool
-    feedback: object = None
+# Ours: environments as a user would write them, for --env benchmarks.peers_child:Prompts
 
 
 class Prompts:
     """The prompts of a file, the same for all agents, and the reward above. The last one is for evaluation."""
 
     def __init__(self, num_agents, num_turns, dataset, seed):
-        self.num_agents = num_agents
-        with open(dataset) as file:
-            self.prompts = [json.loads(line) for line in file]
-        self.batches = 0  # scored so far: that of the first evaluation, then one in each iteration
+        self.num_agents, self.prompts, self.marks = num_agents, read(dataset), []
 
     def tasks(self, split):
         return self.prompts[:-1] if split == "train" else self.prompts[-1:]
 
-    def observe(self, task, history):
+    def prompts_of(self, task, history):
         return [task["user"]] * self.num_agents
 
-    def step(self, branches):
-        self.batches += 1
-        if str(self.batches) == os.environ.get("PEERS_LAST"):
-            # all that is measured has been logged; what would follow is a checkpoint, 55 GB for two large agents. Only
-            # the process itself can tell its peak on a GPU
-            write(os.environ["PEERS_PEAK"], {"peak_mib": peak_mib()})
-            os._exit(0)
+    def scored(self, branches):
+        Step = importlib.import_module("envs").Step
         return [Step(actions, reward(actions), {}, done=True) for _, _, actions in branches]
+
+    def observe(self, task, history):
+        self.mark(0)
+        return self.prompts_of(task, history)
+
+    def step(self, branches):
+        self.mark(1)
+        steps = self.scored(branches)
+        self.mark(2)
+        return steps
+
+    def mark(self, k):
+        """Notes the processor time of an iteration's first observe() (k = 0), and of its step(): begin (1), end (2).
+
+        The first iteration is the evaluation before training. The one with the number BENCH_LAST ends the run: all
+        that is measured has been logged by then, and what would follow is a checkpoint, 55 GB for two large agents.
+        """
+        if len(self.marks) % 3 != k:
+            return  # a further prompt of the same iteration
+        self.marks.append(time.process_time())
+        if len(self.marks) == 3 * int(os.environ["BENCH_LAST"]) + 2:
+            # only the process itself can tell its peak on a GPU
+            write(os.environ["BENCH_RESULT"], {"peak_mib": peak_mib(), "marks": self.marks})
+            os._exit(0)
+
+
+class Posts(Prompts):
+    """The script's own environment tldr, with the same marks."""
+
+    def __init__(self, num_agents, num_turns, dataset, seed):
+        env, self.marks = importlib.import_module("envs").make("tldr", num_agents, num_turns, dataset, seed), []
+        self.tasks, self.prompts_of, self.scored = env.tasks, env.observe, env.step
 
 
 # Model and prompts: made by our interpreter, read by all contestants
@@ -190,9 +211,7 @@ class Clock:
 def dataset(job):
     from datasets import Dataset
 
-    with open(job["prompts"]) as file:
-        texts = [json.loads(line)["text"] for line in file][:-1]
-    return Dataset.from_list([{"prompt": text} for text in texts])
+    return Dataset.from_list([{"prompt": line["text"]} for line in read(job["prompts"])[:-1]])
 
 
 def joint_reward(*completions):
@@ -203,22 +222,13 @@ def joint_reward(*completions):
 def comlrl_common(job):
     from transformers import AutoTokenizer
 
-    config = {
-        "num_train_epochs": 1,  # the file holds the prompts of all updates, each used once
-        "agent_learning_rate": job["learning_rate"],
-        "num_agents": job["num_agents"],
-        "num_generations": job["num_generations"],
-        "max_new_tokens": job["completion_tokens"],
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "top_k": 0,  # 0 turns it off in generate(); None would leave it to the model
-        "num_turns": 1,
-        "early_termination_threshold": None,
-        "eval_interval": 0,
-        "advantage_normalization": False,  # as ours
-        "reference_kl_enabled": False,
-        "agent_devices": job["device"],  # all agents on one device, as ours; "mp" is for one device each
-    }
+    # the file holds the prompts of all updates, each used once. top_k 0 turns it off; None would leave it to the model
+    config = {"num_train_epochs": 1, "num_turns": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    config |= {"num_agents": job["num_agents"], "agent_learning_rate": job["learning_rate"]}
+    config |= {"num_generations": job["num_generations"], "max_new_tokens": job["completion_tokens"]}
+    config |= {"early_termination_threshold": None, "eval_interval": 0}
+    config |= {"advantage_normalization": False, "reference_kl_enabled": False}  # as ours
+    config |= {"agent_devices": job["device"]}  # all agents on one device, as ours; "mp" is for one device each
     trainer = {
         "agent_model": job["model"],
         # comlrl has no mixed precision: on CUDA the weights themselves are bfloat16, its fastest option
@@ -287,39 +297,25 @@ def trl(job, clock, name, **more):
         return [reward([text]) for text in completions]
 
     rows = job["num_tasks"] * job["num_generations"]
-    batch = job["trl_rows"] or rows  # the whole rollout at once, unless --trl-rows says otherwise
+    batch = job["trl_rows"] or rows  # the whole rollout at once, unless it does not fit
+    # one optimizer step per rollout, which is sampled in one batch
+    config = {"max_steps": job["updates"] + 1, "num_iterations": 1}
+    config |= {"per_device_train_batch_size": batch, "gradient_accumulation_steps": rows // batch}
+    config |= {"num_generations": job["num_generations"], "max_completion_length": job["completion_tokens"]}
+    config |= {"learning_rate": job["learning_rate"], "max_grad_norm": job["max_grad_norm"]}
+    config |= {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "shuffle_dataset": False, "seed": job["seed"]}
+    config |= {"beta": 0.0}  # no reference model; RLOO's default would have one
+    config |= {"gradient_checkpointing": False}  # on by default, and slower
+    # autocast over float32 weights, and TF32, as ours; bf16 is on by default, even on a CPU
     cuda = job["device"] == "cuda"
-    config = getattr(trl, f"{name}Config")(
-        output_dir=os.path.dirname(job["result"]),
-        per_device_train_batch_size=batch,
-        gradient_accumulation_steps=rows // batch,  # one optimizer step per rollout, which is sampled in one batch
-        num_generations=job["num_generations"],
-        max_completion_length=job["completion_tokens"],
-        max_steps=job["updates"] + 1,
-        num_iterations=1,
-        learning_rate=job["learning_rate"],
-        max_grad_norm=job["max_grad_norm"],
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
-        beta=0.0,  # no reference model; RLOO's default would have one
-        gradient_checkpointing=False,  # on by default, and slower
-        bf16=job["bf16"],  # autocast over float32 weights, as ours; the default is on, even on a CPU
-        tf32=True if cuda else None,  # as ours
-        use_cpu=not cuda,
-        model_init_kwargs={"dtype": "float32", "attn_implementation": "sdpa"},
-        shuffle_dataset=False,
-        logging_strategy="no",
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        seed=job["seed"],
-        **more,
-    )
+    config |= {"bf16": job["bf16"], "tf32": True if cuda else None, "use_cpu": not cuda}
+    config |= {"model_init_kwargs": {"dtype": "float32", "attn_implementation": "sdpa"}}
+    config |= {"logging_strategy": "no", "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
+    config |= {"output_dir": os.path.dirname(job["result"]), **more}
     trainer = getattr(trl, f"{name}Trainer")(
         model=job["model"],
         reward_funcs=text_reward,
-        args=config,
+        args=getattr(trl, f"{name}Config")(**config),
         train_dataset=dataset(job),
         processing_class=AutoTokenizer.from_pretrained(job["model"]),
         callbacks=[Ticker()],
@@ -336,12 +332,10 @@ TRAINERS = {
 }
 
 if __name__ == "__main__":
-    with open(sys.argv[1]) as file:
-        job = json.load(file)
+    (job,) = read(sys.argv[1])
     if job["task"] == "prepare":
         prepare(job)
     else:
-        import torch
         import transformers
 
         transformers.set_seed(job["seed"])
@@ -350,9 +344,6 @@ if __name__ == "__main__":
         if len(clock.ends) != job["updates"] + 1:
             sys.exit(f"{len(clock.ends)} updates were made, not {job['updates'] + 1}")
         seconds = [end - start for start, end in zip(clock.ends, clock.ends[1:])]  # the first update warms up
-        versions = {package: version(package) for package in ("torch", "transformers", "comlrl", "trl")}
-        versions["torch"] = torch.__version__  # with its build, such as +cpu
-        write(
-            job["result"],
-            {"seconds": seconds, "tokens": clock.tokens[1:], "peak_mib": peak_mib(), "versions": versions},
-        )
+        result = {"seconds": seconds, "tokens": clock.tokens[1:], "peak_mib": peak_mib()}
+        result["versions"] = {package: version(package) for package in ("torch", "transformers", "comlrl", "trl")}
+        write(job["result"], result)

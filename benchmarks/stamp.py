@@ -1,33 +1,19 @@
-"""What the benchmarks share: types of arguments, and the stamp on every figure: commit, versions, machine, date."""
+"""What the benchmarks share: the stamp on every figure, with commit, versions, machine and date, and CSV files."""
 
+import csv
 import os
 import platform
 import subprocess
 from datetime import date
 from importlib.metadata import version
-from typing import Annotated, Literal
-
-from tyro.constructors import PrimitiveConstructorSpec
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-def at_least_1(words):
-    if int(words[0]) < 1:
-        raise ValueError(f"{words[0]} is less than 1")
-    return int(words[0])
-
-
-Count = Annotated[
-    int, PrimitiveConstructorSpec(1, "INT", at_least_1, lambda x: isinstance(x, int), lambda x: [str(x)])
-]
-Script = Literal["magrpo", "marloo", "maremax", "mareinforce", "ippo"]
-
-
 def commit():
     """The current commit, with -dirty if the working tree differs from it."""
-    git = "git describe --always --dirty --exclude '*'"
-    return subprocess.run(git, shell=True, cwd=ROOT, capture_output=True, text=True).stdout.strip() or "unknown"
+    git = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    return subprocess.run(git, cwd=ROOT, capture_output=True, text=True).stdout.strip() or "unknown"
 
 
 def versions():
@@ -45,3 +31,12 @@ def machine():
 
 def stamp(args):
     return f"commit {commit()}; {versions()}, {machine()}; {date.today()}; {args}"
+
+
+def write_rows(path, stamp, rows):
+    """A CSV file after a line with the stamp."""
+    with open(path, "w", newline="") as file:
+        file.write(f"# {stamp}\n")
+        writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

@@ -2,15 +2,16 @@
 
 An environment is any class with these members; a user's own class needs only `Step` from this package.
 
-    tasks(split) -> list[dict]                "train" or "test"
-    observe(task, history) -> list[str]       the prompt of each agent; history: the earlier Steps of this branch
-    step(branches) -> list[Step]              branches: list of (task, history, actions), scored as one batch
+    tasks(split) -> list[dict]                    "train" or "test"
+    observe(task, history) -> list[str | None]    the prompt of each agent; None: it is silent in this turn (at least
+                                                  one speaks); history: the earlier Steps of this branch
+    step(branches) -> list[Step]                  branches: list of (task, history, actions), scored as one batch
 
 An environment keeps no mutable state, so a rollout can branch: one task and history may continue in many ways.
 
 Optional, for sft.py:
 
-    demonstrations() -> list[dict]            prompt and completion; prompts as observe() gives them for train tasks
+    demonstrations() -> list[dict]                prompt and completion; prompts as observe() gives for train tasks
 """
 
 import importlib
@@ -18,15 +19,16 @@ import inspect
 import json
 import os
 import re
-import sys
 from typing import Any, NamedTuple
+
+import numpy as np
 
 
 class Step(NamedTuple):
     """One joint action and what came of it."""
 
-    actions: list[str]  # one text per agent
-    reward: float  # shared by all agents
+    actions: list[str]  # one text per agent, "" for a silent one
+    reward: float | list[float]  # shared by all agents, or one for each
     parts: dict[str, float]  # the reward's components and diagnostics, for the log
     done: bool  # ends the branch, even before num_turns
     feedback: Any = None  # for the environment's own use in the next observe()
@@ -51,51 +53,76 @@ ASKED = {"prompt", "abstract_text", "skeleton"}
 def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, **options):
     """An environment by name.
 
-    name: str, a key of ENVIRONMENTS, or "module:Class" from the user's own code
+    name: str, a key of ENVIRONMENTS, "module:Class" from the user's own code, or several of these joined by "+"
     num_agents, num_turns: int, at least 1
     dataset: "sample" (made offline), "hub" (the environment's public set), another hub id, or a path to a .jsonl,
         .json or .parquet file with the same columns
     seed: int, seeds the sample tasks
-    options: further arguments of the environment, e.g. reward="grounded" or feedback="plain"
+    options: further arguments of the environment, as texts, e.g. reward="grounded" or feedback="plain"
 
     A user's class is called with num_agents=, num_turns=, dataset=, seed= and the options; ours with name= as well.
-    Raises ValueError with one sentence that names the command-line argument to change.
+    Raises ValueError with one sentence that names the command-line argument to change, ModuleNotFoundError for an
+    unknown module.
     """
     for argument, value in (("--num-agents", num_agents), ("--num-turns", num_turns)):
         if value < 1:
             raise ValueError(f"{argument} {value}: it must be at least 1.")
-    target = ENVIRONMENTS.get(name, name)
-    module_name, _, class_name = target.partition(":")
-    if module_name[:1] in ("", ".") or not class_name:
-        raise ValueError(f"--env {name}: unknown; use {', '.join(ENVIRONMENTS)}, or module:Class of your own.")
-    if os.getcwd() not in sys.path:  # the user's module may lie in the working directory, not beside the script
-        sys.path.append(os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module exists, but something that it imports does not
-        remedy = " Leave out .py." if module_name.endswith(".py") else ""
-        missing = f"there is no module {module_name} in this folder or on PYTHONPATH."
-        raise ValueError(f"--env {name}: {missing}{remedy}") from None
-    env_class = vars(module).get(class_name)
-    if not inspect.isclass(env_class):
-        raise ValueError(f"--env {name}: the module {module_name} has no class {class_name}; correct the name.")
-    known = inspect.signature(env_class).parameters
-    arguments = {"num_agents": num_agents, "num_turns": num_turns, "dataset": dataset, "seed": seed, **options}
-    if name in ENVIRONMENTS:
-        arguments["name"] = name
-    for parameter in known.values():
-        several = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if parameter.name not in arguments and parameter.default is parameter.empty and not several:
-            raise ValueError(f"--env {name}: nothing sets {parameter.name} of its __init__; give it a default.")
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
-        for argument in arguments:
-            if argument not in known:
-                flag = "--" + argument.replace("_", "-")
-                remedy = f"leave {flag} out" if argument in options else f"give its __init__ a parameter {argument}"
-                raise ValueError(f"{flag}: the environment {name} does not take it; {remedy}.")
-    return env_class(**arguments)
+    arguments = {"num_agents": num_agents, "num_turns": num_turns, "dataset": dataset, "seed": seed}
+    names = name.split("+")
+    makers = {each: _maker(each) for each in names}
+    known = {each: list(inspect.signature(maker).parameters) for each, maker in makers.items()}
+    if unknown := options.keys() - set().union(*known.values()):
+        own = sorted(set().union(*known.values()) - arguments.keys() - {"name"})
+        raise ValueError(f"--env-kwargs {min(unknown)}: {name} does not know it; it knows {', '.join(own) or 'none'}.")
+    made = {}
+    for each, maker in makers.items():
+        given = arguments | ({"name": each} if each in ENVIRONMENTS else {})
+        made[each] = maker(**given, **{key: value for key, value in options.items() if key in known[each]})
+    return made[name] if len(names) == 1 else Mixture(made)
+
+
+def _maker(name):
+    module, _, class_name = ENVIRONMENTS.get(name, name).partition(":")
+    if not class_name:
+        raise ValueError(f"unknown environment {name}; use {', '.join(ENVIRONMENTS)}, or module:Class of your own.")
+    found = vars(importlib.import_module(module)).get(class_name)
+    if not found:
+        raise ValueError(f"the module {module} has no class {class_name}; correct the name.")
+    return found
+
+
+class Mixture:
+    """Several environments as one; each has an equal share of the tasks, and its metrics bear its name.
+
+    environments: dict(name -> environment)
+    """
+
+    def __init__(self, environments):
+        self.environments = environments
+
+    def tasks(self, split):
+        """Tasks of all environments in turn. Short train splits repeat; surplus test tasks are left out."""
+        tasks = {name: list(env.tasks(split)) for name, env in self.environments.items()}
+        count = (max if split == "train" else min)(map(len, tasks.values()))
+        return [{"env": name, "task": rows[k % len(rows)]} for k in range(count) for name, rows in tasks.items()]
+
+    def observe(self, task, history):
+        return self.environments[task["env"]].observe(task["task"], history)
+
+    def step(self, branches):
+        steps = {}
+        for name, env in self.environments.items():  # each scores its branches as one batch
+            own = [(task["task"], history, actions) for task, history, actions in branches if task["env"] == name]
+            steps[name] = iter(env.step(own) if own else ())
+        return [self._named(task["env"], next(steps[task["env"]])) for task, _, _ in branches]
+
+    def _named(self, name, step):
+        """The Step with its parts called name/part, but for all_passed, from which pass@k is estimated."""
+        parts = {key if key == "all_passed" else f"{name}/{key}": value for key, value in step.parts.items()}
+        return step._replace(parts=parts | {f"{name}/reward": float(np.mean(step.reward))})
+
+    def demonstrations(self):
+        return [pair for env in self.environments.values() for pair in env.demonstrations()]
 
 
 def read_rows(dataset, columns, hub, hub_splits, hub_config=None, say=print):

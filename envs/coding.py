@@ -69,7 +69,7 @@ class Coding:
     feedback: "plain" (revise) or "level" (what was found, how many tests passed, the first prompt example that fails).
         The examples are the prompt's own; many in HumanEval and CoopHumanEval are also scored, as in the benchmarks
     timeout: seconds that the tests of one answer may take
-    allow_unsafe_code: bool, run model-written code even if the system offers no protection from it
+    allow_unsafe_code: "yes" or "no", run model-written code even if the system offers no protection from it
 
     Raises ValueError with one sentence for other arguments, for a system that offers no protection, and for a dataset
     that cannot be used.
@@ -84,15 +84,16 @@ class Coding:
         seed=1,
         feedback="level",
         timeout=10.0,
-        allow_unsafe_code=False,
+        allow_unsafe_code="no",
     ):
         if name not in BENCHMARKS:
             raise ValueError(f"--env {name}: the coding tasks are {', '.join(BENCHMARKS)}; use one of them.")
         if feedback not in ("plain", "level"):
-            raise ValueError(f"--feedback {feedback}: it is plain or level; use one of them.")
-        require_protection(allow_unsafe_code)
+            raise ValueError(f"--env-kwargs feedback {feedback}: it is plain or level; use one of them.")
+        self.timeout, self.allow_unsafe_code = float(timeout), allow_unsafe_code == "yes"
+        require_protection(self.allow_unsafe_code)
         self.num_agents, self.num_turns, self.dataset, self.feedback = num_agents, num_turns, dataset, feedback
-        self.seed, self.timeout, self.allow_unsafe_code = seed, timeout, allow_unsafe_code
+        self.seed = seed
         self.helpers = ["aux"] if num_agents == 2 else [f"aux{i}" for i in range(1, num_agents)]
         if dataset == "sample":
             rows = {split: samples.coding_tasks(split, count, seed) for split, count in SAMPLE_COUNTS.items()}

@@ -122,7 +122,7 @@ class Writing:
         if num_turns != 1:
             raise ValueError(f"--num-turns {num_turns}: {name} has one turn; use --num-turns 1.")
         if reward not in ("plain", "grounded"):
-            raise ValueError(f"--reward {reward}: {name} knows plain and grounded; use one of them.")
+            raise ValueError(f"--env-kwargs reward {reward}: {name} knows plain and grounded; use one of them.")
         self.kind = kind = KINDS[name]
         self.num_agents, self.num_turns, self.dataset, self.seed = num_agents, num_turns, dataset, seed
         self.grounded = reward == "grounded"

@@ -68,8 +68,8 @@ sys.path.pop()
 TEMPLATE = BOOT.format(module="sandbox_jobs", function="template") + "template()"
 PROBE = BOOT.format(module="sandbox_kernel", function="probe") + "print(probe())"
 UNPROTECTED = (
-    "--allow-unsafe-code: this system offers neither namespaces nor Landlock with seccomp to contain model-written "
-    "code; use Linux 5.13 or later, or set the flag and let the code do whatever you may do."
+    "--env-kwargs allow_unsafe_code yes: this system offers neither namespaces nor Landlock with seccomp to contain "
+    "model-written code; use Linux 5.13 or later, or set it and let the code do whatever you may do."
 )
 
 

@@ -1,12 +1,13 @@
 """Small environments for the tests, as a user would write them."""
 
+import math
 from string import ascii_lowercase, ascii_uppercase
 from typing import NamedTuple
 
 
 class Step(NamedTuple):
     actions: list
-    reward: float
+    reward: object
     parts: dict
     done: bool
     feedback: object = None
@@ -34,6 +35,35 @@ class Letters:
         return steps
 
 
+class Sequential(Letters):
+    """In turn k agent k alone speaks (modulo the number of agents), and reads what was said before."""
+
+    def observe(self, task, history):
+        prompts = super().observe(task, history)
+        return [prompt if i == len(history) % self.num_agents else None for i, prompt in enumerate(prompts)]
+
+    def step(self, branches):
+        return [step._replace(done=False) for step in super().step(branches)]
+
+
+class Selfish(Letters):
+    """Every agent has a reward of its own: the length of its text, minus half of what the others wrote."""
+
+    def step(self, branches):
+        steps = []
+        for _, _, actions in branches:
+            lengths = [len(text) / 10 for text in actions]
+            rewards = [1.5 * length - sum(lengths) / 2 for length in lengths]
+            steps.append(Step(actions, rewards, {}, done=len(actions[0]) > 14))
+        return steps
+
+
+class SelfishInTurn(Selfish, Sequential):
+    """Rewards of their own, and one speaker a turn."""
+
+    observe = Sequential.observe
+
+
 class Cases:
     """The first agent earns by small letters, the others by capitals, up to eight each."""
 
@@ -55,3 +85,56 @@ class Cases:
             shares = [sum(c in letters for c in text) / 8 for letters, text in zip(earning, actions)]
             steps.append(Step(actions, sum(shares) / self.num_agents, {}, done=False))
         return steps
+
+
+class Kuhn:
+    """Kuhn poker: three cards, one each, an ante of 1, a bet of 1. The players speak in turn; the rewards sum to 0.
+
+    A player bets, or calls, if its text has an even length, and else checks, or folds.
+    """
+
+    def __init__(self, num_agents, num_turns, dataset, seed):
+        assert num_agents == 2 and num_turns == 3
+
+    def tasks(self, split):
+        return [{"cards": (a, b)} for a in range(3) for b in range(3) if a != b]
+
+    def observe(self, task, history):
+        player = len(history) % 2
+        said = " ".join("bet" if step.feedback else "check" for step in history)
+        return [f"Card {task['cards'][player]}. {said}" if i == player else None for i in range(2)]
+
+    def step(self, branches):
+        steps = []
+        for task, history, actions in branches:
+            player = len(history) % 2
+            bets = [*(step.feedback for step in history), len(actions[player]) % 2 == 0]
+            rewards, done = self.payoff(task["cards"], bets)
+            steps.append(Step(actions, rewards, {}, done, feedback=bets[-1]))
+        return steps
+
+    def payoff(self, cards, bets):
+        """([reward of each player], whether the hand is over)"""
+        showdown = 1 if cards[0] > cards[1] else -1
+        if bets in ([False], [True], [False, True]):
+            return [0.0, 0.0], False
+        if bets == [False, False]:
+            won = showdown
+        elif bets[-1]:  # a bet was called
+            won = 2 * showdown
+        else:  # the last to speak folded: the other one wins the ante
+            won = 1 if len(bets) == 2 else -1
+        return [float(won), float(-won)], True
+
+
+def value_of_kuhn(first, second):
+    """The expected reward of the first player. first: card -> (P(bet), P(call after check, bet)); second: likewise
+    card -> (P(bet after check), P(call after bet)). The slow, obvious way: every deal and every line of play.
+    """
+    game, total = Kuhn(2, 3, None, None), 0.0
+    for cards in ((a, b) for a in range(3) for b in range(3) if a != b):
+        for bets in ([True, True], [True, False], [False, False], [False, True, True], [False, True, False]):
+            chances = [first[cards[0]][0], second[cards[1]][1 if bets[0] else 0], first[cards[0]][1]]
+            chance = math.prod(p if bet else 1 - p for p, bet in zip(chances, bets))
+            total += chance * game.payoff(cards, bets)[0][0] / 6
+    return total

@@ -1,0 +1,108 @@
+"""Makes a tokenizer and a random model from nothing: the folder that sft.py then trains to something like models/tiny.
+
+    python models/tiny/make.py --output-dir FOLDER --env tldr humaneval tldr humaneval classeval arxiv \
+        --num-turns 1 2 1 2 2 1 --num-agents 2 2 1 3 --draws 4
+    python sft.py --model FOLDER --env tldr humaneval tldr humaneval classeval arxiv \
+        --num-turns 1 2 1 2 2 1 --num-agents 2 2 1 3 --draws 4 \
+        --learning-rate 3e-3 --num-steps 1800 --save-every 300 --save-dtype float16
+
+Both make the same demonstrations: the tokenizer is trained on their texts, the model learns to write them.
+"""
+
+import itertools
+import os
+import sys
+from dataclasses import dataclass, field
+
+import tokenizers
+import torch
+import transformers
+import tyro
+from tokenizers import decoders, normalizers, pre_tokenizers
+from transformers import AutoModelForCausalLM
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+from sft import demonstrations
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass
+class Args:
+    output_dir: str  # the folder to write
+    seed: int = 1  # seeds the weights and the environments
+
+    # demonstrations, as in sft.py
+    env: list[str] = field(default_factory=lambda: ["tldr"])
+    num_agents: list[int] = field(default_factory=lambda: [2])
+    num_turns: list[int] = field(default_factory=lambda: [1])
+    dataset: str = "sample"
+    env_kwargs: dict[str, str] = field(default_factory=dict)
+    draws: int = 1
+
+    # model
+    vocab_size: int = 1536  # tokens of the byte-level BPE, fewer if the texts have no more to merge; at least 259
+    hidden_size: int = 128
+    num_layers: int = 4
+    num_heads: int = 4  # attention heads, half as many for keys and values
+
+
+def new_tokenizer(texts, vocab_size):
+    """Byte-level BPE with ChatML messages. Pad and stop token differ, so no mask can confuse them."""
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    # exactly Qwen2's: transformers loads a Qwen2 model's tokenizer with these, whatever was saved
+    bpe.normalizer = normalizers.NFC()
+    split = pre_tokenizers.Split(tokenizers.Regex(QWEN2_WORDS), "isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    bpe.decoder = decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(itertools.chain(texts, ["user\n", "assistant\n"] * 100), trainer)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        pad_token="<|endoftext|>",
+        eos_token="<|im_end|>",
+        additional_special_tokens=["<|im_start|>"],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def new_model(args, tokenizer):
+    """A Qwen2 with random weights."""
+    config = transformers.Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=args.hidden_size,
+        intermediate_size=3 * args.hidden_size,
+        num_hidden_layers=args.num_layers,
+        num_attention_heads=args.num_heads,
+        num_key_value_heads=max(1, args.num_heads // 2),
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args, description=__doc__)
+    transformers.set_seed(args.seed)
+    texts = (text for source in demonstrations(args) for pair in source for text in pair)
+    tokenizer = new_tokenizer(texts, args.vocab_size)
+    model = new_model(args, tokenizer)
+    model.save_pretrained(args.output_dir)
+    tokenizer.save_pretrained(args.output_dir)
+    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M random parameters in {args.output_dir}")
