@@ -136,7 +136,7 @@ def load_agent(args, name, device, shared):
 
     def float32_head(hidden):  # in bfloat16, log-probabilities would be off by hundredths of a nat
         with torch.autocast(device.type, enabled=False):
-            return torch.nn.functional.linear(hidden.float(), head.weight, head.bias)
+            return torch.nn.Linear.forward(head, hidden.float())
 
     head.forward = float32_head
     if args.lora_rank:
@@ -231,7 +231,7 @@ def sample(agent, prompts, G, temperature, C):
     running = torch.ones_like(number, dtype=torch.bool)  # (R, S), which of these have not stopped
     tokens = torch.zeros(len(prompts) * G, C, dtype=torch.long, device=device)
     logprobs, lengths = torch.zeros(tokens.shape, device=device), torch.zeros_like(tokens[:, 0])
-    stop_ids = torch.tensor(agent.stop_ids, dtype=torch.long, device=device)
+    stop_ids = torch.tensor(agent.stop_ids, device=device)
     for t in range(C):
         probs = (logits.float() / max(temperature, 1e-6)).softmax(-1)  # (R, S, V)
         # inverse CDF in float64: the first token whose cumulative probability exceeds a uniform random number

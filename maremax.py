@@ -125,7 +125,7 @@ def load_agent(args, name, device, shared):
 
     def float32_head(hidden):  # in bfloat16, log-probabilities would be off by hundredths of a nat
         with torch.autocast(device.type, enabled=False):
-            return torch.nn.functional.linear(hidden.float(), head.weight, head.bias)
+            return torch.nn.Linear.forward(head, hidden.float())
 
     head.forward = float32_head
     if args.lora_rank:
@@ -203,7 +203,7 @@ def sample(agent, prompts, G, temperature, C):
     running = torch.ones_like(number, dtype=torch.bool)  # (R, S), which of these have not stopped
     tokens = torch.zeros(len(prompts) * G, C, dtype=torch.long, device=device)
     logprobs, lengths = torch.zeros(tokens.shape, device=device), torch.zeros_like(tokens[:, 0])
-    stop_ids = torch.tensor(agent.stop_ids, dtype=torch.long, device=device)
+    stop_ids = torch.tensor(agent.stop_ids, device=device)
     for t in range(C):
         probs = (logits.float() / max(temperature, 1e-6)).softmax(-1)  # (R, S, V)
         # inverse CDF in float64: the first token whose cumulative probability exceeds a uniform random number
@@ -235,8 +235,7 @@ def sample(agent, prompts, G, temperature, C):
 def token_logprobs(agent, prompt, completions, temperature):
     """Log-probabilities of the tokens of completions, which are sorted by length: one tensor (C,) each.
 
-    The prompt is computed once, and the completions continue from its cache, with gradients. They need no mask: they
-    are padded on the right, which causal attention never sees.
+    They continue from the prompt's cache, with gradients. Causal attention never sees padding on the right.
     """
     model, cache, logprobs = agent.model, DynamicCache(config=agent.model.config), []
     prompt = torch.tensor([prompt], device=model.device)  # (1, P)
@@ -245,10 +244,11 @@ def token_logprobs(agent, prompt, completions, temperature):
     for _, part in groupby(completions, key=lambda ids: len(ids).bit_length() // 2):
         rows = [torch.tensor(ids, device=model.device) for ids in part]
         target, branch = pad_sequence(rows, batch_first=True), copy.copy(cache)  # (R, C)
+        R, C = target.shape
         branch.layers = [copy.copy(layer) for layer in cache.layers]
-        branch.batch_repeat_interleave(len(rows))
-        later = model(target, past_key_values=branch).logits[:, :-1]
-        logits = torch.cat([first.expand(len(rows), -1, -1), later], 1).float() / temperature  # (R, C, V)
+        branch.batch_repeat_interleave(R)
+        later = model(target[:, : max(1, C - 1)], past_key_values=branch).logits  # the last token predicts nothing
+        logits = torch.cat([first.expand(R, -1, -1), later], 1)[:, :C].float() / temperature  # (R, C, V)
         values = logits.log_softmax(-1).gather(-1, target[..., None])[..., 0]  # (R, C)
         logprobs += [value[: len(ids)] for value, ids in zip(values, rows)]
     return logprobs
