@@ -40,7 +40,6 @@ import torch.distributed as dist
 import transformers
 import tyro
 import yaml
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
@@ -143,7 +142,8 @@ def load_agent(args, name, device, shared):
         p.data = p.data.float()  # an adapter has its base's dtype
     adam = partial(torch.optim.AdamW, fused=True)
     if dist.is_initialized():  # each process keeps its share of the moments; the update is the same
-        adam = partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.AdamW, fused=True)
+        sharded = import_module("torch.distributed.optim").ZeroRedundancyOptimizer
+        adam = partial(sharded, optimizer_class=torch.optim.AdamW, fused=True)
     agent.optimizer = adam(list(agent.trained.values()), lr=args.learning_rate, weight_decay=0.0)
     stops = {tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id).tolist()} - {None}
     if tokenizer.chat_template:  # what ends a turn there ends a completion too: base models do not list it
@@ -486,7 +486,7 @@ if __name__ == "__main__":
     def log(metrics, lines):
         for name, value in metrics.items():
             if not math.isfinite(value):
-                fail(f"at iteration {iteration} {name} is {value}; resume with a lower --learning-rate.")
+                fail(f"{name} is {value}: resume with a lower --learning-rate, or mend the reward of --env.")
         if rank == 0:
             if "eval/return" in metrics:  # print would garble the bar
                 tqdm.write(f"iteration {iteration}: evaluation return {metrics['eval/return']:.3f}")
