@@ -1,0 +1,330 @@
+"""ippo.py: its estimates and its update against the slow, obvious ones.
+
+The reference knows nothing of rows, batches, caches or masks: it takes one completion at a time behind its prompt, in
+float64, and computes old log-probabilities and values again, with the weights that the rollout had.
+"""
+
+import math
+import runpy
+import sys
+from itertools import chain, product
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, metrics_of, save_model
+from transformers import AutoModelForCausalLM, MistralForCausalLM
+
+SCRIPT = ROOT / "ippo.py"
+TOY = ("--env", "toy:Letters", "--num-iterations", 1, "--num-generations", 3, "--num-tasks", 2, "--max-new-tokens", 24)
+TOY = (*TOY, "--max-grad-norm", 1e9, "--eval-tasks", 1, "--no-anneal-lr")
+ONE_STEP = ("--update-epochs", 1, "--num-minibatches", 1)
+LARGE_STEPS = ("--update-epochs", 2, "--num-minibatches", 2, "--learning-rate", 0.003, "--critic-learning-rate", 0.1)
+
+
+@pytest.fixture(scope="module")
+def script():
+    """The functions of the script."""
+    return SimpleNamespace(**runpy.run_path(str(SCRIPT)))
+
+
+def slow_gae(rewards, values, gamma, gae_lambda):
+    """A_t = sum over l >= t of (product over t..l-1 of gamma_k lambda) delta_l, as a double sum over all tokens.
+
+    From a token of turn a to the next one, of turn b, the rewards of turns a..b-1 arrive, and gamma applies b-a times.
+    """
+    turn_of = [a for a, turn in enumerate(values) for _ in turn]
+    pairs = list(zip(turn_of, [*turn_of[1:], len(rewards)]))
+    flat = [*(value for turn in values for value in turn), 0.0]
+    discounts = [gamma ** (b - a) for a, b in pairs]
+    paid = [sum(gamma ** (u - a) * rewards[u] for u in range(a, b)) for a, b in pairs]
+    deltas = [r + d * after - value for r, d, value, after in zip(paid, discounts, flat, flat[1:])]
+    weight = lambda t, k: math.prod(d * gae_lambda for d in discounts[t:k])
+    sums = iter([sum(weight(t, k) * deltas[k] for k in range(t, len(deltas))) for t in range(len(deltas))])
+    return [[next(sums) for _ in turn] for turn in values]
+
+
+def test_gae_by_hand(script):
+    """A discount or a reward at the wrong token, and what a turn without tokens hands back to the turn before."""
+    rewards, values = [1.0, 10.0], [[3.0, 4.0], [5.0]]  # two tokens, then one in the next turn
+    assert script.gae(rewards, values, 1.0, 1.0) == [[11 - 3, 11 - 4], [10 - 5]]  # the return minus the value
+    assert script.gae(rewards, values, 0.5, 0.0) == [[4 - 3, 1 + 0.5 * 5 - 4], [10 - 5]]  # one-step errors
+    assert script.gae(rewards, values, 0.5, 1.0) == [[1 + 0.5 * 10 - 3, 1 + 0.5 * 10 - 4], [10 - 5]]
+    silent = [[], [3.0], [], [], [5.0], []]  # the first reward is nobody's
+    found = script.gae([100.0, 1.0, 8.0, 16.0, 32.0, 64.0], silent, 0.5, 0.0)
+    assert found == [[], [1 + 8 / 2 + 16 / 4 + 5 / 8 - 3], [], [], [32 + 64 / 2 - 5], []]
+
+
+@pytest.mark.parametrize("lengths", [(4, 1, 6), (0, 0, 3, 0, 2, 0, 0, 1, 2, 0), (1, 0, 1, 0, 1)])
+def test_gae_is_the_double_sum(lengths, script):
+    """A recursion that loses gamma or lambda at the end of a turn, or at a silent one."""
+    rng = np.random.default_rng(0)
+    rewards, values = rng.normal(size=len(lengths)).tolist(), [rng.normal(size=n).tolist() for n in lengths]
+    for gamma, gae_lambda in product([0.0, 0.5, 1.0], [0.0, 0.7, 1.0]):
+        ours, theirs = (estimate(rewards, values, gamma, gae_lambda) for estimate in (script.gae, slow_gae))
+        assert len(ours) == len(theirs) and all(a == pytest.approx(b) for a, b in zip(ours, theirs))
+
+
+@pytest.fixture
+def updates(monkeypatch):
+    """Every optimizer step, which is taken, with what led to it. Value heads start random, to have values to test."""
+    seen, original = [], torch.optim.AdamW.step
+    random = lambda tensor: tensor.data.normal_(std=0.3, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(torch.nn.init, "zeros_", random)
+
+    def step(optimizer, closure=None):
+        frame = sys._getframe(1)
+        while "turns" not in frame.f_globals:  # torch wraps step()
+            frame = frame.f_back
+        names = frame.f_globals
+        this = SimpleNamespace(policy=(names["iteration"], names["i"]), turns=names["turns"])
+        this.seats = [k for k, player in enumerate(names["agents"]) if player is names["agent"]]
+        this.minibatch = names["minibatch"].tolist()
+        this.weights = {name: p.detach().clone() for name, p in names["agent"].trained.items()}
+        this.gradients = {name: p.grad.clone() for name, p in names["agent"].trained.items()}
+        this.rates = [group["lr"] for group in optimizer.param_groups]
+        seen.append(this)
+        return original(optimizer, closure)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    return seen
+
+
+class Slow:
+    """Actor, value head and critic in float64."""
+
+    def __init__(self, weights, path):
+        self.actor = self.critic = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
+        self.head = torch.nn.Linear(self.actor.config.hidden_size, len(weights["critic.0.bias"]), dtype=torch.float64)
+        parts = {"": self.actor, "critic.0.": self.head}
+        if any(name.startswith("critic.1.") for name in weights):
+            self.critic = parts["critic.1."] = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
+        self.trained = {start + name: p for start, part in parts.items() for name, p in part.named_parameters()}
+        assert self.trained.keys() == weights.keys()
+        for name, p in self.trained.items():
+            p.data.copy_(weights[name])
+
+    def read(self, said, temperature):
+        """Log-probabilities, entropies and values of a completion: (C,) each."""
+        prompt_ids, completion_ids = said.group.prompt_ids, said.group.completion_ids[said.k]
+        ids, states = torch.tensor([[*prompt_ids, *completion_ids]]), slice(len(prompt_ids) - 1, -1)
+        logprobs = (self.actor(ids).logits[0, states] / temperature).log_softmax(-1)
+        values = self.head(self.critic.base_model(ids).last_hidden_state[0, states])[:, said.turn]
+        chosen = torch.stack([logprobs[k, token] for k, token in enumerate(completion_ids)])
+        return chosen, -(logprobs.exp() * logprobs).sum(-1), values
+
+
+def recall(old, seat, turns, args):
+    """For each trajectory what a seat said in it, with old log-probabilities, values and advantages."""
+    recalled = []
+    for node, k in product(turns[0], range(args.num_generations)):
+        recalled.append([])
+        rewards, values = [], []
+        while node:
+            said, reward = SimpleNamespace(turn=len(rewards), group=node.groups.get(seat), k=k), node.steps[k].reward
+            rewards.append(reward[seat] if isinstance(reward, list) else reward)
+            values.append([])
+            if said.group:
+                said.logprobs, _, said.values = old.read(said, args.temperature)
+                recalled[-1].append(said)
+                values[-1] = said.values.tolist()
+            node, k = node.children[k], 0
+        estimates = slow_gae(rewards, values, args.gamma, args.gae_lambda)
+        for said in recalled[-1]:
+            said.advantages = torch.tensor(estimates[said.turn], dtype=torch.float64)
+    return recalled
+
+
+def slow_losses(new, spoken, weight, args):
+    """What is logged of a minibatch, from all that was said in it."""
+    sums = dict.fromkeys(("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac"), 0.0)
+    clip, tokens = args.clip_coef, sum(len(said.values) for said in spoken)
+    for said in spoken:
+        logprobs, entropies, values = new.read(said, args.temperature)
+        ratios, advantages, moved = (logprobs - said.logprobs).exp(), said.advantages, values - said.values
+        # PPO's objective case by case: no gradient where the ratio already went too far in its advantage's favour
+        gone = torch.where(advantages > 0, ratios > 1 + clip, ratios < 1 - clip)
+        kept = torch.where(gone, 1 + clip * advantages.sign(), ratios)
+        targets = advantages + said.values
+        errors = (values - targets) ** 2
+        if args.clip_vloss:
+            near = torch.where(moved.abs() > clip, said.values + clip * moved.sign(), values)
+            errors = torch.maximum(errors, (near - targets) ** 2)
+        sums["policy_loss"] += -weight * args.gamma**said.turn * (kept * advantages).sum()
+        sums["value_loss"] += weight * 0.5 * errors.sum()
+        sums["entropy"] += weight * entropies.sum()
+        sums["approx_kl"] += (ratios - 1 - ratios.log()).sum() / tokens
+        sums["clipfrac"] += ((ratios - 1).abs() > clip).sum() / tokens
+    sums["loss"] = sums["policy_loss"] + args.vf_coef * sums["value_loss"] - args.ent_coef * sums.pop("entropy")
+    return {name: torch.as_tensor(value) for name, value in sums.items()}
+
+
+def check(seen, names, path):
+    """Compares all gradients and the last iteration's metrics; returns what is to be logged of each step."""
+    args, memories, logged = names["args"], {}, {}
+    for this in seen:
+        if this.policy not in memories:
+            old = Slow(this.weights, path)
+            with torch.no_grad():
+                memories[this.policy] = {seat: recall(old, seat, this.turns, args) for seat in this.seats}
+        new, memory = Slow(this.weights, path), memories[this.policy]
+        spoken = [said for recalled in memory.values() for m in this.minibatch for said in recalled[m]]
+        losses = slow_losses(new, spoken, 1 / len(this.minibatch) / args.max_new_tokens, args)
+        if spoken:
+            losses["loss"].backward()
+        expected = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in new.trained.items()}
+        scale = max(float(g.abs().max()) for g in expected.values())
+        assert scale > 1e-3 or not spoken
+        for name, gradient in this.gradients.items():
+            torch.testing.assert_close(gradient.double(), expected[name], rtol=2e-3, atol=2e-5 * scale)
+        losses["grad_norm"] = torch.stack([g.norm() for g in expected.values()]).norm()
+        logged.setdefault(this.policy, []).append({name: value.item() for name, value in losses.items()})
+    for policy, steps in logged.items():
+        due = {f"agent_{policy[1]}/{name}": np.mean([step[name] for step in steps]) for name in steps[0]}
+        for seat, recalled in memories[policy].items():
+            if spoken := list(chain(*recalled)):
+                errors, values = (torch.cat([vars(said)[x] for said in spoken]) for x in ("advantages", "values"))
+                due[f"agent_{seat}/explained_variance"] = 1 - (errors.var() / (errors + values).var()).item()
+        for name, value in due.items() if policy[0] == args.num_iterations else ():
+            assert names["metrics"][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+    return logged
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--num-turns", 2, "--gamma", 0.5, "--gae-lambda", 0.9, "--ent-coef", 0.1, "--temperature", 0.7),
+        ("--num-turns", 2, "--use-separate-critic", "--vf-coef", 2.0),
+        ("--num-iterations", 2, "--use-separate-critic", "--critic-learning-rate", 0.01, "--num-agents", 1),
+        ("--num-turns", 2, "--share-policy", "--max-batch-tokens", 1),
+        ("--env", "toy:Sequential", "--num-turns", 4, "--gamma", 0.5, "--gae-lambda", 0.9),
+        ("--env", "toy:Sequential", "--num-turns", 2, "--num-agents", 3),  # the last one never speaks
+        ("--env", "toy:Selfish", "--num-turns", 2, "--gamma", 0.5, "--num-agents", 3, "--max-batch-tokens", 70),
+        ("--env", "toy:SelfishInTurn", "--num-turns", 3, "--share-policy", "--gamma", 0.5, "--gae-lambda", 0.9),
+        (*LARGE_STEPS, "--num-turns", 2, "--gae-lambda", 0.9),
+        (*LARGE_STEPS, "--num-turns", 2, "--no-clip-vloss", "--clip-coef", 0.1, "--ent-coef", 0.1),
+        (*LARGE_STEPS, "--use-separate-critic", "--temperature", 0.7, "--max-batch-tokens", 150),
+        (*LARGE_STEPS, "--env", "toy:SelfishInTurn", "--num-turns", 3, "--share-policy", "--gamma", 0.5),
+    ],
+    ids=lambda flags: " ".join(map(str, flags)),
+)
+def test_steps_are_the_slow_ones(flags, run, updates, model_dir):
+    """A wrong advantage, value, turn, discount, reward, seat, slice, weight; then what is clipped on a wrong side."""
+    names = run(SCRIPT, *TOY, "--model", model_dir, *ONE_STEP, *flags)
+    check(updates, names, model_dir)
+    args, policies = names["args"], 1 if "--share-policy" in flags else names["N"]
+    assert len(updates) == args.num_iterations * args.update_epochs * args.num_minibatches * policies
+    assert (names["metrics"]["agent_0/clipfrac"] > 0.05) == (args.update_epochs > 1)
+
+
+def test_minibatches_take_every_trajectory_once(run, updates, model_dir):
+    """A pass that leaves trajectories out or takes them twice, and passes that are all alike."""
+    names = run(SCRIPT, *TOY, "--model", model_dir, "--num-agents", 1, "--num-minibatches", 4, "--update-epochs", 2)
+    check(updates, names, model_dir)  # a gradient is that of its minibatch
+    first, second = ([this.minibatch for this in updates[k : k + 4]] for k in (0, 4))
+    assert sorted(chain(*first)) == sorted(chain(*second)) == list(range(6)) and first != second
+
+
+def test_target_kl_ends_all_passes(run, updates, model_dir):
+    """Steps after the one that found too large a divergence, in this pass or the next."""
+    more = ("--update-epochs", 6, "--num-minibatches", 2, "--learning-rate", 0.0001, "--num-agents", 1)
+    names = run(SCRIPT, *TOY, "--model", model_dir, *more, "--target-kl", 0.01)
+    *earlier, last = (step["approx_kl"] for step in check(updates, names, model_dir)[1, 0])
+    assert 2 < len(earlier) < 10 and max(earlier) <= 0.01 < last  # a whole pass was left
+
+
+def test_value_loss_reaches_exactly_its_parameters(run, updates, model_dir):
+    """A value loss that moves the actor in spite of a critic of its own, or the output head, or not the critic."""
+    for flags in ((), ("--use-separate-critic",)):
+        for vf_coef in (0, 1):
+            names = run(SCRIPT, *TOY, *ONE_STEP, "--model", model_dir, "--num-agents", 1, "--vf-coef", vf_coef, *flags)
+        without, with_values = (this.gradients for this in updates)
+        updates.clear()
+        differ = {name for name in without if not torch.equal(without[name], with_values[name])}
+        critics = {name for name in without if name.startswith("critic.") and "lm_head" not in name}
+        assert not any(without[name].any() for name in critics)
+        assert differ == (critics if flags else {name for name in without if "lm_head" not in name})
+        (agent,), args = names["policies"], names["args"]
+        rates = [{id(p) for p in group["params"]} for group in agent.optimizer.param_groups]
+        critic = agent.critic.parameters() if flags else ()
+        assert rates == [{*map(id, agent.model.parameters())}, {*map(id, [*agent.value_head.parameters(), *critic])}]
+        assert args.critic_learning_rate == pytest.approx(args.learning_rate * (1 if flags else 10))
+
+
+@pytest.mark.parametrize("separate", [True, False])
+@pytest.mark.parametrize("options", [{}, {"model_class": MistralForCausalLM, "sliding_window": 9}], ids=len)
+def test_values_are_of_the_state_before_the_token(options, separate, script, tmp_path):
+    """A value that has seen its token, or was read one token early, also where a window forgets the prompt."""
+    paths = [save_model(tmp_path / f"{seed}", seed, **options) for seed in range(2)]
+    actor, critic = map(AutoModelForCausalLM.from_pretrained, paths)
+    agent = SimpleNamespace(model=actor, critic=critic if separate else actor, value_head=torch.nn.Linear(32, 3))
+    args = SimpleNamespace(use_separate_critic=separate, temperature=0.7)
+    prompt, completions = [5, 6, 7] * 4, [[8], [8, 9, 10], [8, 9, 11], [8, 12, 10], [3] * 20]
+    outputs = script.evaluate_tokens(args, agent, prompt, completions)
+    values = outputs[2:].split(list(map(len, completions)), 1)  # (T, C) each
+    torch.testing.assert_close(values[1], values[2])  # the last token changes no value
+    assert (values[1][:, 2] - values[3][:, 2]).abs().min() > 1e-3  # an earlier one does
+    for ids, ours in zip(completions, values):
+        states = agent.critic.base_model(torch.tensor([prompt + ids])).last_hidden_state[0, len(prompt) - 1 : -1]
+        torch.testing.assert_close(ours, agent.value_head(states).T, rtol=1e-3, atol=1e-4)
+
+
+def test_values_are_float32(script, model_dir):
+    """On CUDA the model runs in bfloat16, where a value of 0.7 is 0.6992, and values are clipped around such."""
+    model = AutoModelForCausalLM.from_pretrained(model_dir)
+    agent = SimpleNamespace(model=model, trained={}, optimizer=torch.optim.AdamW(model.parameters()))
+    args = SimpleNamespace(use_separate_critic=False, num_turns=1, temperature=1.0, critic_learning_rate=1.0)
+    script.add_critic(args, agent)
+    agent.value_head.bias.data.fill_(0.7)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert script.evaluate_tokens(args, agent, [5, 6], [[7, 8]])[2].tolist() == pytest.approx([0.7, 0.7], rel=1e-6)
+
+
+def test_values_start_at_the_first_return(run, model_dir):
+    """Values that start at 0 or at another agent's return, or that each evaluation sets again."""
+    flags = ("--num-iterations", 2, "--eval-every", 1, "--learning-rate", 0.01, "--critic-learning-rate", 1e-30)
+    names = run(SCRIPT, *TOY, "--model", model_dir, "--env", "toy:Selfish", *flags, "--num-turns", 2)
+    starts = [metrics_of(names["run_dir"])[0][f"eval/agent_{i}/return"] for i in range(2)]
+    assert abs(starts[0] - starts[1]) > 0.1
+    for start, paths in zip(starts, names["paths"]):
+        assert {value for path in paths for said in path for value in said.values} == {np.float32(start)}
+
+
+def test_equal_returns_have_no_variance_to_explain(run, model_dir, monkeypatch):
+    """A metric that is wrong by orders of magnitude, or no number, which ends the run."""
+    from toy import Letters, Step
+
+    monkeypatch.setattr(Letters, "step", lambda self, branches: [Step(b[2], 0.7, {}, False) for b in branches])
+    names = run(SCRIPT, *TOY, "--model", model_dir, "--num-iterations", 2)
+    assert "agent_0/loss" in names["metrics"] and "agent_0/explained_variance" not in names["metrics"]
+
+
+def test_resume_restores_the_values(run, model_dir, tmp_path):
+    """A value head, a separate critic or their moments that a resume leaves as they were at the start."""
+    flags = ("--model", model_dir, "--use-separate-critic", "--num-agents", 1, *LARGE_STEPS)
+    names = run(SCRIPT, *TOY, *flags)
+    before = torch.load(f"{names['run_dir']}/state.pt")["models"][0]
+    run(SCRIPT, "--resume", names["run_dir"], "--num-iterations", 2)
+    other = run(SCRIPT, *TOY, *flags, "--num-iterations", 2, "--output-dir", tmp_path / "other")
+    resumed, whole = (torch.load(f"{run_dir}/state.pt") for run_dir in (names["run_dir"], other["run_dir"]))
+    for name, p in whole["models"][0].items():
+        assert torch.equal(p, resumed["models"][0][name])
+        assert not torch.equal(p, before[name]) or name == "critic.1.lm_head.weight"
+    assert metrics_of(other["run_dir"])[-1] == metrics_of(names["run_dir"])[-1]
+
+
+def test_learning_rates_decay_together(run, updates, model_dir):
+    """A critic whose learning rate stays, or follows the actor's."""
+    flags = ("--num-iterations", 4, "--anneal-lr", "--learning-rate", 0.001, "--critic-learning-rate", 0.1)
+    run(SCRIPT, *TOY, "--model", model_dir, "--num-agents", 1, *ONE_STEP, *flags)
+    assert [this.rates for this in updates] == [pytest.approx([0.001 * x, 0.1 * x]) for x in (1, 0.75, 0.5, 0.25)]
+
+
+@pytest.mark.parametrize("count, processes", [(7, 1), (4, 2)])
+def test_more_minibatches_than_trajectories_are_refused(count, processes, run, monkeypatch):
+    """A minibatch without trajectories, whose loss is divided by 0."""
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    with pytest.raises(SystemExit) as stop:
+        run(SCRIPT, *TOY, "--num-minibatches", count)
+    assert stop.value.code == 2
