@@ -524,7 +524,7 @@ if __name__ == "__main__":
             json.dump(about, file, indent=2)
         if args.track == "tensorboard":
             writer = tracker.SummaryWriter(run_dir)
-        atexit.register(print, f"to go on: python {sys.argv[0]} --resume {run_dir}")
+        atexit.register(print, f"once it has a checkpoint, go on by: python {sys.argv[0]} --resume {run_dir}")
     if before:
         log(*before)
     signal(SIGINT, on_signal)
