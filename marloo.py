@@ -145,13 +145,13 @@ def load_agent(args, name, device, shared):
         sharded = import_module("torch.distributed.optim").ZeroRedundancyOptimizer
         adam = partial(sharded, optimizer_class=torch.optim.AdamW, fused=True)
     agent.optimizer = adam(list(agent.trained.values()), lr=args.learning_rate, weight_decay=0.0)
+    special = {key: token.content for key, token in tokenizer.added_tokens_decoder.items() if token.special}
     stops = {tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id).tolist()} - {None}
     if tokenizer.chat_template:  # what ends a turn there ends a completion too: base models do not list it
         turn = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "ANSWER"}]
         behind = tokenizer.apply_chat_template(turn, tokenize=False).partition("ANSWER")[2].lstrip()
-        tokens = tokenizer.added_tokens_decoder.items()
-        stops |= {key for key, token in tokens if token.special and behind.startswith(token.content)}
-    agent.stop_ids = sorted(stops)
+        stops |= {key for key, token in special.items() if behind.startswith(token)}
+    agent.special, agent.stop_ids = list(special.values()), sorted(stops)
     if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
         fail("--model: its tokenizer has more tokens than the model has embeddings; resize them.")
     kinds = {type(layer) for layer in DynamicCache(config=model.config).layers}
@@ -165,13 +165,12 @@ def load_agent(args, name, device, shared):
 def encode(agent, prompt, max_new_tokens):
     """Token ids of a prompt: as a user message, or as bare text if the tokenizer has no chat template."""
     tokenizer, text = agent.tokenizer, prompt
-    for token in tokenizer.added_tokens_decoder.values():
-        if token.special:  # a prompt may quote an agent: a space makes its special tokens plain text
-            text = text.replace(token.content, f"{token.content[0]} {token.content[1:]}")
+    for token in agent.special:  # a prompt may quote an agent: a space makes its special tokens plain text
+        text = text.replace(token, f"{token[0]} {token[1:]}")
     if tokenizer.chat_template:
-        chat, words = [{"role": "user", "content": text}], text.split()
+        chat, plain = [{"role": "user", "content": text}], text.strip()
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
-        if words[0] not in text or words[-1] not in text:
+        if plain not in text:
             fail("--model: its chat template drops the prompt; use one that takes content as a text.")
     ids = tokenizer(text, add_special_tokens=not tokenizer.chat_template).input_ids
     most = getattr(agent.model.config.get_text_config(), "max_position_embeddings", math.inf)

@@ -684,7 +684,7 @@ def test_feedback_reaches_the_next_prompt_and_shows_no_test(feedback):
 
 
 def test_arguments_that_make_no_sense():
-    with pytest.raises(ValueError, match="--feedback"):
+    with pytest.raises(ValueError, match="--env-kwargs feedback"):
         make("classeval", feedback="loud")
     with pytest.raises(ValueError, match="--dataset"):
         make("classeval").tasks("valid")

@@ -1232,7 +1232,7 @@ def test_observe_and_step_change_nothing():
 
 @pytest.mark.parametrize("name, function", [("humaneval", "coding_rewards"), ("classeval", "class_rewards")])
 def test_answers_run_within_the_environments_limits(name, function, monkeypatch):
-    env, limits = make(name, timeout=3.0, allow_unsafe_code=True), []
+    env, limits = make(name, timeout="3.0", allow_unsafe_code="yes"), []
     monkeypatch.setattr(
         sys.modules[type(env).__module__], function, lambda answers, *given: limits.append(given) or []
     )
@@ -1240,7 +1240,7 @@ def test_answers_run_within_the_environments_limits(name, function, monkeypatch)
 
 
 def test_arguments_that_make_no_sense():
-    with pytest.raises(ValueError, match="--feedback"):
+    with pytest.raises(ValueError, match="--env-kwargs feedback"):
         make("humaneval", 2, 2, feedback="loud")
     with pytest.raises(ValueError, match="--dataset"):
         make("humaneval").tasks("valid")

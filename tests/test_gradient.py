@@ -79,7 +79,7 @@ def check(seen, script, model_dirs, gamma=1.0, temperature=1.0, max_new_tokens=2
         scale = max(g.abs().max() for g in expected)
         assert scale > 1e-4
         for ours, theirs in zip(gradients, expected):
-            torch.testing.assert_close(ours.double(), theirs, rtol=1e-3, atol=1e-5 * float(scale))
+            torch.testing.assert_close(ours.double(), theirs, rtol=1e-3, atol=3e-5 * float(scale))
     return logged
 
 

@@ -43,7 +43,7 @@ def test_scitldr_with_a_real_vocabulary(script, run, tmp_path):
     )
     names = run(script, "--dataset", DATA, "--model", tmp_path / "model", *flags)
     (first, *_) = (json.loads(line) for line in open(os.path.join(names["run_dir"], "rollouts.jsonl")))
-    assert first["task"]["prompt"].startswith("TITLE:")
-    assert names["agents"][0].tokenizer.eos_token_id in names["agents"][0].stop_ids.tolist()
-    entropy = names["metrics"]["agent_0/entropy"]
+    assert first["agents"][0]["prompt"].startswith("TITLE:")
+    assert names["agents"][0].tokenizer.eos_token_id in names["agents"][0].stop_ids
+    entropy = names["metrics"]["train/agent_0/entropy"]
     assert 11 < entropy < 12  # a random model of 151,936 tokens is nearly uniform: log V = 11.93

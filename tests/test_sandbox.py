@@ -905,11 +905,11 @@ def test_mounts_below_pythons_files_are_read_only():
 def test_unprotected_only_when_allowed():
     said = in_a_process("""
         without('unshare', 'landlock', 'seccomp')
-        with pytest.raises(ValueError, match="--allow-unsafe-code"):
+        with pytest.raises(ValueError, match="allow_unsafe_code"):
             run_tests([job(GOOD)])
         results = run_tests([job(GOOD), job(BAD), job(HACKS["equal to everything"])], allow_unsafe_code=True)
         assert [r.passed for r in results] == [6, 0, 0]
-        with pytest.raises(ValueError, match="--allow-unsafe-code"):
+        with pytest.raises(ValueError, match="allow_unsafe_code"):
             run_tests([job(GOOD)])  # the interpreters that were started for the others serve none of these
     """)
     assert said == "sandbox: namespaces NO, Landlock NO, seccomp NO: model-written code runs UNPROTECTED\n"
@@ -921,9 +921,9 @@ def test_an_environment_refuses_at_once_where_nothing_protects(name):
         """
         import envs
         without('unshare', 'landlock', 'seccomp')
-        with pytest.raises(ValueError, match="--allow-unsafe-code") as at_once:
+        with pytest.raises(ValueError, match="allow_unsafe_code") as at_once:
             envs.make(sys.argv[2])
-        env = envs.make(sys.argv[2], allow_unsafe_code=True)
+        env = envs.make(sys.argv[2], allow_unsafe_code="yes")
         env.allow_unsafe_code = False
         with pytest.raises(ValueError) as later:
             env.step([(env.tasks('test')[0], [], ['', ''])])
@@ -966,7 +966,7 @@ def test_an_interpreter_that_does_not_start_is_no_missing_layer(monkeypatch):
 def test_landlock_and_seccomp_protect_together_only(missing):
     in_a_process(f"""
         without('unshare', {missing!r})
-        with pytest.raises(ValueError, match="--allow-unsafe-code"):
+        with pytest.raises(ValueError, match="allow_unsafe_code"):
             run_tests([job(GOOD)])
     """)
 
