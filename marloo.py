@@ -101,7 +101,7 @@ def writing(path):
     try:
         yield
     except Exception as error:  # Python, torch and safetensors each raise their own
-        if path.endswith(".tmp"):
+        if os.path.isfile(path):
             os.remove(path)
         fail(f"--output-dir: {path} cannot be written ({error}); make room.")
 
@@ -116,7 +116,7 @@ def gather(value):
 
 def load_agent(args, name, device, shared):
     """A policy with its tokenizer and optimizer. LoRA agents with the same model share its frozen weights."""
-    path = os.path.join(os.path.dirname(__file__), "models", "tiny") if name == "tiny" else name
+    path = f"{os.path.dirname(__file__)}/models/tiny" if name == "tiny" else name
     dtype = torch.bfloat16 if args.lora_rank and device.type == "cuda" else torch.float32
     tokenizer = AutoTokenizer.from_pretrained(path)
     model = shared.get((name, device)) or AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device)
@@ -140,11 +140,10 @@ def load_agent(args, name, device, shared):
     agent.trained = {key: p for key, p in model.named_parameters() if p.requires_grad}
     for p in agent.trained.values():
         p.data = p.data.float()  # an adapter has its base's dtype
-    adam = partial(torch.optim.AdamW, fused=True)
+    kind, options = torch.optim.AdamW, {"lr": args.learning_rate, "weight_decay": 0.0, "fused": True}
     if dist.is_initialized():  # each process keeps its share of the moments; the update is the same
-        sharded = import_module("torch.distributed.optim").ZeroRedundancyOptimizer
-        adam = partial(sharded, optimizer_class=torch.optim.AdamW, fused=True)
-    agent.optimizer = adam(list(agent.trained.values()), lr=args.learning_rate, weight_decay=0.0)
+        kind, options["optimizer_class"] = import_module("torch.distributed.optim").ZeroRedundancyOptimizer, kind
+    agent.optimizer = kind(list(agent.trained.values()), **options)
     special = {key: token.content for key, token in tokenizer.added_tokens_decoder.items() if token.special}
     stops = {tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id).tolist()} - {None}
     if tokenizer.chat_template:  # what ends a turn there ends a completion too: base models do not list it
@@ -201,7 +200,7 @@ def sample(agent, prompts, G, temperature, C):
     number = torch.arange(len(prompts) * G, device=device).view(-1, S)  # (R, S), of the completions that still decode
     running = torch.ones_like(number, dtype=torch.bool)  # (R, S), which of these have not stopped
     tokens = torch.zeros(len(prompts) * G, C, dtype=torch.long, device=device)
-    logprobs, lengths = torch.zeros(tokens.shape, device=device), torch.zeros_like(tokens[:, 0])
+    logprobs, lengths = torch.zeros(tokens.shape, device=device), tokens[:, 0].clone()
     stop_ids = torch.tensor(agent.stop_ids, device=device)
     for t in range(C):
         probs = (logits.float() / max(temperature, 1e-6)).softmax(-1)  # (R, S, V)
@@ -216,14 +215,14 @@ def sample(agent, prompts, G, temperature, C):
         if t + 1 == C or not running.any():
             break
         # drop rows whose completions have all stopped, and columns that no row needs, once an eighth can go
-        rows, width = running.any(1).nonzero()[:, 0], int(running.sum(1).max())
+        rows, width = running.any(1).nonzero().flatten(), int(running.sum(1).max())
         if len(rows) * width <= 0.875 * running.numel():
             first = running[rows].int().topk(width).indices
             number, chosen, running = (x[rows].gather(1, first) for x in (number, chosen, running))
             owner, position_ids = owner[rows], position_ids[rows]
             cache.reorder_cache(rows)
         owner, position_ids = torch.cat([owner, number], 1), position_ids + 1
-        visible = (owner[:, None] == -1) | (owner[:, None] == number[:, :, None])  # (R, S, L)
+        visible = (owner[:, None] == -1) | (owner[:, None] == number[..., None])  # (R, S, L)
         mask = torch.where(visible, 0.0, -torch.inf)[:, None] if agent.full_attention else (owner > -2).long()
         logits = read(chosen, attention_mask=mask, position_ids=position_ids.expand_as(chosen)).logits
     rows = zip(tokens.tolist(), logprobs.tolist(), lengths.tolist())
@@ -277,7 +276,7 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
     indices, one per agent), steps and children (J each), value (the return of each agent), and groups, one for each
     agent that speaks: prompt, prompt_ids, G completions, completion_ids, logprobs, stopped, and returns (G,).
     """
-    turns, N, start = [], len(agents), {"path": [], "history": [], "weight": 1 / len(tasks)}
+    turns, N, start = [], len(agents), {"path": [], "history": [], "weight": 1 / max(1, len(tasks))}
     nodes = [SimpleNamespace(task_number=number, task=task, **start) for number, task in tasks]
     for t, G in enumerate(generations):
         for node in nodes:
@@ -356,7 +355,7 @@ def summarize(split, turns):
 
 
 def records(iteration, split, turns, N, most=None):
-    """Lines for rollouts.jsonl, one per node: what each agent read and wrote, and what it was worth."""
+    """Lines for rollouts.jsonl, one per node of the first tasks: what agents read and wrote, and what it was worth."""
 
     def plain(x):  # for what JSON does not know
         if isinstance(x, SimpleNamespace):  # a group
@@ -364,8 +363,11 @@ def records(iteration, split, turns, N, most=None):
             return {key: vars(x)[key] for key in keys if key in vars(x)}
         return x.tolist() if isinstance(x, np.ndarray) else str(x)
 
+    shown = {node.task_number for node in turns[0][:most]}
     for turn, nodes in enumerate(turns, 1):
-        for node in nodes[:most]:  # whose parents stand before them
+        for node in nodes:
+            if node.task_number not in shown:
+                continue
             names = dict.fromkeys(name for step in node.steps for name in step.parts)
             line = {"iteration": iteration, "split": split, "turn": turn, "task_number": node.task_number}
             line |= {"path": node.path, "weight": node.weight, "joint": node.joint}
@@ -378,7 +380,7 @@ def records(iteration, split, turns, N, most=None):
 
 if __name__ == "__main__":
     # arguments
-    here, script = os.path.split(os.path.abspath(__file__))
+    here, script = os.path.split(__file__)
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     args, saved = tyro.cli(Args, description=__doc__), 0  # saved: the last checkpoint's iteration
     if args.resume and not os.path.isfile(f"{args.resume}/state.pt"):
@@ -420,7 +422,7 @@ if __name__ == "__main__":
         torch.set_num_threads(1)  # so small a model gains little from more threads
     if world_size > 1:
         dist.init_process_group(timeout=timedelta(days=1))  # others wait while one runs tests or saves
-    name = f"{args.env.replace(':', '.')}__{script[:-3]}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S}"
+    name = f"{args.env.replace(':', '.')}__{script[:-3]}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}"
     run_dir = gather(args.resume or f"{args.output_dir}/{name}")[0]
     logs = f"{run_dir}/metrics.jsonl", f"{run_dir}/rollouts.jsonl"
     if args.track != "none" and rank == 0:  # before models load, so that a missing key does not cost minutes
@@ -431,11 +433,11 @@ if __name__ == "__main__":
             tracker.init(project="tutti", name=name, config=asdict(args), resume="allow")
 
     # environment and agents
-    sys.path.append(os.getcwd())  # where a class of your own may be
+    sys.path.append("")  # where a class of your own may be
     setup = {"num_agents": N, "num_turns": T, "dataset": args.dataset, "seed": args.seed} | args.env_kwargs
     module, _, name = args.env.partition(":")
     try:
-        if name.isidentifier():  # a class of your own needs no envs/
+        if name and "+" not in args.env:  # a class of your own needs no envs/
             env = getattr(import_module(module), name)(**setup)
         else:
             env = import_module("envs").make(args.env, **setup)
@@ -480,7 +482,8 @@ if __name__ == "__main__":
         generations = [args.eval_generations, *[1] * (T - 1)]
         temperature = args.temperature if args.eval_temperature is None else args.eval_temperature
         turns = rollout(args, env, agents, eval_tasks, generations, "align", temperature)
-        return summarize("eval", turns), list(records(iteration, args.eval_split, turns, N))
+        lines = gather(list(records(iteration, args.eval_split, turns, N)))
+        return summarize("eval", turns), list(chain(*lines))
 
     def log(metrics, lines):
         for name, value in metrics.items():
@@ -490,10 +493,9 @@ if __name__ == "__main__":
             if "eval/return" in metrics:  # print would garble the bar
                 tqdm.write(f"iteration {iteration}: evaluation return {metrics['eval/return']:.3f}")
             with writing(run_dir):
-                with open(logs[0], "a") as file:
-                    file.write(json.dumps({"iteration": iteration} | metrics) + "\n")
-                with open(logs[1], "a") as file:
-                    file.writelines(lines)
+                for path, new in zip(logs, ([json.dumps({"iteration": iteration} | metrics) + "\n"], lines)):
+                    with open(path, "a") as file:
+                        file.writelines(new)
             if args.track == "tensorboard":
                 for name, value in metrics.items():
                     writer.add_scalar(name, value, iteration)
@@ -528,8 +530,7 @@ if __name__ == "__main__":
         log(*before)
     signal(SIGINT, on_signal)
     signal(SIGTERM, on_signal)
-    bar = tqdm(range(saved + 1, args.num_iterations + 1), disable=rank)
-    for iteration in bar:
+    for iteration in tqdm(range(saved + 1, args.num_iterations + 1), disable=rank):
         # 1 ROLLOUT: a tree for each of this process's tasks
         began = perf_counter()
         reseed(iteration)
@@ -542,7 +543,7 @@ if __name__ == "__main__":
         for group in (group for node in nodes for group in node.groups.values()):
             returns = group.returns  # (G,)
             # >>> ALGORITHM
-            advantages = returns - (returns.sum() - returns) / (len(returns) - 1)
+            advantages = returns - (returns.sum() - returns) / (returns.size - 1)
             # <<< ALGORITHM
             group.advantages = advantages
 
@@ -580,7 +581,6 @@ if __name__ == "__main__":
 
         # 4 LOG
         metrics |= {"time/iteration": perf_counter() - began, "tokens": sum(gather(tokens))}
-        bar.set_postfix(train_return=metrics["train/return"])
 
         # 5 EVALUATE
         lines, last = list(records(iteration, "train", turns, N, most=2)), iteration == args.num_iterations

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pathlib
 import runpy
 import socket
 import sys
@@ -22,8 +23,8 @@ def _become(script, args, cwd, environment):
     runpy.run_path(script, run_name="__main__")
 
 
-def start(script, *args, cwd, count=1, **environment):
-    """Runs it to the end, in the folder `cwd`; several processes get torchrun's variables. Returns their exit codes.
+def start(script, *args, cwd, count=1, code=0, **environment):
+    """Runs it in the folder `cwd`, with torchrun's variables, until all processes have ended with that exit code.
 
     When one fails the others are killed, as by torchrun.
     """
@@ -44,4 +45,6 @@ def start(script, *args, cwd, count=1, **environment):
         if process.is_alive():
             process.kill()
         process.join()
-    return [process.exitcode for process in processes]
+    printed = pathlib.Path(cwd, "printed.txt").read_text()
+    assert [process.exitcode for process in processes] == [code] * count, printed
+    return printed
