@@ -178,7 +178,7 @@ def add_critic(args, agent):
     head = torch.nn.Linear(hidden_size, args.num_turns).to(device)
     head.forward = torch.autocast(device.type, enabled=False)(head.forward)  # bfloat16 has three digits
     for p in head.parameters():
-        torch.nn.init.zeros_(p)  # the bias is set after the first evaluation
+        torch.nn.init.zeros_(p)  # the bias is set after the first rollout
     agent.value_head, agent.critic = head, agent.model
     added = torch.nn.ModuleList([head])
     if args.use_separate_critic:
@@ -261,8 +261,7 @@ def sample(agent, prompts, G, temperature, C):
 def continued(model, prompt, completions, **options):
     """Yields parts of completions sorted by length: tokens (R of C), logits (R, C, V), states (R, C, D) before them.
 
-    The prompt is computed once, and the completions continue from its cache, with gradients. They need no mask: they
-    are padded on the right, which causal attention never sees.
+    They continue from the prompt's cache, with gradients. Causal attention never sees padding on the right.
     """
     cache = DynamicCache(config=model.config)
     prompt = torch.tensor([prompt], device=model.device)  # (1, P)
@@ -296,8 +295,7 @@ def evaluate_tokens(args, agent, prompt, completions):
 def gae(rewards, values, gamma, gae_lambda):
     """Generalized advantage estimates of the tokens of one trajectory, a list for each turn. arXiv 1506.02438.
 
-    rewards: one per turn, received at its last token, or at that of the turn before if it has none; gamma discounts
-    after it. values: per turn, one per token.
+    rewards: of each turn, received at its last token, or else at that of the turn before. values: a list per turn.
     """
     advantages, advantage, following = [], 0.0, 0.0  # nothing follows the last token
     later, discount = 0.0, 1.0  # the reward of silent turns until the next token, and gamma for each
@@ -599,8 +597,6 @@ if __name__ == "__main__":
         atexit.register(print, f"once it has a checkpoint, go on by: python {sys.argv[0]} --resume {run_dir}")
     if before:
         log(*before)
-        for i, agent in enumerate(agents):  # values start at the mean return: from 0, advantages would be returns
-            agent.value_head.bias.data.fill_(before[0][f"eval/agent_{i}/return"])
     signal(SIGINT, on_signal)
     signal(SIGTERM, on_signal)
     for iteration in tqdm(range(saved + 1, args.num_iterations + 1), disable=rank):
@@ -619,6 +615,10 @@ if __name__ == "__main__":
             while node:
                 trajectories[-1].append((node, j))
                 node, j = node.children[j], 0
+        if iteration == 1:  # values start near the mean return from their turn on: from 0, advantages would be returns
+            for agent, turn in product(policies, range(T)):
+                rewards = [metrics.get(f"train/reward_turn{t}", 0.0) for t in range(turn + 1, T + 1)]
+                agent.value_head.bias.data[turn] = sum(rewards)
         paths = []  # for each agent and trajectory, its speeches, None where it was silent
         for i, agent in enumerate(agents):
             paths.append([[None] * len(trajectory) for trajectory in trajectories])

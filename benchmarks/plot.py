@@ -24,9 +24,7 @@ COLORS = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#9c6b4e", "#a463f2"]
 
 @dataclass
 class Args:
-    results: list[str] = field(  # a script's last file counts
-        default_factory=lambda: [f"{ROOT}/results/tldr.csv", f"{ROOT}/results/tldr_ippo.csv"]
-    )
+    results: list[str] = field(default_factory=lambda: [f"{ROOT}/results/tldr.csv"])  # a script's last file counts
     output: str = f"{ROOT}/docs/tldr"  # .png and .md are added
     metric: str = "return"
     samples: int = 2000  # of the bootstrap

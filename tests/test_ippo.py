@@ -281,14 +281,15 @@ def test_values_are_float32(script, model_dir):
         assert script.evaluate_tokens(args, agent, [5, 6], [[7, 8]])[2].tolist() == pytest.approx([0.7, 0.7], rel=1e-6)
 
 
-def test_values_start_at_the_first_return(run, model_dir):
-    """Values that start at 0 or at another agent's return, or that each evaluation sets again."""
-    flags = ("--num-iterations", 2, "--eval-every", 1, "--learning-rate", 0.01, "--critic-learning-rate", 1e-30)
-    names = run(SCRIPT, *TOY, "--model", model_dir, "--env", "toy:Selfish", *flags, "--num-turns", 2)
-    starts = [metrics_of(names["run_dir"])[0][f"eval/agent_{i}/return"] for i in range(2)]
-    assert abs(starts[0] - starts[1]) > 0.1
-    for start, paths in zip(starts, names["paths"]):
-        assert {value for path in paths for said in path for value in said.values} == {np.float32(start)}
+def test_values_start_at_the_first_rewards(run, model_dir):
+    """Values that start at 0, or at the return of another turn, or that each iteration sets again."""
+    flags = ("--num-iterations", 2, "--num-turns", 2, "--learning-rate", 0.01, "--critic-learning-rate", 1e-30)
+    names = run(SCRIPT, *TOY, "--model", model_dir, *flags)
+    first = metrics_of(names["run_dir"])[1]
+    starts = [first["train/reward_turn1"] + first["train/reward_turn2"], first["train/reward_turn2"]]
+    speeches = [said for paths in names["paths"] for path in paths for said in path]
+    assert {said.state[0] for said in speeches} == {0, 1} and abs(starts[0] - starts[1]) > 0.1
+    assert all(set(said.values) == {np.float32(starts[said.state[0]])} for said in speeches)
 
 
 def test_equal_returns_have_no_variance_to_explain(run, model_dir, monkeypatch):
