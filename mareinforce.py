@@ -238,8 +238,7 @@ def token_logprobs(agent, prompt, completions, temperature):
     model, cache, logprobs = agent.model, DynamicCache(config=agent.model.config), []
     prompt = torch.tensor([prompt], device=model.device)  # (1, P)
     first = model(prompt, past_key_values=cache, logits_to_keep=1).logits  # (1, 1, V)
-    # completions whose lengths are within a factor of four together, so that there is little padding
-    for _, part in groupby(completions, key=lambda ids: len(ids).bit_length() // 2):
+    for _, part in groupby(completions, key=lambda ids: len(ids).bit_length() // 2):  # within a factor of four
         rows = [torch.tensor(ids, device=model.device) for ids in part]
         target, branch = pad_sequence(rows, batch_first=True), copy.copy(cache)  # (R, C)
         R, C = target.shape
@@ -280,7 +279,7 @@ def rollout(args, env, agents, tasks, generations, joint_mode, temperature):
     nodes = [SimpleNamespace(task_number=number, task=task, **start) for number, task in tasks]
     for t, G in enumerate(generations):
         for node in nodes:
-            prompts = enumerate(env.observe(node.task, node.history))
+            prompts = zip(range(N), env.observe(node.task, node.history), strict=True)
             node.groups = {i: SimpleNamespace(prompt=prompt) for i, prompt in prompts if prompt is not None}
         for i, agent in enumerate(agents):
             complete(args, agent, [node.groups[i] for node in nodes if i in node.groups], G, temperature)
@@ -330,7 +329,8 @@ def terms(split, turns):
                 yield f"agent_{i}/entropy", -sum(map(sum, group.logprobs)) / tokens, tokens  # an estimate, in nats
                 yield f"agent_{i}/completion_length", tokens / G, G
                 yield f"agent_{i}/stopped", np.mean(group.stopped), G
-                yield "zero_variance_groups", np.ptp(group.returns) < 1e-9, 1
+                if G > 1:
+                    yield "zero_variance_groups", np.ptp(group.returns) < 1e-9, 1
             chance = node.weight * len(turns[0]) / len(node.steps)  # given the task
             for step, child in zip(node.steps, node.children):
                 yield f"reward_turn{t}", np.mean(step.reward), chance
@@ -361,7 +361,7 @@ def records(iteration, split, turns, N, most=None):
         if isinstance(x, SimpleNamespace):  # a group
             keys = ("prompt", "completions", "stopped", "returns", "advantages")
             return {key: vars(x)[key] for key in keys if key in vars(x)}
-        return x.tolist() if isinstance(x, np.ndarray) else str(x)
+        return x.tolist() if isinstance(x, (np.ndarray, np.generic)) else str(x)
 
     shown = {node.task_number for node in turns[0][:most]}
     for turn, nodes in enumerate(turns, 1):
@@ -397,7 +397,7 @@ if __name__ == "__main__":
                 words += [f"--{name}", *map(str, values)]
         args = tyro.cli(Args, description=__doc__, args=words + sys.argv[1:])
     N, T, B, G = args.num_agents, args.num_turns, args.num_tasks, args.num_generations
-    tiny = args.model == ["tiny"]
+    tiny = set(args.model) == {"tiny"}
     if args.learning_rate is None:
         args.learning_rate = (4e-4 if tiny else 5e-6) * (10 if args.lora_rank else 1)
     if args.max_new_tokens is None:
@@ -418,7 +418,7 @@ if __name__ == "__main__":
     if devices[0].type == "cuda":
         torch.cuda.set_device(devices[0])
         torch.set_float32_matmul_precision("high")  # TF32, for the output head
-    elif tiny and "OMP_NUM_THREADS" not in os.environ:
+    elif tiny:
         torch.set_num_threads(1)  # so small a model gains little from more threads
     if world_size > 1:
         dist.init_process_group(timeout=timedelta(days=1))  # others wait while one runs tests or saves
@@ -429,7 +429,7 @@ if __name__ == "__main__":
         tracker = import_module("torch.utils.tensorboard" if args.track == "tensorboard" else args.track)
         if args.track != "tensorboard":
             name = os.path.basename(os.path.normpath(run_dir))
-            os.environ.setdefault("WANDB_RUN_ID", name)  # a resumed run goes on there too
+            os.environ["WANDB_RUN_ID"] = name  # a resumed run goes on there too
             tracker.init(project="tutti", name=name, config=asdict(args), resume="allow")
 
     # environment and agents
@@ -446,9 +446,8 @@ if __name__ == "__main__":
         fail(f"--env {args.env}: {error}")
     chosen = np.random.default_rng(0).permutation(len(held_out))[: args.eval_tasks or None]
     eval_tasks = [held_out[k] for k in chosen[rank::world_size]]
-    # the tasks of all iterations, epoch after epoch, each in an order of its own
     epochs = np.tile(range(len(train_tasks)), (args.num_iterations * B // len(train_tasks) + 1, 1))
-    order = np.random.default_rng(args.seed).permuted(epochs, axis=1).flatten()
+    order = np.random.default_rng(args.seed).permuted(epochs, axis=1).flatten()  # of all iterations, shuffled by epoch
     torch.manual_seed(args.seed)  # new adapters are the same in all processes
     shared, places = {}, list(zip(args.model * N, devices * N))[: 1 if args.share_policy else N]
     policies = [load_agent(args, name, device, shared) for name, device in places]
@@ -583,10 +582,12 @@ if __name__ == "__main__":
         metrics |= {"time/iteration": perf_counter() - began, "tokens": sum(gather(tokens))}
 
         # 5 EVALUATE
-        lines, last = list(records(iteration, "train", turns, N, most=2)), iteration == args.num_iterations
+        lines = list(records(iteration, "train", turns, N, most=2))
+        last = iteration == args.num_iterations
         if last or iteration % args.eval_every == 0:
             eval_metrics, eval_lines = evaluate()
-            metrics, lines = metrics | eval_metrics, lines + eval_lines
+            metrics |= eval_metrics
+            lines += eval_lines
         log(metrics, lines)
 
         # 6 CHECKPOINT
