@@ -130,9 +130,8 @@ def load_agent(args, name, device, shared):
     if args.lora_rank:
         shared[name, device] = model
         model = copy.deepcopy(model, {id(p): p for p in model.parameters()})  # new modules, the same weights
-        lora = import_module("peft").LoraConfig
-        form = {"lora_alpha": 2 * args.lora_rank, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
-        model.add_adapter(lora(r=args.lora_rank, **form))
+        form = {"r": args.lora_rank, "lora_alpha": 2 * args.lora_rank, "target_modules": "all-linear"}
+        model.add_adapter(import_module("peft").LoraConfig(task_type="CAUSAL_LM", **form))
         linears = [key for key, module in model.named_modules() if type(module) is torch.nn.Linear]
         tqdm.write(f"{name}: no LoRA for {[key for key in linears if not ('lora_' in key or 'base_layer' in key)]}")
     agent = SimpleNamespace(tokenizer=tokenizer, model=model.eval())  # no dropout, in training either
