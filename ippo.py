@@ -201,7 +201,7 @@ def encode(agent, prompt, max_new_tokens):
     ids = tokenizer(text, add_special_tokens=not tokenizer.chat_template).input_ids
     most = getattr(agent.model.config.get_text_config(), "max_position_embeddings", math.inf)
     if len(ids) + max_new_tokens > most:
-        fail(f"--max-new-tokens: the model reads {most} tokens, and a prompt has {len(ids)} ({prompt!r:.60} ...).")
+        fail(f"--max-new-tokens: lower it, or shorten prompts; one has {len(ids)} tokens, and the model reads {most}.")
     return ids
 
 
@@ -322,7 +322,8 @@ def complete(args, agent, groups, G, temperature):
     prompts, C = [encode(agent, group.prompt, args.max_new_tokens) for group in groups], args.max_new_tokens
     # four times the training batch: sampling keeps only keys and values, not all activations
     size = max(1, 4 * args.max_batch_tokens // (max(map(len, prompts), default=0) + G * C))
-    with agent.autocast:  # one context for all tokens, so that weights are cast once
+    # one context for all tokens, so that weights are cast once; inference mode, faster on a CPU, would cast each time
+    with agent.autocast, torch.inference_mode(not torch.cuda.is_available()):
         drawn = [sample(agent, prompts[k : k + size], G, temperature, C) for k in range(0, len(prompts), size)]
     for group, prompt_ids, pairs in zip(groups, prompts, chain(*drawn)):
         group.prompt_ids, (group.completion_ids, group.logprobs) = prompt_ids, zip(*pairs)
@@ -400,7 +401,7 @@ def terms(split, turns):
             chance = node.weight * len(turns[0]) / len(node.steps)  # given the task
             for step, child in zip(node.steps, node.children):
                 yield f"reward_turn{t}", np.mean(step.reward), chance
-                for name, value in step.parts.items() if child is None else ():  # where the branch ends
+                for name, value in () if child else step.parts.items():  # where the branch ends
                     yield name, value, chance
     for root in turns[0]:
         for i, value in enumerate(root.value):
