@@ -390,7 +390,7 @@ def test_a_prompt_too_long_is_refused_before_training(run, model_dir, tmp_path, 
     prompts = {"c": "\N{SLIGHTLY SMILING FACE}" * 300}  # 1,200 tokens
     monkeypatch.setattr(Letters, "observe", lambda self, task, _: [prompts.get(task["letter"], "long " * 150)] * 2)
     said = refused(run, capsys, SCRIPT, *TOY, "--model", model_dir)
-    assert "1024" in said and prompts["c"][:20] in said and not (tmp_path / "runs").exists()
+    assert "1024" in said and not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("fault", ["prompt", "nan", "nan in ippo", "steps"])
