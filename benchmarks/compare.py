@@ -1,7 +1,7 @@
 """Trains every algorithm script on the sample posts from several seeds, and writes results/*.csv.
 
     python benchmarks/compare.py --seeds 5 --jobs 2
-    python benchmarks/plot.py
+    python benchmarks/plot.py results/tldr.csv
 
 Each run is a process of its own with one thread. A row of results/<env>.csv is one evaluation of a run: script, seed,
 iteration, tokens (sampled by all agents so far), seconds (of training so far), update_seconds (of these, in updates),

@@ -1,5 +1,6 @@
 """Each benchmark starts at its smallest size. What it measures is not checked here."""
 
+import json
 import runpy
 import sys
 
@@ -29,10 +30,17 @@ def test_compare(run, tmp_path):
 
 
 def test_plot(run, tmp_path):
+    """A file of compare.py and a run folder: evaluations at their tokens, runs told apart by their options."""
     pytest.importorskip("matplotlib")
     lines = [f"magrpo,{seed},{tokens},{tokens / 9}" for seed in (1, 2) for tokens in (0, 5, 9)]
     (tmp_path / "rows.csv").write_text("\n".join(["# made up", "script,seed,tokens,return", *lines]))
-    assert "**1.00**" in run("plot", "--results", tmp_path / "rows.csv", "--output", tmp_path / "curves")
+    about = {"script": "ippo.py", "commit": "abc", "args": {"seed": 3, "env_kwargs": {"reward": "plain"}}}
+    (tmp_path / "args.json").write_text(json.dumps(about))
+    metrics = [{"iteration": 0, "eval/return": 0.5}, {"tokens": 4, "train/return": 9}, {"tokens": 8, "eval/return": 2}]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, metrics)))
+    printed = run("plot", tmp_path / "rows.csv", tmp_path, "--output", tmp_path / "curves")
+    assert "| magrpo | return | 2 | 0.00 | **1.00**" in printed
+    assert "| ippo reward plain | return | 1 | 0.50 | **1.62**" in printed  # at 9 of 12 tokens
     assert (tmp_path / "curves.png").exists() and (tmp_path / "curves.md").exists()
 
 
