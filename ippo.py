@@ -83,7 +83,7 @@ class Args:
     gamma: float = 1.0  # discount per turn
     max_grad_norm: float = 1.0  # each agent's gradient is clipped to this norm
     use_separate_critic: bool = False  # a critic with weights of its own, instead of a head on the actor
-    critic_learning_rate: float | None = None  # by default the actor's, or 10 times that for a value head without LoRA
+    critic_learning_rate: float | None = None  # by default the actor's, or 10 times that for a head on it without LoRA
     gae_lambda: float = 1.0  # per token; at 1, A = return - value
     update_epochs: int = 2  # passes over a rollout
     num_minibatches: int = 2  # optimizer steps in each pass
@@ -171,18 +171,16 @@ def load_agent(args, name, device, shared):
     return agent
 
 
-def add_critic(args, agent):
+def add_critic(args, agent, separate):
     """Gives an agent a value for each turn: a linear head on its own hidden states, or on those of a critic."""
     device, hidden_size = agent.model.device, agent.model.get_output_embeddings().weight.shape[1]
     head = torch.nn.Linear(hidden_size, args.num_turns).to(device)
     head.forward = torch.autocast(device.type, enabled=False)(head.forward)  # bfloat16 has three digits
     for p in head.parameters():
         torch.nn.init.zeros_(p)  # the bias is set after the first rollout
-    agent.value_head, agent.critic = head, agent.model
-    added = torch.nn.ModuleList([head])
-    if args.use_separate_critic:
-        agent.critic = copy.deepcopy(agent.model)  # it starts from the actor's weights
-        added.append(agent.critic)
+    agent.value_head = head
+    agent.critic = copy.deepcopy(agent.model) if separate else agent.model  # it starts from the actor's weights
+    added = torch.nn.ModuleList([head, agent.critic] if separate else [head])
     parameters = {f"critic.{key}": p for key, p in added.named_parameters() if p.requires_grad}
     agent.trained |= parameters
     agent.optimizer.add_param_group({"params": list(parameters.values()), "lr": args.critic_learning_rate})
@@ -276,11 +274,11 @@ def continued(model, prompt, completions, **options):
         yield rows, logits, states
 
 
-def evaluate_tokens(args, agent, prompt, completions):
+def evaluate_tokens(args, agent, prompt, critic_prompt, completions):
     """Log-probabilities, entropies and T values of the tokens of completions sorted by length: (2 + T, tokens)."""
-    outputs, critic = [], continued(agent.critic, prompt, completions, logits_to_keep=1)
+    outputs, critic = [], continued(agent.critic, critic_prompt, completions, logits_to_keep=1)
     for rows, logits, hidden in continued(agent.model, prompt, completions):
-        if args.use_separate_critic:
+        if agent.critic is not agent.model:
             hidden = next(critic)[2]
         logprobs = (logits / args.temperature).log_softmax(-1)  # (R, C, V)
         chosen = logprobs.gather(-1, pad_sequence(rows, batch_first=True)[..., None])  # (R, C, 1)
@@ -519,7 +517,7 @@ if __name__ == "__main__":
     shared, places = {}, list(zip(args.model * N, devices * N))[: 1 if args.share_policy else N]
     policies = [load_agent(args, name, device, shared) for name, device in places]
     for agent in policies:
-        add_critic(args, agent)
+        add_critic(args, agent, args.use_separate_critic)
     agents = (policies * N)[:N]  # who plays each seat
     prompts = {}  # agent -> one of its prompts as its model reads it
     for _, task in chain(train_tasks, eval_tasks):  # all first prompts, so that none is found too long in mid-training
@@ -667,8 +665,9 @@ if __name__ == "__main__":
                 for turn, prompt, batch in batches(spoken, args.max_batch_tokens):
                     old = torch.cat([said.old for said in batch], 1)
                     old_logprobs, old_values, advantages, targets = old.to(totals.device)
+                    completions = [said.ids for said in batch]
                     with agent.autocast:
-                        logprobs, entropies, *rest = evaluate_tokens(args, agent, prompt, [said.ids for said in batch])
+                        logprobs, entropies, *rest = evaluate_tokens(args, agent, prompt, prompt, completions)
                     values = rest[turn]
                     logratios = logprobs - old_logprobs
                     ratios = logratios.exp()

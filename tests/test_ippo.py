@@ -259,9 +259,9 @@ def test_values_are_of_the_state_before_the_token(options, separate, script, tmp
     paths = [save_model(tmp_path / f"{seed}", seed, **options) for seed in range(2)]
     actor, critic = map(AutoModelForCausalLM.from_pretrained, paths)
     agent = SimpleNamespace(model=actor, critic=critic if separate else actor, value_head=torch.nn.Linear(32, 3))
-    args = SimpleNamespace(use_separate_critic=separate, temperature=0.7)
+    args = SimpleNamespace(temperature=0.7)
     prompt, completions = [5, 6, 7] * 4, [[8], [8, 9, 10], [8, 9, 11], [8, 12, 10], [3] * 20]
-    outputs = script.evaluate_tokens(args, agent, prompt, completions)
+    outputs = script.evaluate_tokens(args, agent, prompt, prompt, completions)
     values = outputs[2:].split(list(map(len, completions)), 1)  # (T, C) each
     torch.testing.assert_close(values[1], values[2])  # the last token changes no value
     assert (values[1][:, 2] - values[3][:, 2]).abs().min() > 1e-3  # an earlier one does
@@ -274,11 +274,13 @@ def test_values_are_float32(script, model_dir):
     """On CUDA the model runs in bfloat16, where a value of 0.7 is 0.6992, and values are clipped around such."""
     model = AutoModelForCausalLM.from_pretrained(model_dir)
     agent = SimpleNamespace(model=model, trained={}, optimizer=torch.optim.AdamW(model.parameters()))
-    args = SimpleNamespace(use_separate_critic=False, num_turns=1, temperature=1.0, critic_learning_rate=1.0)
-    script.add_critic(args, agent)
+    args = SimpleNamespace(num_turns=1, temperature=1.0, critic_learning_rate=1.0)
+    script.add_critic(args, agent, separate=False)
     agent.value_head.bias.data.fill_(0.7)
     with torch.autocast("cpu", torch.bfloat16):
-        assert script.evaluate_tokens(args, agent, [5, 6], [[7, 8]])[2].tolist() == pytest.approx([0.7, 0.7], rel=1e-6)
+        assert script.evaluate_tokens(args, agent, [5, 6], [5, 6], [[7, 8]])[2].tolist() == pytest.approx(
+            [0.7, 0.7], rel=1e-6
+        )
 
 
 def test_values_start_at_the_first_rewards(run, model_dir):
