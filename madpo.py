@@ -11,8 +11,8 @@ of the pairs are counterfactual: equal but for one agent's answer, so they say w
 gradient is -beta sigmoid(-beta m) times that of log pi_i(y_i) - log pi_i(z_i): the others enter as a number.
 
 With --data the pairs are of a file: the training lines of a run's rollouts.jsonl (by the reward of each turn alone)
-or rows with prompt, chosen and rejected for one agent. Left out on purpose: several passes over a rollout, a division by
-lengths inside m. Sources: DPO, arXiv 2305.18290; the NLL term, arXiv 2404.19733.
+or rows with prompt, chosen and rejected for one agent. Left out on purpose: several passes over a rollout, a division
+by lengths inside m. Sources: DPO, arXiv 2305.18290; the NLL term, arXiv 2404.19733.
 """
 
 import atexit
