@@ -9,6 +9,7 @@ new combination of known pieces.
 
 import itertools
 import random
+import re
 from collections.abc import Iterator
 
 
@@ -509,3 +510,65 @@ def _class_task(task_id: str, filter_name: str, map_name: str, fold_name: str, r
         "methods": methods,
         "surplus": rng.choice(list(methods)) if rng.random() < 0.3 else "",
     }
+
+
+# ---------------------------------------------------------------- answers to imitate
+
+
+def coding_answers(tasks, helpers, seed):
+    """(tasks, answers, flawed answers) for `demonstrated`; tasks are those of envs/coding.py, from coding_tasks.
+
+    A flawed answer is the right one but for one agent's text, which is taken from another task; in half of the cases
+    that task asks for the same function, and at most the split between helper and function differs.
+    """
+
+    def answered(task):
+        if not helpers:
+            return [task["helper"].rstrip() + "\n\n\n" + task["main"]]
+        codes = [re.sub(r"\baux\b", name, task["helper"]) for name in helpers]
+        return [*codes, re.sub(r"\baux\b", helpers[0], task["main"])]
+
+    rng, flawed = random.Random(f"flawed answers {seed}"), []
+    same = {task["entry_point"]: [t for t in tasks if t["entry_point"] == task["entry_point"]] for task in tasks}
+    for task in tasks:
+        answer = answered(task)
+        other = rng.choice(same[task["entry_point"]] if rng.random() < 0.5 else tasks)
+        place = rng.choice([len(answer) - 1, 0])  # the asked function, or the helper that it uses
+        answer[place] = re.sub(rf"\b{other['entry_point']}\b", task["entry_point"], answered(other)[place])
+        flawed.append(answer)
+    return tasks, [answered(task) for task in tasks], flawed
+
+
+def class_answers(rows, tasks, assigned, seed):
+    """(tasks, answers, flawed answers) for `demonstrated`; rows and tasks from class_tasks and envs/classeval.py.
+
+    assigned: (task) -> for each agent the methods that it is to write
+    """
+    answers, flawed, rng = [], [], random.Random(f"flawed answers {seed}")
+    for row, task in zip(rows, tasks):
+        answers.append([])
+        for names in assigned(task):
+            surplus = [row["surplus"]] if names else []
+            methods = [row["methods"][name] for name in task["methods"] if name in [*names, *surplus]]
+            answers[-1].append("\n\n".join(methods))
+    for task, answer in zip(tasks, answers):
+        agent = rng.randrange(min(len(answer), len(task["methods"])))
+        flawed.append([*answer[:agent], rng.choice(answers)[agent], *answer[agent + 1 :]])
+    return tasks, answers, flawed
+
+
+def demonstrated(env, tasks, answers, flawed):
+    """The demonstrations() of an environment, given an answer to each task: list of dict(prompt, completion).
+
+    flawed: for each task a first-turn answer, used with two turns or more: if it fails, a second turn corrects it
+    """
+    histories = [[[]] for _ in tasks]
+    if env.num_turns > 1:
+        steps = env.step([(task, [], answer) for task, answer in zip(tasks, flawed)])
+        histories = [[[]] if step.done else [[], [step]] for step in steps]
+    return [
+        {"prompt": prompt, "completion": code}
+        for task, answer, turns in zip(tasks, answers, histories)
+        for history in turns
+        for prompt, code in zip(env.observe(task, history), answer)
+    ]

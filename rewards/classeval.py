@@ -9,30 +9,15 @@ skeleton of the class; an answer that is not Python, or a class that does not co
     methods that more than one agent wrote / all methods to be written      -1 to 0
 
 Unlike in the published code, a stub (pass, a bare return, raise NotImplementedError) does not count as a written
-method, assigning to a method of the class does, and the class cannot reach the tests; see docs/sandbox.md.
+method, and the class cannot reach the tests; see docs/sandbox.md.
 """
 
-import functools
-import inspect
 from typing import NamedTuple
 
-from rewards import coding_syntax
 from rewards.coding import equal_ones_once, make_score
 from rewards.sandbox import Job, run_tests
 
 WRITTEN, TESTS, DOUBLED = 2.0, 4.0, -1.0
-
-# Appended to the test classes of a task: each test method becomes one assert.
-RUN_TEST_CASES = """
-import unittest.case
-# what a failed test says is not shown, and two long lists would take minutes to compare line by line
-unittest.case.difflib.ndiff, unittest.case.pprint.pformat = (lambda *lines: []), repr
-cases = [c for c in list(globals().values()) if isinstance(c, type) and issubclass(c, unittest.TestCase)]
-for test in [test for case in cases for test in unittest.defaultTestLoader.loadTestsFromTestCase(case)]:
-    result = unittest.TestResult()
-    unittest.TestSuite([test]).run(result)  # which also sets up the class
-    assert result.wasSuccessful() and not result.skipped
-"""
 
 
 class ClassAnswer(NamedTuple):
@@ -63,22 +48,17 @@ def class_rewards(answers, timeout=10.0, allow_unsafe_code=False):
     return [_score(answer, result) for answer, result in zip(answers, results)]
 
 
-@functools.cache
-def _prepare():
-    return inspect.getsource(coding_syntax) + "\nprepare = prepare_class\n"
-
-
 def _job(answer):
     options = {"assigned": answer.assigned, "class_name": answer.class_name, "base": answer.base}
     return Job(
         texts=answer.texts,
-        tests=answer.tests + RUN_TEST_CASES,
+        tests=answer.tests,
         names=answer.names,
-        prepare=_prepare(),
+        prepare="prepare_class",
         options=options,
         examples=answer.examples,
         setup=answer.setup,
-        objects=True,
+        folder=True,
     )
 
 

@@ -1,33 +1,56 @@
 """The reward for a program that several agents write together: helpers, and a function that may call them.
 
 After MAGRPO (Liu et al., 2025), 0 to 4, and 0 to 2.1 for one agent. In the published code, regular expressions take
-the functions out of the texts, and a comment that says "aux(" counts as a call; here syntax trees decide.
+the functions out of the texts, and a comment that says "aux(" counts as a call; here the tests decide.
 
     level                                                                    value
     each helper is defined and returns something                             0.4, shared among them
     the asked function is defined and returns something                      0.6, or else nothing more
     the joint program compiles                                               0.5, or else nothing more
-    tests passed, by assert                                                  0 to 1
-    if at least one assert passed, and all helpers are defined:
-      the asked function calls a helper, and fewer tests pass with stubs     0.5, shared among the helpers
+    tests passed                                                             0 to 1
+    if at least one test passed, and all helpers are defined:
+      the asked function's text names a helper, and fewer pass with stubs    0.5, shared among the helpers
       ... and fewer pass with a helper in place of the asked function        1.0
-      it calls a helper and drops all that comes of it                      -0.5, shared among the helpers
+      it only calls a helper and drops the result, and as many pass         -0.5, shared among the helpers
 
-The last three are ours: in the published formula, a call whose result is thrown away still earns 1.0. Calls are found
-in the syntax tree, so calls by eval() or globals() do not count. To see what a call is worth, the tests run again with
-stubs for the helpers, one kind whose values act as nothing, one that returns its argument, and then with a helper in
-place of the asked function. A call that makes no difference and is not dropped, as in `0 if True else aux(x)`, neither
-earns nor costs. Only a def defines a function: not a lambda, nor another name for a function.
+The last three are ours: in the published formula, a call whose result is thrown away still earns 1.0. What the helpers
+are worth is what the tests lose with the best kind of stubs in their place. So a call that changes no test earns
+nothing, however it looks; but a program that fails on purpose when it meets a stub is not found out.
 """
 
 import functools
-import inspect
 from typing import NamedTuple
 
-from rewards import coding_syntax
 from rewards.sandbox import Job, run_tests
 
 HELPER, MAIN, SYNTAX, TESTS, USES, NO_WRAPPER, IGNORED = 0.4, 0.6, 0.5, 1.0, 0.5, 1.0, -0.5
+
+# A stub raises after so many calls, since a loop that only the helper would end would otherwise run forever.
+STUB = """
+_left_NAME = [None] * 100_000
+def NAME(*arguments, **keywords):
+    _left_NAME.pop()
+    return VALUE
+"""
+# What acts as nothing: empty, false, 0 as a number; adding it or dividing by it changes nothing.
+NOTHING = """
+class _Nothing(str):
+    def itself(self, *_, **keywords): return self
+    def other(self, other, *_): return other
+    def zero(self, *_): return 0
+    def __eq__(self, other): return not other
+    def __ne__(self, other): return bool(other)
+    __hash__ = __index__ = __int__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = zero
+    __call__ = __getattr__ = __getitem__ = __neg__ = __pos__ = __abs__ = __round__ = itself
+    __mul__ = __rmul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = itself
+    __add__ = __radd__ = __sub__ = __rsub__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = other
+    __rtruediv__ = __rfloordiv__ = __rmod__ = __rpow__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = other
+"""
+STUBS = [
+    NOTHING + STUB.replace("VALUE", "_Nothing()"),
+    STUB.replace("VALUE", "True"),  # a condition or a factor that changes nothing
+    STUB.replace("VALUE", "[*arguments, *keywords.values(), None][0]"),  # hands back what the asked function did
+]
 
 
 class Answer(NamedTuple):
@@ -69,67 +92,55 @@ def coding_rewards(answers, timeout=10.0, allow_unsafe_code=False):
     allow_unsafe_code: see rewards/sandbox.py, also for what is raised
 
     Diagnostics in `parts` that are not in the reward: `all_passed` (0 or 1), `passed_share`, and `useful_helper`, the
-    share of tests that pass with the helpers less the share that pass with stubs in their place (the better of the two
-    kinds of stubs): negative if the helper does harm.
+    share of tests that pass with the helpers less the share that pass with stubs: negative if the helpers do harm.
     """
-    results = run_tests([_job(answer) for answer in answers], timeout, allow_unsafe_code)
+    run = functools.partial(run_tests, timeout=timeout, allow_unsafe_code=allow_unsafe_code)
+    results = run([_job(answer) for answer in answers])
     # Without a call, or without a passed test, stubs cannot make the result worse.
-    asked = [i for i, r in enumerate(results) if r.passed and any(r.facts["uses"] + r.facts["ignored"])]
-
-    def again(changes):
-        """Runs answers again, given (answer number, replacement of a function): (answer number, result)."""
-        # With a stub, a loop that the helper ends may run forever; an answer this much slower needs its helper.
-        times = [min(timeout, 1 + 5 * results[i].seconds) for i, _ in changes]
-        found = run_tests([_job(answers[i], **instead) for i, instead in changes], times, allow_unsafe_code)
-        return [(i, result) for (i, _), result in zip(changes, found)]
-
-    without = {}  # answer number -> the better of its results with stubs for all helpers
-    for i, result in again([(i, {"stub": stub}) for i in asked for stub in coding_syntax.STUBS]):
-        without[i] = max(without.get(i, result), result, key=_share)
-    for i in asked:
-        facts, real = results[i].facts, _share(without[i]) < _share(results[i])
-        uses, dropped = facts["uses"], facts["ignored"]
-        facts["called"] = uses  # by its syntax tree, whatever it is worth
-        # If only dropped calls can have made the difference, the helper has changed its argument.
-        facts["uses"] = [real and (use or (drop and not any(uses))) for use, drop in zip(uses, dropped)]
-        facts["ignored"] = [drop and not real for drop in dropped]
-    used = [(i, helper) for i in asked for helper, use in zip(answers[i].helpers, results[i].facts["uses"]) if use]
-    for i, result in again([(i, {"alone": helper}) for i, helper in used]):
-        if _share(result) >= _share(results[i]):
-            results[i].facts["wrapper"] = True
-    return [_score(answer, result, without.get(i)) for i, (answer, result) in enumerate(zip(answers, results))]
-
-
-@functools.cache
-def _prepare():
-    return inspect.getsource(coding_syntax)
+    asked = [i for i, result in enumerate(results) if result.passed and any(result.facts["called"])]
+    stubbed = iter(run([_job(answers[i], stub=stub) for i in asked for stub in STUBS]))
+    without = {i: max(_share(next(stubbed)) for _ in STUBS) for i in asked}
+    useful = [i for i in asked if without[i] < _share(results[i])]
+    named = {i: zip(answers[i].helpers, results[i].facts["called"]) for i in useful}
+    used = [(i, helper) for i in useful for helper, called in named[i] if called]
+    alone = run([_job(answers[i], alone=helper) for i, helper in used])
+    wrappers = {i for (i, _), result in zip(used, alone) if _share(result) >= _share(results[i])}
+    return [_score(answer, results[i], without.get(i), i in wrappers) for i, answer in enumerate(answers)]
 
 
 def _job(answer, **instead):
     options = {"helpers": answer.helpers, "entry_point": answer.entry_point, "prelude": answer.prelude, **instead}
     # with the examples each time: by the number of its calls, a program could tell whether a stub is in place
-    return Job(answer.texts, answer.tests, answer.names, _prepare(), options, answer.examples, answer.setup)
+    return Job(answer.texts, answer.tests, answer.names, "prepare", options, answer.examples, answer.setup)
 
 
 def _share(result):
     return result.passed / result.total  # 0 for what does not compile
 
 
-def _score(answer, result, without):
-    facts = {"defined": [False] * len(answer.texts), "syntax": False, "uses": [], "ignored": [], "wrapper": False}
-    facts |= {"errors": [""] * len(answer.texts), "error": result.reason, "called": [False] * len(answer.helpers)}
+def _score(answer, result, without, wrapper):
+    """without: the share of tests that pass with stubs; None if these were not tried."""
+    count = len(answer.helpers)
+    facts = {"defined": [False] * len(answer.texts), "syntax": False, "called": [False] * count}
+    facts |= {"ignored": [False] * count, "errors": [""] * len(answer.texts), "error": result.reason}
     facts |= result.facts  # empty if reading the text killed the process
     *helpers_defined, main_defined = facts["defined"]
-    share, count = _share(result), len(answer.helpers)
+    share = _share(result)
+    useful = without is not None and without < share
+    # A helper whose result is dropped did something only if no other helper can have made the difference.
+    kept = [called and not ignored for called, ignored in zip(facts["called"], facts["ignored"])]
+    facts["uses"] = [useful and use for use in (kept if any(kept) else facts["called"])]
+    facts["ignored"] = [ignored and not useful for ignored in facts["ignored"]]
+    facts["wrapper"] = wrapper
     levels = {"helper_defined": HELPER * sum(helpers_defined) / count} if count else {}
     levels |= {"main_defined": MAIN * main_defined, "syntax": SYNTAX * facts["syntax"], "tests": TESTS * share}
     diagnostics = {}
     if count:
         paid = result.passed > 0 and all(helpers_defined)
         levels["uses_helper"] = paid * USES * sum(facts["uses"]) / count
-        levels["no_wrapper"] = paid * NO_WRAPPER * (any(facts["uses"]) and not facts["wrapper"])
+        levels["no_wrapper"] = paid * NO_WRAPPER * (useful and not wrapper)
         levels["ignored"] = 0 + paid * IGNORED * sum(facts["ignored"]) / count  # never -0.0
-        diagnostics["useful_helper"] = share - _share(without) if without else 0.0
+        diagnostics["useful_helper"] = 0.0 if without is None else share - without
     return make_score(levels, diagnostics, facts, answer.examples, result)
 
 

@@ -11,12 +11,15 @@ import pathlib
 import runpy
 import signal
 import sys
+import tempfile
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
+cache = tempfile.TemporaryDirectory()
+os.environ["XDG_CACHE_HOME"] = cache.name  # verdicts on data sets are found anew
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCRIPTS = sorted(path for path in ROOT.glob("*.py") if "# 1 ROLLOUT" in path.read_text())  # none can be missed
 CRITIC_FREE = [path for path in SCRIPTS if "# >>> ALGORITHM" in path.read_text()]

@@ -4,9 +4,7 @@ import random
 
 import pytest
 
-import rewards.classeval
-import rewards.coding
-from envs import make, samples
+from envs import samples
 
 
 def composition(entry_point):
@@ -49,16 +47,6 @@ def test_compositions_are_disjoint_whatever_the_seed_and_their_pairs_are_known(h
             assert {c[:drop] + c[drop + 1 :] for c in other} <= pairs
 
 
-def test_posts_are_distinct_and_shaped_like_the_public_set():
-    posts = samples.posts("train", 200, 0)
-    assert len({p["prompt"] for p in posts}) > 195
-    for post in posts:
-        assert set(post) == {"prompt", "completion"}
-        assert post["prompt"].startswith("SUBREDDIT: r/") and post["prompt"].endswith("TL;DR:")
-        assert "\n\nTITLE: " in post["prompt"] and "\n\nPOST: " in post["prompt"]
-        assert "{" not in post["prompt"] + post["completion"]
-
-
 def test_demonstrations_come_in_all_lengths_and_repeat_facts_of_the_post():
     rows = samples.demonstrated_posts(200, 2, 0)
     counts = {sum(text.count(end) for end in ".?") for row in rows for text in row["demonstrations"]}
@@ -67,17 +55,6 @@ def test_demonstrations_come_in_all_lengths_and_repeat_facts_of_the_post():
     for row in rows:
         for text in row["demonstrations"]:
             assert all(fact in row["prompt"] for fact in facts if fact in text)
-
-
-def test_demonstrated_abstracts_are_train_tasks_and_keep_to_their_facts():
-    rows = samples.demonstrated_abstracts(200, 2, 0)
-    lists = samples.METHODS, samples.OBSTACLES, samples.FIELDS, samples.FINDINGS, samples.CHECKS
-    for row in rows:
-        assert set(row) == {"article_id", "abstract_text", "demonstrations"}
-        assert samples._split_of(*map(list.index, lists, abstract_composition(row["abstract_text"]))) == "train"
-        for text in row["demonstrations"]:
-            assert 7 <= text.count(".") <= 14 and "{" not in text
-            assert all(fact in row["abstract_text"] for facts in lists for fact in facts if fact in text)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -126,39 +103,3 @@ def test_docstring_examples_are_true():
         exec(task["prompt"] + task["canonical_solution"], names)
         examples = doctest.DocTestParser().get_doctest(names[task["entry_point"]].__doc__, names, "task", None, 0)
         assert len(examples.examples) == 2 and doctest.DocTestRunner(verbose=False).run(examples).failed == 0
-
-
-def test_two_thirds_call_the_helper_and_conventions_differ():
-    tasks = samples.coding_tasks("train", 1000, 0)
-    assert 0.6 < sum("aux(" in t["main"] for t in tasks) / 1000 < 0.7
-    assert all("def aux" not in t["main"] and t["helper"].count("def ") == 1 for t in tasks)
-    assert {t["helper"].split("\n")[0] for t in tasks} == {"def aux(x):", "def aux(numbers):"}
-    assert any("if aux(x)" in t["main"] for t in tasks) and any("[aux(x)" in t["main"] for t in tasks)
-
-
-def test_unknown_split():
-    with pytest.raises(ValueError, match="split"):
-        samples.posts("dev", 1, 0)
-    with pytest.raises(ValueError, match="split"):
-        samples.coding_tasks("dev", 1, 0)
-    with pytest.raises(ValueError, match="split"):
-        samples.abstracts("dev", 1, 0)
-
-
-@pytest.mark.parametrize("name", ["humaneval", "classeval"])
-def test_equal_answers_of_a_batch_are_run_once(name, monkeypatch):
-    env, run_tests, jobs = make(name, num_agents=1), rewards.coding.run_tests, []
-
-    def counted(batch, *args):
-        jobs.extend(batch)
-        return run_tests(batch, *args)
-
-    monkeypatch.setattr(rewards.coding, "run_tests", counted)
-    monkeypatch.setattr(rewards.classeval, "run_tests", counted)
-    one, two = env.tasks("train")[:2]
-    right = next(d["completion"] for d in env.demonstrations() if d["prompt"] == env.observe(one, [])[0])
-    branches = [(one, [], [right]), (two, [], [right]), (one, [], [right]), (one, [], ["nothing"]), (one, [], [right])]
-    steps = env.step(branches)
-    assert len(jobs) == 3
-    assert [step.reward for step in steps] == [env.step([branch])[0].reward for branch in branches]
-    assert steps[0].reward > max(steps[1].reward, steps[3].reward)

@@ -1,6 +1,5 @@
 """The tldr and arxiv rewards against numbers worked out by hand."""
 
-import itertools
 import random
 
 import pytest
@@ -12,7 +11,6 @@ from rewards.writing import (
     TRANSITIONS,
     ladder_reward,
     pair_reward,
-    ramp,
     transition_categories,
 )
 
@@ -28,9 +26,10 @@ def text(num_words, first=0, num_chars=None):
 
 
 def test_structure_bounds_are_inclusive():
-    for n, expected in ((7, 0.0), (8, 0.5), (256, 0.5), (257, 0.0)):
-        assert pair_reward(text(n), text(20))[1]["structure"] == expected
-        assert pair_reward(text(20), text(n))[1]["structure"] == expected
+    for scale, fewest, other in (TLDR, 8, 20), (ARXIV, 128, 200):
+        for n, expected in ((fewest - 1, 0.0), (fewest, 0.5), (256, 0.5), (257, 0.0)):
+            assert pair_reward(text(n), text(other), scale)[1]["structure"] == expected
+            assert pair_reward(text(other), text(n), scale)[1]["structure"] == expected
 
 
 @pytest.mark.parametrize(
@@ -103,11 +102,6 @@ def test_phrases_are_whole_words():
     assert len(TRANSITIONS) == 12
 
 
-def test_white_space_buys_no_length():
-    tight, loose = text(16), text(16).replace(" ", " \n ")
-    assert pair_reward(text(8), tight) == pair_reward(text(8), loose)
-
-
 GREEK = "epsilon omicron upsilon lambda alpha gamma delta sigma"
 CONNECTORS = (
     "moreover namely basically therefore however first indeed overall likewise although whether meanwhile "
@@ -134,31 +128,6 @@ def test_grounded_weight():
         assert parts["grounded"] == len(source.split()) / 24
 
 
-def test_stop_words_and_repetition_are_no_way_around_grounded():
-    fill = sorted(STOP_WORDS)[:14]
-    one, two = text(8), " ".join([text(8), *fill])  # 16 content words of 30
-    plain, parts = pair_reward(one, two, source=text(8))
-    assert (parts["content"], parts["repetition"]) == (16 / 30, 0)
-    assert pair_reward(one, two, source=text(8), grounded=True)[0] == plain
-    few = pair_reward(" ".join([text(1), *fill[:7]]), " ".join([text(2), *fill]), source=text(8), grounded=True)[1]
-    assert few["content"] == 3 / 24 and few["length"] == pytest.approx(3 / 24 / 0.3)
-    dots = pair_reward(text(2) + " ." * 18, text(5) + " ." * 45, source=text(8), grounded=True)[1]
-    assert dots["grounded"] == 1 and dots["content"] == 7 / 70 and 0 < dots["length"] < 0.34
-    again = pair_reward(text(8), text(4) + " " + " ".join([text(3)] * 4), source=text(8), grounded=True)[1]
-    # of the second text's 14 runs of three words eight were there before, and of its 16 words 12
-    assert again["repetition"] == pytest.approx((0 + 8 / 14) / 2) and again["content"] == (8 + 4) / 24
-    assert again["length"] == pytest.approx(1 - 8 / 28)
-
-
-def test_few_words_in_every_order_are_no_way_around_grounded():
-    orders = [" ".join(order) for order in itertools.permutations(text(6).split())]
-    one, two = " ".join(orders[:23]), " ".join(orders[23:47])  # 138 and 144 words
-    plain, grounded = (pair_reward(one, two, ARXIV, text(6), grounded=g)[0] for g in (False, True))
-    content = (6 + 6) / 282
-    repetition = pair_reward(one, two, ARXIV, text(6))[1]["repetition"]
-    assert plain > 2.5 and grounded == pytest.approx(0.5 + (plain - 0.5) * content / 0.3 * (1 - repetition))
-
-
 def test_rouge_and_repetition():
     _, parts = pair_reward("a cat sat on the mat all day", "x " * 10, reference="a dog sat all night")
     # shared: a, sat, all: 2 * 3 / (8 + 5); the second text shares nothing
@@ -171,13 +140,6 @@ def test_rouge_and_repetition():
     assert pair_reward("two words", "")[1]["repetition"] == 0  # too short for a run of three
 
 
-def test_words_differ_by_letters_alone():
-    """Not by case, punctuation, or the kind of an apostrophe; an underscore parts them."""
-    _, parts = pair_reward("BIG_dog, can’t", "big dog", source="Big. Dog!")
-    assert parts["grounded"] == 1 and parts["content"] == 4 / 5  # can't is a stop word
-    assert pair_reward("a b c A, B. C!", "")[1]["repetition"] == 1 / 4 / 2
-
-
 def test_ladder_is_the_mean_over_neighbours():
     a, b, c = text(8), text(16), text(20)
     assert pair_reward(a, b)[0] != pair_reward(b, c)[0]
@@ -186,10 +148,6 @@ def test_ladder_is_the_mean_over_neighbours():
     assert parts["length"] == pytest.approx((pair_reward(a, b)[1]["length"] + pair_reward(b, c)[1]["length"]) / 2)
     with pytest.raises(ValueError, match="two texts"):
         ladder_reward([a])
-
-
-def test_ramp():
-    assert [ramp(x, 0, 1, 2, 4) for x in (-0.1, 0, 0.5, 1, 2, 3, 4, 4.1)] == [None, 0, 0.5, 1, 1, 0.5, 0, None]
 
 
 def test_any_text_is_allowed_and_the_reward_stays_in_range():
@@ -208,12 +166,6 @@ def test_any_text_is_allowed_and_the_reward_stays_in_range():
 
 
 # ---------------------------------------------------------------- arxiv
-
-
-def test_arxiv_structure_bounds_are_inclusive():
-    for n, expected in ((127, 0.0), (128, 0.5), (256, 0.5), (257, 0.0)):
-        assert pair_reward(text(n), text(200), ARXIV)[1]["structure"] == expected
-        assert pair_reward(text(200), text(n), ARXIV)[1]["structure"] == expected
 
 
 @pytest.mark.parametrize(
@@ -287,10 +239,3 @@ def test_arxiv_looks_for_transitions_in_both_texts():
     assert parts["transitions"] == 0
     _, parts = pair_reward(text(8) + " moreover", text(17, first=50), TLDR)  # where only the second text counts
     assert parts["transitions"] == 0
-
-
-def test_arxiv_maximum():
-    phrases = " ".join(phrases[0] for phrases in TRANSITIONS.values())
-    reward, parts = pair_reward(f"{text(140)} {phrases}", f"{text(140, first=70)} {phrases}", ARXIV)
-    assert parts["transitions"] == 12
-    assert reward == pytest.approx(0.5 + 1 + 0.5 + 0.4 * 0.95 + 0.6)

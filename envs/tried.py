@@ -1,0 +1,155 @@
+"""Which tasks of a data set can be trained on: a reference solution passes the tests, and trivial answers do not."""
+
+import ast
+import doctest
+import hashlib
+import json
+import os
+import tempfile
+import warnings
+
+from rewards.sandbox import Job, run_tests
+
+# What the trivial answers return: a constant, or their first argument. An object equal to everything is none of them:
+# the sandbox lets no object of an answer's be equal to another.
+TRIVIAL = ["None", "True", "False", "0", "1", "''", "[]", "{}", "[*arguments, None][0]"]
+# Runs in a grader, beside the tests: the trivial answers are ours, so they need no process of their own.
+TRIAL = """
+import unittest
+
+def passes(returned, number):
+    space = {"__name__": "tests"}
+    trivial = f"{BOUND} = lambda *arguments, **named: {returned}"
+    try:
+        for source in (BASE, trivial, TESTS[number]):
+            exec(source, space)
+    except BaseException:
+        return False
+    cases = [c for c in space.values() if isinstance(c, type) and issubclass(c, unittest.TestCase)]
+    suite = unittest.TestSuite(map(unittest.defaultTestLoader.loadTestsFromTestCase, cases))
+    suite.run(outcome := unittest.TestResult())
+    return outcome.wasSuccessful()
+"""
+RULES = 1  # counts the changes of what is tried
+
+
+def tried(rows, parse, answer, score, limits):
+    """For each row its task, or why it cannot be used: its reference and trivial answers are run once.
+
+    parse: (row) -> task, with examples and, to be tried: asserts (its tests one by one, or as a whole), reference (the
+        text of a single agent, or None), others (what `answer` takes beside it), trivial (what trivial answers
+        return), base (source before these) and bound (what is bound to them)
+    answer: (task, texts, others) -> what `score` takes a list of
+    score: (answers, *limits) -> list of Score
+
+    Left out: a row that does not parse, whose reference fails, or whose tests a trivial answer passes. Of several
+    asserts one is to be shown and not scored: the first without which no trivial answer passes. What `trivial` holds
+    beyond TRIVIAL, such as the constants of the asserts, is only a preference.
+    """
+    tasks = []
+    for row in rows:
+        try:
+            with warnings.catch_warnings(action="ignore"):  # some regular expressions in the benchmarks are not raw
+                tasks.append(parse(row))
+        except Exception as error:  # including the parser's MemoryError and RecursionError
+            tasks.append(f"{type(error).__name__}: {error}".splitlines()[0][:200])
+    sound = [task for task in tasks if isinstance(task, dict)]
+    verdicts = iter(_remembered([RULES, limits, sound], lambda: _verdicts(sound, answer, score, limits)))
+    return [task if isinstance(task, str) else _finished(task, *next(verdicts)) for task in tasks]
+
+
+def _finished(task, fault, examples, shown):
+    """The task with the examples that hold; an assert that is shown stands in what agents read, not in the tests."""
+    if shown is not None:
+        source, rest = task["asserts"][shown], task["asserts"][:shown] + task["asserts"][shown + 1 :]
+        problem = f"{task['problem']}\nExample: {source.strip()}"
+        return fault or {**task, "problem": problem, "examples": [source], "tests": "\n".join(rest)}
+    return fault or {**task, "examples": examples}
+
+
+def _verdicts(tasks, answer, score, limits):
+    """For each task: why it cannot be used or "", its examples that hold, the number of the assert to show or None."""
+    solved = [place for place, task in enumerate(tasks) if task["reference"] is not None]
+    answers = [answer(tasks[place], [tasks[place]["reference"]], tasks[place]["others"]) for place in solved]
+    findings = {place: found.findings for place, found in zip(solved, score(answers, *limits))}
+    verdicts = []
+    for place, (task, trial) in enumerate(zip(tasks, run_tests(map(_trial, tasks), *limits))):
+        found = findings.get(place, {"reason": "", "examples": []})
+        shown, passing = _shown(task, [what == "" for what in trial.examples])
+        fault = found["reason"] and f"its reference solution fails: {found['reason'].splitlines()[0]}"
+        fault = fault or (passing and f"an answer that returns {passing} passes its tests")
+        fault = fault or (trial.reason and f"its tests do not get on with trivial answers: {trial.reason}")
+        wrong = [source for source, _ in found["examples"]]
+        verdicts.append([fault, [source for source in task["examples"] if source not in wrong], shown])
+    return verdicts
+
+
+def _trial(task):
+    """The job whose examples are: this trivial answer passes this assert."""
+    known = f"BASE, BOUND, TESTS = {task['base']!r}, {task['bound']!r}, {task['asserts']!r}\n"
+    asked = [f"assert passes({value!r}, {k})" for value in task["trivial"] for k in range(len(task["asserts"]))]
+    return Job([""], "assert passes", [], examples=asked, setup=known + TRIAL, folder=True)
+
+
+def _shown(task, held):
+    """(the first assert without which no trivial answer passes; what one returns that passes whatever is shown)."""
+    count, passing = len(task["asserts"]), []
+    for values in task["trivial"], task["trivial"][: len(TRIVIAL)]:  # rather also without further constants
+        for shown in range(count) if count > 1 else [None]:
+            scored = [k for k in range(count) if k != shown]
+            passing = [v for place, v in enumerate(values) if all(held[place * count + k] for k in scored)]
+            if not passing:
+                return shown, ""
+    return None, passing[0]
+
+
+def _remembered(key, find):
+    """find(), or what it gave when it was first asked with this key on this machine.
+
+    So a run and its resume, and the processes of a run, have the same tasks, also where a reference is out of time
+    now and then. Where nothing can be written, it is found anew each time.
+    """
+    cache = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tutti")
+    path = os.path.join(cache, f"verdicts-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:20]}.json")
+    if not os.path.exists(path):
+        print(f"tries the references and trivial answers of {len(key[-1])} tasks; the verdicts are kept in {path}")
+        found = find()
+        try:
+            os.makedirs(cache, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=cache) as file:
+                json.dump(found, file)
+                file.flush()
+                os.link(file.name, path)  # whole or not at all; fails if another process was first
+        except FileExistsError:
+            pass
+        except OSError:
+            return found
+    with open(path) as file:
+        return json.load(file)
+
+
+def example_asserts(docstring, after_all=False):
+    """The >>> examples of a docstring that show a value, as asserts; [] if doctest cannot parse the docstring.
+
+    Each assert comes after the earlier examples that show no value, such as `x = [1, 2]`; with `after_all`, after all
+    earlier examples. Examples whose output is not a Python value, such as a traceback or prose, are left out.
+    """
+    asserts, before = [], []
+    try:
+        examples = doctest.DocTestParser().get_examples(docstring)
+    except ValueError:  # a line with no blank after >>>, or with another indentation
+        return []
+    for source, want in ((example.source.strip(), example.want.strip()) for example in examples):
+        try:
+            if want:
+                ast.literal_eval(want)
+                # without a trailing comment, which would hide the comparison
+                value, worth = (ast.parse(text, mode="eval").body for text in (source, want))
+                said, is_call = ast.get_source_segment(source, value), isinstance(value, ast.Call)
+                claim = f"{said if is_call else f'({said})'} == {ast.get_source_segment(want, worth)}"
+                asserts.append("\n".join([*before, f"assert {claim}"]))
+            if ast.parse(source).body and (after_all or not want):
+                before.append(source)
+        except (SyntaxError, ValueError):
+            continue
+    return asserts
