@@ -129,7 +129,8 @@ def _score(answer, result, without, wrapper):
     useful = without is not None and without < share
     # A helper whose result is dropped did something only if no other helper can have made the difference.
     kept = [called and not ignored for called, ignored in zip(facts["called"], facts["ignored"])]
-    facts["uses"] = [useful and use for use in (kept if any(kept) else facts["called"])]
+    # where no test passed, no stub was tried: then a call is taken for a use
+    facts["uses"] = [(useful or without is None) and use for use in (kept if any(kept) else facts["called"])]
     facts["ignored"] = [ignored and not useful for ignored in facts["ignored"]]
     facts["wrapper"] = wrapper
     levels = {"helper_defined": HELPER * sum(helpers_defined) / count} if count else {}

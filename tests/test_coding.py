@@ -161,6 +161,8 @@ def test_feedback_names_the_agent_that_broke_the_program_and_the_example_that_fa
     assert {*wrong.findings} == {*broken.findings} == keys | {"passed", "total", "reason", "examples"}
     assert [bool(error) for error in broken.findings["errors"]] == [True, False] and broken.findings["error"]
     assert wrong.findings["examples"] == [(shown[1], "returned 0")] and wrong.reward == 4.0
+    (failing,) = scores(["def aux(x):\n    return None or x + 5\n", USER.replace("sum", "str")])
+    assert failing.findings["passed"] == 0 and failing.findings["uses"] == [True]  # no stub was tried
 
 
 # How an answer is read
