@@ -6,8 +6,8 @@
     L = - log sigmoid(beta m) - nll_coef * sum_i log pi_i(y_i | x_i) / length of y_i
 
 At a node of the rollout tree joint answer y has a higher return than z, as a mean over agents. Agents write on their
-own given their prompts x_i, so a joint log-probability is the sum of theirs; ref_i is what agent i started from. Half
-of the pairs are counterfactual: equal but for one agent's answer, so they say what that answer was worth. Agent i's
+own given their prompts x_i, so a joint log-probability is the sum of theirs; ref_i is what agent i started from. In
+cross, half of the pairs or more are counterfactual: equal but for one agent's answer, which they judge. Agent i's
 gradient is -beta sigmoid(-beta m) times that of log pi_i(y_i) - log pi_i(z_i): the others enter as a number.
 
 With --data the pairs are of a file: the training lines of a run's rollouts.jsonl (by the reward of each turn alone)
@@ -258,18 +258,20 @@ def token_logprobs(agent, prompt, completions, temperature):
 def log_likelihoods(args, agent, group):
     """Log-probabilities of a group's whole completions: (G,)."""
     order = sorted(range(len(group.completion_ids)), key=lambda g: len(group.completion_ids[g]))
-    with agent.autocast:
-        completions = [group.completion_ids[g] for g in order]
-        logprobs = token_logprobs(agent, group.prompt_ids, completions, args.temperature)
+    size = max(1, (args.max_batch_tokens - len(group.prompt_ids)) // len(group.completion_ids[order[-1]]))
     totals = np.zeros(len(order))
-    totals[order] = [values.sum().item() for values in logprobs]
+    for k in range(0, len(order), size):
+        completions = [group.completion_ids[g] for g in order[k : k + size]]
+        with agent.autocast:
+            logprobs = token_logprobs(agent, group.prompt_ids, completions, args.temperature)
+        totals[order[k : k + size]] = [values.sum().item() for values in logprobs]
     return totals
 
 
 def choose_pairs(joint, returns, most):
     """Indices of the better and the worse joint action of up to `most` pairs: (P,), (P,).
 
-    joint: (J, agents that speak), returns: (J,). Up to half of the pairs differ in one agent's answer only.
+    joint: (J, agents that speak), returns: (J,). Half or more differ in one agent's answer only, if there are such.
     """
     gaps = returns[:, None] - returns  # (J, J)
     gaps[gaps < 1e-6 * np.abs(returns).max()] = 0  # also rounding errors
@@ -292,12 +294,14 @@ def node_of(args, agents, line, weight):
     node = SimpleNamespace(weight=weight, joint=line["joint"], groups={})
     node.steps = [SimpleNamespace(reward=reward) for reward in line["rewards"]]
     node.children = [None] * len(node.steps)
-    for i, (agent, said) in enumerate(zip(agents, line["agents"], strict=True)):
+    if len(line["agents"]) != len(agents):
+        fail("--num-agents: give the number of those in the lines of --data.")
+    for i, (agent, said) in enumerate(zip(agents, line["agents"])):
         if said:
             group = SimpleNamespace(prompt_ids=encode(agent, said["prompt"], args.max_new_tokens), completion_ids=[])
             for text, stopped in zip(said["completions"], said["stopped"]):
                 ids = agent.tokenizer(text, add_special_tokens=False).input_ids
-                group.completion_ids.append(ids + agent.stop_ids[:1] if stopped or not ids else ids)
+                group.completion_ids.append([*ids, agent.tokenizer.eos_token_id] if stopped or not ids else ids)
             node.groups[i] = group
     return node
 
@@ -496,7 +500,6 @@ if __name__ == "__main__":
         train_tasks, held_out = (list(enumerate(env.tasks(split))) for split in ("train", args.eval_split))
     except (ModuleNotFoundError, ValueError) as error:  # envs raises the last with one sentence
         fail(f"--env {args.env}: {error}")
-    observed = train_tasks + held_out
     if args.data:
         with open(args.data) as file:
             train_tasks = [(k, json.loads(line)) for k, line in enumerate(file)]
@@ -511,9 +514,14 @@ if __name__ == "__main__":
     shared, places = {}, list(zip(args.model * N, devices * N))[: 1 if args.share_policy else N]
     policies = [load_agent(args, name, device, shared) for name, device in places]
     agents = (policies * N)[:N]  # who plays each seat
-    references = ([load_agent(args, *place, shared) for place in places] * N)[:N]  # never trained
+    frozen = {place: load_agent(args, *place, shared) for place in dict.fromkeys(places)}  # what they start from
+    references = [frozen[place] for place in (places * N)[:N]]
     prompts = {}  # agent -> one of its prompts as its model reads it
-    for _, task in observed:  # all first prompts, so that none is found too long in mid-training
+    for _, line in train_tasks if args.data else ():
+        node_of(args, agents, line, 1.0)
+    for _, task in chain(
+        [] if args.data else train_tasks, eval_tasks
+    ):  # all first prompts, so that none is found too long in mid-training
         for i, prompt in enumerate(env.observe(task, [])):
             if prompt is not None:
                 prompts[i] = agents[i].tokenizer.decode(encode(agents[i], prompt, args.max_new_tokens))
@@ -584,7 +592,7 @@ if __name__ == "__main__":
             json.dump(about, file, indent=2)
         if args.track == "tensorboard":
             writer = tracker.SummaryWriter(run_dir)
-        atexit.register(print, f"once it has a checkpoint, go on by: python {sys.argv[0]} --resume {run_dir}")
+        atexit.register(print, f"the run is in {run_dir}; --resume {run_dir} goes on from its last checkpoint")
     if before:
         log(*before)
     signal(SIGINT, on_signal)
@@ -598,28 +606,28 @@ if __name__ == "__main__":
             turns, metrics = [[node_of(args, agents, line, 1 / len(tasks)) for _, line in tasks]], {}
         else:
             turns = rollout(args, env, agents, tasks, [G] * T, args.joint_mode, args.temperature)
-            metrics = summarize("train", turns) | {"time/rollout": perf_counter() - began}
+            metrics = summarize("train", turns)
+        metrics["time/rollout"] = perf_counter() - began
 
         # 2 PREFERENCES: pairs of joint answers, and what each completion gains by them
-        nodes = list(chain(*turns))
-        rows = [np.zeros((0, 7))]
+        nodes, logged = list(chain(*turns)), []
         for node in nodes:
             joint = np.array(node.joint)[:, list(node.groups)]  # (J, agents that speak)
             returns = np.array([np.mean(step.reward) for step in node.steps])  # (J,)
-            returns += [args.gamma * child.value.mean() if child else 0.0 for child in node.children]
+            for j, child in enumerate(node.children):
+                if child:
+                    returns[j] += args.gamma * child.value.mean()
             better, worse = choose_pairs(joint, returns, args.num_pairs)  # (P,), (P,)
-            totals = np.zeros((3, len(joint)))  # of joint answers: log pi, log pi - log ref, length
+            total, drift, length = np.zeros((3, len(joint)))  # of joint answers: log pi, log pi - log ref, tokens
             for (i, group), member in zip(node.groups.items(), joint.T):
                 group.lengths = np.array(list(map(len, group.completion_ids)))  # (G,)
                 own = log_likelihoods(args, agents[i], group)
-                reference = log_likelihoods(args, references[i], group)
-                totals += np.stack([own, own - reference, group.lengths])[:, member]
-            margins = args.beta * (totals[1, better] - totals[1, worse])  # (P,), beta m
-            right, wrong = np.logaddexp(0, -margins), np.logaddexp(0, margins)  # -log sigmoid of both
-            smooth = args.label_smoothing
-            losses = (1 - smooth) * right + smooth * wrong
-            gains = (1 - smooth) * np.exp(-wrong)  # -dL/d(beta m)
-            gains -= smooth * np.exp(-right)
+                total += own[member]
+                drift += (own - log_likelihoods(args, references[i], group))[member]
+                length += group.lengths[member]
+            margins = args.beta * (drift[better] - drift[worse])  # (P,), beta m
+            losses = np.logaddexp(0, -margins)  # -log sigmoid
+            gains = 1 - np.exp(-losses) - args.label_smoothing  # -dL/d(beta m)
             for group, member in zip(node.groups.values(), joint.T):
                 size = len(group.completion_ids)
                 gained = np.bincount(member[better], gains, size)  # (G,)
@@ -627,16 +635,15 @@ if __name__ == "__main__":
                 liked = np.bincount(member[better], minlength=size) / group.lengths
                 group.advantages = args.beta * (gained - lost) + args.nll_coef * liked
                 group.advantages /= max(1, len(better))  # a mean over pairs
-            columns = [losses, margins, margins > 0]
-            columns += [totals[0, better], totals[0, worse]]
-            columns += [totals[2, better], totals[2, worse]]
-            rows.append(np.stack(columns, 1))
-        rows = np.concatenate(gather(np.concatenate(rows)))  # of all pairs
-        names = ["preference_loss", "margin", "accuracy"]
-        names += ["chosen_logprob", "rejected_logprob", "chosen_length", "rejected_length"]
-        if len(rows):
-            for name, value in zip(names, rows.mean(0)):
-                metrics[f"train/{name}"] = value
+            losses += args.label_smoothing * margins
+            logged.append({"preference_loss": losses, "margin": margins, "accuracy": margins > 0})
+            for name, values in (("logprob", total), ("length", length)):
+                logged[-1] |= {f"chosen_{name}": values[better], f"rejected_{name}": values[worse]}
+        logged = list(chain(*gather(logged)))
+        for name in logged[0]:
+            values = np.concatenate([pairs[name] for pairs in logged])
+            if len(values):
+                metrics[f"train/{name}"] = values.mean()
 
         # 3 UPDATE: one optimizer step for each policy
         tokens = 0

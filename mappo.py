@@ -203,10 +203,13 @@ def encode(agent, prompt, max_new_tokens):
 
 
 def joint_ids(args, env, agent, i, task, history, prompts):
-    """Token ids that agent i's critic reads: the others' prompts, or the environment's state; then its own prompt."""
+    """Token ids that agent i's critic reads: the others' prompts, or the environment's state; then its own prompt.
+
+    prompts: dict, agent -> text, or None if it is silent. With one agent there is only its own, as the agent reads it.
+    """
     state = getattr(env, "state", None)  # optional in an environment; agents need not see it
     texts = [state(task, history)] if state else []
-    for k, text in enumerate(prompts):
+    for k, text in prompts.items():
         if not state and k != i and text is not None:
             texts.append(f"Agent {k} reads:\n{text}")
     return encode(agent, "\n\n".join([*texts, prompts[i]]), args.max_new_tokens)
@@ -533,7 +536,7 @@ if __name__ == "__main__":
         for i, prompt in enumerate(env.observe(task, [])):
             if prompt is not None:
                 prompts[i] = agents[i].tokenizer.decode(encode(agents[i], prompt, args.max_new_tokens))
-                joint_ids(args, env, agents[i], i, task, [], env.observe(task, []))
+                joint_ids(args, env, agents[i], i, task, [], dict(enumerate(env.observe(task, []))))
     if args.resume:
         state = torch.load(f"{run_dir}/state.pt", map_location="cpu")
         if [agent.trained.keys() for agent in policies] != [weights.keys() for weights in state["models"]]:
@@ -601,7 +604,7 @@ if __name__ == "__main__":
             json.dump(about, file, indent=2)
         if args.track == "tensorboard":
             writer = tracker.SummaryWriter(run_dir)
-        atexit.register(print, f"once it has a checkpoint, go on by: python {sys.argv[0]} --resume {run_dir}")
+        atexit.register(print, f"the run is in {run_dir}; --resume {run_dir} goes on from its last checkpoint")
     if before:
         log(*before)
     signal(SIGINT, on_signal)
@@ -632,7 +635,7 @@ if __name__ == "__main__":
                 for turn, (node, j) in enumerate(trajectory):
                     group = node.groups.get(i)
                     if group:
-                        texts = [None] * N
+                        texts = {}
                         for k, other in node.groups.items():
                             texts[k] = other.prompt
                         joint = joint_ids(args, env, agent, i, node.task, node.history, texts)
@@ -677,10 +680,10 @@ if __name__ == "__main__":
                 totals = torch.zeros(5, device=agent.model.device)
                 for p in agent.trained.values():
                     p.grad = torch.zeros_like(p)
-                for turn, prompt, batch in batches(spoken, args.max_batch_tokens):
+                for turn, prompt, batch in batches(spoken, args.max_batch_tokens):  # prompt: of the critic
                     old = torch.cat([said.old for said in batch], 1)
                     old_logprobs, old_values, advantages, targets = old.to(totals.device)
-                    own = batch[0].prompt_ids  # prompt is what the critic reads
+                    own = batch[0].prompt_ids
                     completions = [said.ids for said in batch]
                     with agent.autocast:
                         logprobs, entropies, *rest = evaluate_tokens(args, agent, own, prompt, completions)

@@ -524,7 +524,7 @@ if __name__ == "__main__":
             json.dump(about, file, indent=2)
         if args.track == "tensorboard":
             writer = tracker.SummaryWriter(run_dir)
-        atexit.register(print, f"once it has a checkpoint, go on by: python {sys.argv[0]} --resume {run_dir}")
+        atexit.register(print, f"the run is in {run_dir}; --resume {run_dir} goes on from its last checkpoint")
     if before:
         log(*before)
     signal(SIGINT, on_signal)

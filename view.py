@@ -135,6 +135,8 @@ if __name__ == "__main__":
     folders = [folder for folder in args.runs if os.path.isfile(f"{folder}/rollouts.jsonl")]
     for folder in sorted({*args.runs} - {*folders}):
         print(f"{folder} is left out: it has no rollouts.jsonl")
+    if not folders:
+        parser.error("no run folder is left; give one that a script made")
     runs, every, packed = [load(folder, args.nodes) for folder in folders], 1, ""
     most = max((len(run["nodes"]) for run in runs), default=0)
     with open(f"{os.path.dirname(os.path.abspath(__file__))}/view.html", encoding="utf-8") as file:

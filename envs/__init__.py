@@ -7,6 +7,7 @@ An environment is any class with these members; a user's own class needs only `S
                                                   one speaks); history: the earlier Steps of this branch
     step(branches) -> list[Step]                  branches: list of (task, history, actions), scored as one batch
     demonstrations() -> list[dict]                optional, for sft.py: prompts of train tasks, and a completion each
+    state(task, history) -> str                   optional, for critics of mappo.py; not in mixtures
 
 An environment keeps no mutable state, so a rollout can branch: one task and history may continue in many ways.
 """

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, metrics_of
+from conftest import END, ROOT, STOP, metrics_of, save_model
 from transformers import AutoModelForCausalLM
 
 SCRIPT = ROOT / "madpo.py"
@@ -108,10 +108,15 @@ def write(path, lines):
 
 def test_it_learns_from_a_file_and_never_from_evaluations(run, model_dir, tmp_path):
     """Held-out answers in training; a stop token that is lost; answers of a silent agent."""
-    flags = ("--model", model_dir, *TOY, "--num-iterations", 4, "--learning-rate", 0.002)
+    path = save_model(tmp_path / "model", stops=(END, STOP))  # END is the lower id, and ends no turn
+    flags = ("--model", path, *TOY, "--num-iterations", 4, "--learning-rate", 0.002)
     rows = write(tmp_path / "rows.jsonl", [{"prompt": "Say a.", "chosen": "ab", "rejected": "ba"}])
+    with pytest.raises(SystemExit) as stop:  # at the start, before anything is written
+        run(SCRIPT, *flags, "--num-agents", 2, "--data", rows)
+    assert stop.value.code == 2 and not (tmp_path / "runs").exists()
     names = run(SCRIPT, *flags, "--num-agents", 1, "--data", rows)
     lines = metrics_of(names["run_dir"])
+    assert names["turns"][0][0].groups[0].completion_ids[0][-1] == STOP
     assert lines[1]["train/chosen_length"] == 3 and lines[4]["train/margin"] > 0.01 and lines[4]["train/accuracy"] == 1
     ours = run(SCRIPT, "--model", model_dir, *TOY, "--num-iterations", 2)
     rollouts = f"{ours['run_dir']}/rollouts.jsonl"

@@ -53,7 +53,9 @@ def test_the_critic_reads_what_others_read_and_the_actor_does_not(script, model_
     args = script.Args(learning_rate=0.1, critic_learning_rate=0.1, max_new_tokens=8)
     agent = script.load_agent(args=args, name=model_dir, device=torch.device("cpu"), shared={})
     read = [
-        agent.tokenizer.decode(script.joint_ids(args, env, agent, 2, {"worth": 1}, [], ["ask", None, "own", "see"]))
+        agent.tokenizer.decode(
+            script.joint_ids(args, env, agent, 2, {"worth": 1}, [], dict(enumerate(["ask", None, "own", "see"])))
+        )
         for env in (object(), Told(4, 1, "", 1, "yes"))
     ]
     assert "Agent 0 reads:\nask\n\nAgent 3 reads:\nsee\n\nown" in read[0] and "Agent 1" not in read[0]
