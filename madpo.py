@@ -455,7 +455,7 @@ if __name__ == "__main__":
     N, T, B, G = args.num_agents, args.num_turns, args.num_tasks, args.num_generations
     tiny = set(args.model) == {"tiny"}
     if args.learning_rate is None:
-        args.learning_rate = (1e-4 if tiny else 1e-6) * (10 if args.lora_rank else 1)
+        args.learning_rate = (4e-4 if tiny else 5e-6) * (10 if args.lora_rank else 1)
     if args.max_new_tokens is None:
         args.max_new_tokens = 96 if tiny and args.env != "arxiv" else 256
     if args.joint_mode is None:  # cross scores G^N joint actions, and each may start a branch
