@@ -1,35 +1,15 @@
 """The environments: what make() returns, what is read from data sets, and what agents are asked and paid."""
 
-import gzip
 import json
 import os
-import subprocess
-import sys
 
 import datasets
 import pytest
-from conftest import ROOT
 
 import envs
 from envs import Step, data, samples, tried, writing
 from rewards.writing import pair_reward
 
-USER_MODULE = """
-from envs import Step
-
-class Echo:
-    def __init__(self, num_agents, num_turns, dataset, seed, reward="plain"):
-        self.num_agents, self.num_turns, self.given = num_agents, num_turns, (dataset, seed, reward)
-
-    def tasks(self, split):
-        return [{"say": split}]
-
-    def observe(self, task, history):
-        return [task["say"]] * self.num_agents
-
-    def step(self, branches):
-        return [Step(actions, float(actions[0] == task["say"]), {}, True) for task, _, actions in branches]
-"""
 HUMANEVAL, CLASSEVAL = samples.coding_tasks("train", 1, 1)[0], samples.class_tasks("train", 1, 1)[0]
 MBPP = {"task_id": 7, "prompt": "Add one.", "code": "def f(x):\n    return x + 1", "test_imports": []}
 MBPP["test_list"] = ["assert f(1) == 2", "assert f(2) == 3"]
@@ -42,15 +22,6 @@ def cache(tmp_path, monkeypatch):
     for module in "coding", "classeval":  # few, so that these tests are quick
         monkeypatch.setattr(f"envs.{module}.SAMPLE_COUNTS", {"train": 12, "validation": 2, "test": 2})
     return tmp_path / "cache" / "tutti"
-
-
-@pytest.fixture
-def user_folder(tmp_path, monkeypatch):
-    """A folder with the user's module, as where `python script.py --env tutti_user_env:Echo` is run."""
-    (tmp_path / "tutti_user_env.py").write_text(USER_MODULE)
-    (tmp_path / "tutti_broken_env.py").write_text("import tutti_absent_dependency\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "tutti_user_env", raising=False)
 
 
 @pytest.fixture
@@ -76,22 +47,14 @@ def ids(env, split):
 # ---------------------------------------------------------------- make and mixtures
 
 
-def test_users_class_gets_the_arguments_and_the_options(user_folder):
-    env = envs.make("tutti_user_env:Echo", num_agents=3, num_turns=2, dataset="mine", seed=7, reward="odd")
-    assert (env.num_agents, env.num_turns, env.given) == (3, 2, ("mine", 7, "odd"))
-
-
 @pytest.mark.parametrize(
     "arguments, words",
     [
         ({"name": "tdlr"}, ["tdlr", "tldr, arxiv", "module:Class"]),
-        ({"name": "tldr+"}, ["tldr, arxiv"]),
         ({"name": "tldr+arxiv", "feedback": "plain"}, ["--env-kwargs feedback", "reward"]),
         ({"name": "humaneval", "feedback": "much"}, ["--env-kwargs feedback much", "plain", "level"]),
-        ({"name": "tldr", "num_agents": 0}, ["--num-agents 0"]),
         ({"name": "arxiv", "num_agents": 5}, ["--num-agents 5", "at most 4"]),
         ({"name": "tldr", "dataset": "nowhere.jsonl"}, ["--dataset nowhere.jsonl"]),
-        ({"name": "tldr", "dataset": "hub"}, ["--dataset hub", "network"]),
     ],
 )
 def test_one_sentence_names_the_argument(arguments, words):
@@ -99,18 +62,6 @@ def test_one_sentence_names_the_argument(arguments, words):
     with pytest.raises(ValueError) as caught:
         envs.make(**arguments)
     assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
-
-
-def test_an_error_inside_the_users_module_is_not_hidden(user_folder):
-    with pytest.raises(ModuleNotFoundError, match="tutti_absent_dependency"):
-        envs.make("tutti_broken_env:Env")
-
-
-def test_sample_tasks_of_writing_need_neither_datasets_nor_the_sandbox():
-    code = (
-        "import sys, envs; envs.make('tldr'); assert not {'datasets', 'torch', 'rewards.sandbox'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 class Few:
@@ -164,9 +115,7 @@ def test_each_form_of_a_file_holds_the_same(tmp_path, written):
     table.to_csv(str(tmp_path / "a.csv"))
     (tmp_path / "a.json").write_text(json.dumps(posts(25)))
     path = written(posts(25))
-    with gzip.open(tmp_path / "a.jsonl.gz", "wb") as file:
-        file.write(open(path, "rb").read())
-    for name in path, "a.parquet", "a.csv", "a.json", "a.jsonl.gz":
+    for name in path, "a.parquet", "a.csv", "a.json":
         env = envs.make("tldr", dataset=str(tmp_path / name))
         assert env.tasks("train") == posts(25)[:23] and env.tasks("test") == posts(25)[23:], name
 
@@ -181,17 +130,11 @@ def test_a_split_column_is_obeyed(written):
 
 
 ODD_POSTS = {
-    "no text in prompt": [
-        {"completion": "b"},
-        {"prompt": None, "completion": "b"},
-        {"prompt": " \n", "completion": "b"},
-    ],
-    "no text in completion": [{"prompt": "a"}, {"prompt": "a", "completion": 3}, {"prompt": "a", "completion": ["b"]}],
+    "no text in prompt": [{"completion": "b"}, {"prompt": " \n", "completion": "b"}],
+    "no text in completion": [{"prompt": "a"}, {"prompt": "a", "completion": ["b"]}],
     "conversation": [
         {"prompt": [{"role": "user", "content": "a"}] * 2, "completion": "b"},
-        {"prompt": [{"role": "system", "content": "a"}], "completion": "b"},
         {"prompt": ["a"], "completion": "b"},
-        {"prompt": [], "completion": "b"},
     ],
 }
 
@@ -219,11 +162,8 @@ def test_a_prompt_may_be_a_message_of_a_user(tmp_path, written):
 @pytest.mark.parametrize("content", ["", "{'prompt'\n", "[1]\n[2]\n", '{"prompt": "half \\ud83d"}\n'])
 def test_a_file_that_does_not_load_is_one_sentence(content, tmp_path):
     (tmp_path / "bad.jsonl").write_text(content)
-    with pytest.raises(
-        ValueError, match=r"--dataset .*bad\.jsonl: it could not be loaded .*mend the file\.$"
-    ) as caught:
+    with pytest.raises(ValueError, match=r"^--dataset .*bad\.jsonl: it could not be loaded .*mend the file\.$"):
         envs.make("tldr", dataset=str(tmp_path / "bad.jsonl"))
-    assert "\n" not in str(caught.value)
 
 
 def serve(monkeypatch, rows):
@@ -238,20 +178,16 @@ def serve(monkeypatch, rows):
     return asked
 
 
-@pytest.mark.parametrize(
-    "name, row, first, parts",
-    [
-        ("tldr", posts(1)[0], ("trl-lib/tldr", None), ["train[:1000]", "test[:1000]"]),
-        ("arxiv", {"abstract_text": "a"}, ("OpenMLRL/arXiv_abstract", None), ["train[:1000]", "val[:1000]"]),
-    ],
-)
-def test_the_hub_is_asked_for_the_documented_slices(name, row, first, parts, monkeypatch):
-    asked = serve(monkeypatch, [row])
-    assert envs.make(name, dataset="hub").tasks("test") == [row]
-    assert asked == [(*first, part) for part in parts]
-    asked.clear()
-    envs.make(name, dataset="someone/own")
-    assert asked == [("someone/own", None, part) for part in ("train", "test")]
+def test_the_hub_is_asked_for_the_documented_slices(monkeypatch):
+    for name, hub, held_out, row in (
+        ("tldr", "trl-lib/tldr", "test", posts(1)[0]),
+        ("arxiv", "OpenMLRL/arXiv_abstract", "val", {"abstract_text": "a"}),
+    ):
+        asked = serve(monkeypatch, [row])
+        assert envs.make(name, dataset="hub").tasks("test") == [row]
+        assert asked == [(hub, None, f"{part}[:1000]") for part in ("train", held_out)]
+    envs.make("arxiv", dataset="someone/own")
+    assert asked[2:] == [("someone/own", None, part) for part in ("train", "test")]
 
 
 # ---------------------------------------------------------------- what is tried before a task is used
@@ -265,10 +201,6 @@ PUBLIC = {
     "coophumaneval": (HUMANEVAL, "CoopHumanEval/{}", (0, 49), (66, 81), ["OpenMLRL/CoopHumanEval", None]),
     "classeval": (CLASSEVAL, "ClassEval_{}", (0, 65), (66, 81), ["FudanSELab/ClassEval", None]),
 }
-CHECK = {
-    "code": "def check(n):\n    return n == 73",
-    "test_list": [f"assert check({n}) == {n == 73}" for n in (70, 23, 73)],
-}
 DEEP = "y = " + "-" * 20_000 + "x\n"
 ODD = {
     "mbpp": [
@@ -279,33 +211,23 @@ ODD = {
         {"code": DEEP + MBPP["code"]},
         {"test_list": MBPP["test_list"][:1]},  # none is left to score
         {"test_list": MBPP["test_list"][:1] * 2},
-        {"test_list": [*MBPP["test_list"], "f(1)"]},
-        {"test_list": "assert f(1) == 2"},
         {"test_imports": ["import numpy"]},
-        {"prompt": ""},
     ],
     "humaneval": [
         {"canonical_solution": "    return None\n"},
         {"entry_point": "g"},
-        {"prompt": DEEP + HUMANEVAL["prompt"]},
         {"test": "def check(candidate:\n    assert candidate([1])"},
         {"test": "import numpy as np\n" + HUMANEVAL["test"]},
-        {"test": "def test(candidate):\n    assert candidate([])"},
         {"test": "def check(candidate):\n    candidate([])"},
-        {"test": "def check(candidate):\n    assert True"},
         {"test": f"def check(candidate):\n    assert candidate([0]) == {HUMANEVAL['entry_point']}([0])"},
-        {"test": ""},
     ],
     "coophumaneval": [
         {"test": "def check(candidate):\n    assert candidate([]) == 0"},  # a trivial answer passes
-        {"test": "def check(candidate):\n    assert candidate([]) in (0, [])"},
-        {"test": "import math\ndef check(candidate):\n    assert math.isclose(candidate([]), 0)"},
         {"test": "def check(candidate):\n    while not candidate([1]): pass\n    assert candidate([]) == 1"},
         {"entry_point": None},
     ],
     "classeval": [
         {"skeleton": "'''\n" + SKELETON.replace("'''", '"""') + "\n'''"},  # as ClassEval_5: Python without a class
-        {"skeleton": SKELETON + "\n'''"},
         {"class_name": "Nowhere"},
         {"solution_code": SKELETON},  # nothing is left to write
         {"solution_code": CLASSEVAL["solution_code"].replace("return", "return not")},
@@ -342,19 +264,11 @@ def test_a_public_set_loads_whole_but_for_its_odd_rows(name, monkeypatch, capsys
     assert all(f"row {place} (task {each['task_id']}): " in said for place, each in enumerate(odd[:7], 2))
 
 
-def test_the_name_check_is_no_problem_for_mbpp(written):
-    """Task 56."""
-    env = envs.make("mbpp", 1, dataset=written([{**MBPP, **CHECK, "task_id": f"t{i}"} for i in range(2)]))
-    (task,) = env.tasks("test")
-    assert task["entry_point"] == "check" and env.step([(task, [], [CHECK["code"]])])[0].done
-
-
 @pytest.mark.parametrize(
     "tests, returned, shown",
     [
         (("f(1) == 2", "f(2) == 3", "f(3) == 4"), "x + 1", 0),
         (("math.isclose(f(1), 0.18)", "math.isclose(f(2), 0)", "math.isclose(f(3), 0)"), "{1: 0.18}.get(x, 0)", 1),
-        (("f(1) == True", "f(2) == False", "f(3) == False"), "x == 1", 1),
         (("f(1) == 5", "f(2) == 2", "f(3) == 2"), "{1: 5}.get(x, 2)", 1),
         (("f(1)", "not f(2)", "not f(3)"), "x == 1", 1),
         (("f(5, 9) == 9", "f(1, 2) == 1", "f(4, 3) == 4"), "{5: 9}.get(x, x)", 1),
@@ -397,12 +311,6 @@ def test_the_processes_of_a_run_have_the_same_tasks(cache):
     assert tried._remembered(["key", []], slow) == "first"
     cache.joinpath("verdicts").mkdir()
     assert len(list(cache.iterdir())) == 2  # and no other file stays
-
-
-def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert tried._remembered(["key", []], lambda: "found") == "found"
 
 
 def test_no_more_than_the_limit_are_tried_and_it_is_said(written, monkeypatch, capsys):
@@ -452,9 +360,8 @@ def test_feedback_says_what_became_of_the_answer_and_shows_no_test(name):
         assert ("not Python" in two) == told and ("another agent is not Python" in one) == told
         right = env.demonstrations()[:2]
         task, (step,) = branches(env, [[right[0]["completion"], ""]])
-        assert not any(
-            line in "".join(env.observe(task, [step])) for line in task["tests"].splitlines() if "assert" in line
-        )
+        prompts = "".join(env.observe(task, [step]))
+        assert not any(line in prompts for line in task["tests"].splitlines() if "assert" in line)
 
 
 @pytest.mark.parametrize("name, best", [("humaneval", 2.1), ("classeval", 6.0)])
@@ -491,13 +398,8 @@ def test_demonstrations_answer_the_prompts_of_training_tasks(name, turns):
     assert len(first) == 2 * len(env.tasks("train"))
     assert all("Your answer:" in pair["prompt"] for pair in pairs if pair not in first)
     assert (len(pairs) > len(first)) == (turns == 2)
-    steps = env.step(
-        [
-            (task, [], [p["completion"] for p in first[2 * k : 2 * k + 2]])
-            for k, task in enumerate(env.tasks("train")[:20])
-        ]
-    )
-    assert all(step.done for step in steps)
+    answers = ([pair["completion"] for pair in first[k : k + 2]] for k in range(0, len(first), 2))
+    assert all(step.done for step in env.step([(task, [], said) for task, said in zip(env.tasks("train"), answers)]))
 
 
 # ---------------------------------------------------------------- writing

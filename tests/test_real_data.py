@@ -5,21 +5,13 @@ import os
 
 import pytest
 import torch
-from conftest import ROOT, metrics_of, two_scripts
+from conftest import ROOT, two_scripts
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 import envs
 
 DATA, TOKENIZER = ROOT.parent / "shared" / "data" / "scitldr.jsonl", ROOT.parent / "shared" / "tokenizers" / "qwen2.5"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="no ../shared/data/scitldr.jsonl")
-
-
-@needs_data
-@two_scripts
-def test_scitldr_with_models_tiny(script, run):
-    names = run(script, "--dataset", DATA, "--num-iterations", 1, "--eval-tasks", 4)
-    evaluations = [line for line in metrics_of(names["run_dir"]) if "eval/return" in line]
-    assert len(names["train_tasks"]) == 270 and len(evaluations) == 2
 
 
 @needs_data
@@ -44,6 +36,7 @@ def test_scitldr_with_a_real_vocabulary(script, run, tmp_path):
         2,
     )
     names = run(script, "--dataset", DATA, "--model", tmp_path / "model", *flags)
+    assert len(names["train_tasks"]) == 270
     (first, *_) = (json.loads(line) for line in open(os.path.join(names["run_dir"], "rollouts.jsonl")))
     assert first["agents"][0]["prompt"].startswith("TITLE:")
     assert names["agents"][0].tokenizer.eos_token_id in names["agents"][0].stop_ids

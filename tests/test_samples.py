@@ -1,46 +1,34 @@
 """Sample tasks: splits disjoint by composition, and references that pass their own tests."""
 
+import doctest
 import random
 
 import pytest
 
 from envs import samples
 
-
-def composition(entry_point):
-    return tuple(entry_point.split("_"))
+PERSONS = [f"My {person} " for person in samples.PERSONS]  # "friend" is part of others
 
 
-def post_composition(prompt):
-    person = next(p for p in samples.PERSONS if f"My {p} " in prompt)
-    problem = next(p for p in samples.PROBLEMS if p in prompt)
-    attempt = next(a for a in samples.ATTEMPTS if a in prompt)
-    return person, problem, attempt
-
-
-def abstract_composition(text):
-    return tuple(
-        next(choice for choice in choices if choice in text)
-        for choices in (samples.METHODS, samples.OBSTACLES, samples.FIELDS)
-    )
+def composition(text, choices):
+    """Which of its choices a text was made of; the name of a function says it."""
+    return tuple(next(choice for choice in options if choice in text) for options in choices) or tuple(text.split("_"))
 
 
 def test_same_seed_same_tasks_other_seed_other_tasks():
-    assert samples.posts("train", 20, 3) == samples.posts("train", 20, 3)
-    assert samples.posts("train", 20, 3) != samples.posts("train", 20, 4)
-    assert samples.coding_tasks("test", 20, 3) == samples.coding_tasks("test", 20, 3)
-    assert samples.coding_tasks("test", 20, 3) != samples.coding_tasks("test", 20, 4)
+    for make in samples.posts, samples.coding_tasks:
+        assert make("test", 20, 3) == make("test", 20, 3) != make("test", 20, 4)
 
 
 @pytest.mark.parametrize("held_out", ["validation", "test"])
 def test_compositions_are_disjoint_whatever_the_seed_and_their_pairs_are_known(held_out):
-    train_posts = {post_composition(p["prompt"]) for p in samples.posts("train", 3000, 0)}
-    other_posts = {post_composition(p["prompt"]) for p in samples.posts(held_out, 300, 1)}
-    train_code = {composition(t["entry_point"]) for t in samples.coding_tasks("train", 400, 0)}
-    other_code = {composition(t["entry_point"]) for t in samples.coding_tasks(held_out, 100, 1)}
-    train_abstracts = {abstract_composition(a["abstract_text"]) for a in samples.abstracts("train", 3000, 0)}
-    other_abstracts = {abstract_composition(a["abstract_text"]) for a in samples.abstracts(held_out, 300, 1)}
-    for train, other in ((train_posts, other_posts), (train_abstracts, other_abstracts), (train_code, other_code)):
+    for make, column, count, *choices in (
+        (samples.posts, "prompt", 3000, PERSONS, samples.PROBLEMS, samples.ATTEMPTS),
+        (samples.abstracts, "abstract_text", 3000, samples.METHODS, samples.OBSTACLES, samples.FIELDS),
+        (samples.coding_tasks, "entry_point", 400),
+    ):
+        rows = make("train", count, 0), make(held_out, count // 4, 1)
+        train, other = ({composition(row[column], choices) for row in part} for part in rows)
         assert len(other) > 40 and not train & other
         for drop in range(3):  # every pair of choices that is asked about was seen
             pairs = {c[:drop] + c[drop + 1 :] for c in train}
@@ -58,33 +46,24 @@ def test_demonstrations_come_in_all_lengths_and_repeat_facts_of_the_post():
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_reference_and_cooperative_answer_pass_and_a_wrong_one_fails(split):
-    for task in samples.coding_tasks(split, 200, 5):
-        for code in (task["prompt"] + task["canonical_solution"], task["helper"] + task["main"]):
-            names = {}
-            exec(code, names)
-            exec(task["test"], names)
-            names["check"](names[task["entry_point"]])
-        with pytest.raises(AssertionError):
-            names["check"](lambda numbers: None)
-        for line in task["prompt"].splitlines():  # no docstring example is also an assert
-            if ">>>" in line:
-                assert line.split("(", 1)[1] not in task["test"]
-
-
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_no_answer_passes_that_lacks_the_filter_or_the_map(split):
-    """Unless it gives the same for every list, as a sum does without nonzero."""
+def test_references_and_examples_hold_and_no_other_answer_passes(split):
+    """Other answers lack the filter or the map, unless they give the same for every list, as a sum without nonzero."""
     rng = random.Random(0)
     lists = [[rng.randint(-9, 9) for _ in range(rng.randint(0, 8))] for _ in range(2000)]
     wrong = 0
     for task in samples.coding_tasks(split, 200, 5):
+        names = {}
+        for code in (task["prompt"] + task["canonical_solution"], task["helper"] + task["main"]):
+            exec(code + "\n" + task["test"], names)
+            names["check"](names[task["entry_point"]])
+        exec(task["prompt"] + task["canonical_solution"], names)
+        examples = doctest.DocTestParser().get_doctest(names[task["entry_point"]].__doc__, names, "task", None, 0)
+        assert len(examples.examples) == 2 and doctest.DocTestRunner(verbose=False).run(examples).failed == 0
+        assert not any(example.source.split("(", 1)[1].strip() in task["test"] for example in examples.examples)
         fold, condition, value = task["entry_point"].split("_")
         condition, value = samples.FILTERS[condition][1], samples.MAPS[value][1]
         folded = samples.FOLDS[fold][1]
         right = eval(f"lambda numbers: {folded.format(f'{value} for x in numbers if {condition}')}")
-        names = {}
-        exec(task["test"], names)
         assert task["test"].count("assert") == 5
         for kept, made in (("True", value), (condition, "x"), ("x", value)):
             other = eval(f"lambda numbers: {folded.format(f'{made} for x in numbers if {kept}')}")
@@ -93,13 +72,3 @@ def test_no_answer_passes_that_lacks_the_filter_or_the_map(split):
                 with pytest.raises(AssertionError):
                     names["check"](other)
     assert wrong > 300
-
-
-def test_docstring_examples_are_true():
-    import doctest
-
-    for task in samples.coding_tasks("test", 60, 2):
-        names = {}
-        exec(task["prompt"] + task["canonical_solution"], names)
-        examples = doctest.DocTestParser().get_doctest(names[task["entry_point"]].__doc__, names, "task", None, 0)
-        assert len(examples.examples) == 2 and doctest.DocTestRunner(verbose=False).run(examples).failed == 0

@@ -33,37 +33,39 @@ def test_structure_bounds_are_inclusive():
 
 
 @pytest.mark.parametrize(
-    "chars2, length, passes",
+    "scale, words1, words2, chars1, lengths",
     [
-        (109, 0, False),
-        (110, 0, True),  # ratio exactly 1.1: worth nothing, and not a stop
-        (135, 0.5, True),
-        (160, 1, True),
-        (320, 1, True),
-        (410, 0.5, True),
-        (500, 0, True),
-        (501, 0, False),
+        (TLDR, 8, 16, 100, {109: None, 110: 0, 135: 0.5, 160: 1, 320: 1, 410: 0.5, 500: 0, 501: None}),
+        (ARXIV, 130, 130, 1000, {799: None, 800: 0, 900: 0.5, 1000: 1, 1300: 1, 1400: 0.5, 1500: 0, 1501: None}),
     ],
+    ids=["tldr", "arxiv"],
 )
-def test_length_ratio(chars2, length, passes):
-    reward, parts = pair_reward(text(8, num_chars=100), text(16, num_chars=chars2))
-    assert parts["length_ratio"] == chars2 / 100
-    assert parts["length"] == pytest.approx(length, abs=1e-12)
-    # 16 unique words against 8, all 8 shared: 0.5 for words; overlap 8/16 is over the cap: 0.6; no transitions
-    assert reward == pytest.approx(0.5 + length + (0.5 + 0.6 if passes else 0))
+def test_length_ratio(scale, words1, words2, chars1, lengths):
+    for chars2, length in lengths.items():  # at an end of the ramp it is worth nothing, and is not a stop
+        reward, parts = pair_reward(text(words1, num_chars=chars1), text(words2, num_chars=chars2), scale)
+        assert parts["length_ratio"] == chars2 / chars1
+        assert parts["length"] == pytest.approx(length or 0, abs=1e-12)
+        # 0.5 for words; the overlap is over its cap: 0.6; no transitions
+        assert reward == pytest.approx(0.5 + (0 if length is None else length + 0.5 + 0.6))
 
 
 @pytest.mark.parametrize(
-    "words2, unique, passes", [(12, 0, False), (13, 0, True), (165, None, True), (20, 0.5, True), (30, 0.5, True)]
+    "scale, fill, uniques",
+    [
+        (TLDR, (20, 50), {(10, 12): None, (10, 13): 0, (20, 33): 0.25, (10, 20): 0.5, (10, 30): 0.5}),
+        (ARXIV, (200, 200), {(200, 99): None, (200, 100): 0, (200, 120): 0.25, (200, 140): 0.5}),
+        (ARXIV, (200, 200), {(100, 130): 0.5, (100, 150): 0.25, (100, 170): 0, (100, 171): None}),
+    ],
+    ids=["tldr", "arxiv, fewer", "arxiv, more"],
 )
-def test_unique_word_ratio(words2, unique, passes):
-    if unique is None:  # 33 words against 20: u = 1.65, the middle of the ramp
-        reward, parts = pair_reward(text(20, num_chars=100), text(33, num_chars=200))
-        unique = 0.25
-    else:
-        reward, parts = pair_reward(text(10, num_chars=100), text(words2, num_chars=200))
-    assert parts["unique"] == pytest.approx(unique, abs=1e-12)
-    assert reward == pytest.approx(1.5 + unique + (0.6 if passes else 0))
+def test_unique_word_ratio(scale, fill, uniques):
+    # The stop word "the" fills the texts up, so that their lengths pass. All words of one are the other's.
+    for counts, unique in uniques.items():
+        one, two = (text(n) + " the" * (total - n) for n, total in zip(counts, fill))
+        reward, parts = pair_reward(one, two, scale)
+        assert parts["unique_ratio"] == counts[1] / counts[0]
+        assert parts["unique"] == pytest.approx(unique or 0, abs=1e-12)
+        assert reward == pytest.approx(0.5 + parts["length"] + (0 if unique is None else unique + 0.6))
 
 
 def test_stop_words_count_neither_as_unique_words_nor_as_overlap():
@@ -94,26 +96,36 @@ def test_overlap_is_capped():
     assert pair_reward(text(20), text(40))[1]["style"] == pytest.approx(0.6)
 
 
+@pytest.mark.parametrize("shared, overlap", [(0, 0), (23, 0.23), (24, 24 / 99)])
+def test_arxiv_overlap_is_capped_at_23_percent(shared, overlap):
+    # 61 and 62 content words: 123 - shared different ones; 23 of 100 are exactly the cap.
+    one, two = text(61) + " the" * 80, text(62, first=61 - shared) + " the" * 80
+    _, parts = pair_reward(one, two, ARXIV)
+    assert parts["overlap"] == pytest.approx(overlap)
+    assert parts["style"] == pytest.approx(0.6 * min(overlap, 0.23) / 0.23)
+
+
+def test_arxiv_looks_for_transitions_in_both_texts():
+    first, second = text(130), text(130, first=200)
+    for one, two, k in (
+        ("moreover", "", 1),
+        ("", "moreover", 1),
+        ("moreover", "furthermore", 1),  # a category counts once
+        ("moreover", "however", 2),
+    ):
+        _, parts = pair_reward(f"{first} {one}", f"{second} {two}", ARXIV)
+        assert parts["transitions"] == k
+        assert parts["style"] == pytest.approx(0.4 * (0.4 + 0.05 * (k - 1)))
+    _, parts = pair_reward(first + " in", "addition " + second, ARXIV)  # no phrase from one text into the other
+    assert parts["transitions"] == 0
+    _, parts = pair_reward(text(8) + " moreover", text(17, first=50), TLDR)  # where only the second text counts
+    assert parts["transitions"] == 0
+
+
 def test_phrases_are_whole_words():
     assert transition_categories("she has a bass and a button") == 0  # as, but
-    assert transition_categories("as") == 1
     assert transition_categories("As a\n  Result, nothing") == 2  # "as" (comparison) and "as a result" (cause)
     assert transition_categories("informal firsthand ifs") == 0
-    assert len(TRANSITIONS) == 12
-
-
-GREEK = "epsilon omicron upsilon lambda alpha gamma delta sigma"
-CONNECTORS = (
-    "moreover namely basically therefore however first indeed overall likewise although whether meanwhile "
-    "furthermore besides thus epsilon"
-)
-
-
-def test_greek_letters_exploit_is_seen_by_the_diagnostics_only():
-    source = "My sister keeps borrowing money from me and I feel tired."
-    reward, parts = pair_reward(GREEK, CONNECTORS, source=source)
-    assert reward == pytest.approx(2.98) and parts["grounded"] == 0
-    assert pair_reward(GREEK, CONNECTORS, source=source, grounded=True)[0] == 0.5
 
 
 def test_grounded_weight():
@@ -123,6 +135,7 @@ def test_grounded_weight():
     assert reward == pytest.approx(0.5 + (plain[0] - 0.5) / 2)
     assert reward == pytest.approx(sum(parts[k] for k in ("structure", "length", "unique", "style")))
     assert pair_reward(text(8), text(16), source=text(8), grounded=True)[0] == plain[0]  # half is enough
+    assert pair_reward(text(8), text(16), source="", grounded=True)[0] == 0.5  # however much the plain reward pays
     for source in text(8, first=50), text(16):  # the words of the first text only, of the second only
         parts = pair_reward(text(8, first=50), text(16), source=source)[1]
         assert parts["grounded"] == len(source.split()) / 24
@@ -135,8 +148,6 @@ def test_rouge_and_repetition():
     # "x" ten times: eight runs of three, one of them new
     assert parts["repetition"] == pytest.approx((0 + 7 / 8) / 2)
     assert "rouge" not in pair_reward("a", "b")[1] and pair_reward("a", "b", reference="")[1]["rouge"] == 0
-    # a word counts as often as both texts have it: 2 * 2 / (4 + 3)
-    assert pair_reward("cat cat cat dog", "", reference="cat cat bird")[1]["rouge"] == pytest.approx(4 / 7 / 2)
     assert pair_reward("two words", "")[1]["repetition"] == 0  # too short for a run of three
 
 
@@ -163,79 +174,3 @@ def test_any_text_is_allowed_and_the_reward_stays_in_range():
             assert reward == pytest.approx(sum(parts[k] for k in ("structure", "length", "unique", "style")))
             assert all(isinstance(v, float) for v in parts.values())
     assert pair_reward("word " * 200_000, "a" * 1_000_000)[0] == 0
-
-
-# ---------------------------------------------------------------- arxiv
-
-
-@pytest.mark.parametrize(
-    "chars2, length, passes",
-    [
-        (799, 0, False),
-        (800, 0, True),  # ratio exactly 0.8: worth nothing, and not a stop
-        (900, 0.5, True),
-        (1000, 1, True),
-        (1300, 1, True),
-        (1400, 0.5, True),
-        (1500, 0, True),
-        (1501, 0, False),
-    ],
-)
-def test_arxiv_length_ratio(chars2, length, passes):
-    # 130 words each, the same but for the last, and so 129 of 131 words in common: over the cap of the overlap.
-    reward, parts = pair_reward(text(130, num_chars=1000), text(130, num_chars=chars2), ARXIV)
-    assert parts["length_ratio"] == chars2 / 1000
-    assert parts["length"] == pytest.approx(length, abs=1e-12)
-    assert reward == pytest.approx(0.5 + length + (0.5 + 0.6 if passes else 0))
-
-
-@pytest.mark.parametrize(
-    "words1, words2, unique, passes",
-    [
-        (200, 99, 0, False),
-        (200, 100, 0, True),
-        (200, 120, 0.25, True),  # u = 0.6, the middle of the ramp
-        (200, 140, 0.5, True),
-        (100, 130, 0.5, True),
-        (100, 150, 0.25, True),
-        (100, 170, 0, True),
-        (100, 171, 0, False),
-    ],
-)
-def test_arxiv_unique_word_ratio(words1, words2, unique, passes):
-    # The stop word "the" fills both texts up to 200 words, so that their lengths differ by less than a fifth. The
-    # fewer words are all among the more: the overlap is over its cap.
-    one, two = (text(n) + " the" * (200 - n) for n in (words1, words2))
-    reward, parts = pair_reward(one, two, ARXIV)
-    assert parts["unique_ratio"] == words2 / words1
-    assert parts["unique"] == pytest.approx(unique, abs=1e-12)
-    assert reward == pytest.approx(0.5 + parts["length"] + unique + (0.6 if passes else 0))
-
-
-@pytest.mark.parametrize("shared, overlap", [(0, 0), (23, 0.23), (24, 24 / 99)])
-def test_arxiv_overlap_is_capped_at_23_percent(shared, overlap):
-    # 61 and 62 content words: 123 - shared different ones; 23 of 100 are exactly the cap.
-    one, two = text(61) + " the" * 80, text(62, first=61 - shared) + " the" * 80
-    _, parts = pair_reward(one, two, ARXIV)
-    assert parts["overlap"] == pytest.approx(overlap)
-    assert parts["style"] == pytest.approx(0.6 * min(overlap, 0.23) / 0.23)
-    one, two = text(130), text(130, first=104)  # 26 of 234
-    assert pair_reward(one, two, ARXIV)[1]["style"] == pytest.approx(0.6 * (26 / 234) / 0.23)
-
-
-def test_arxiv_looks_for_transitions_in_both_texts():
-    first, second = text(130), text(130, first=200)
-    for one, two, k in (
-        ("moreover", "", 1),
-        ("", "moreover", 1),
-        ("moreover", "furthermore", 1),  # a category counts once
-        ("moreover", "however", 2),
-        ("namely because however", "indeed overall", 5),
-    ):
-        _, parts = pair_reward(f"{first} {one}", f"{second} {two}", ARXIV)
-        assert parts["transitions"] == k
-        assert parts["style"] == pytest.approx(0.4 * (0.4 + 0.05 * (k - 1)))
-    _, parts = pair_reward(first + " in", "addition " + second, ARXIV)  # no phrase from one text into the other
-    assert parts["transitions"] == 0
-    _, parts = pair_reward(text(8) + " moreover", text(17, first=50), TLDR)  # where only the second text counts
-    assert parts["transitions"] == 0
