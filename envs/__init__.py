@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envs.data import read_rows as read_rows
-
 
 class Step(NamedTuple):
     """One joint action and what came of it."""
@@ -58,7 +56,7 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, **options):
     """An environment by name.
 
     name: a key of ENVIRONMENTS, "module:Class" of the user's own, or several of these joined by "+"
-    dataset: "sample" (made offline), "hub" (the environment's public set), another hub id, or a file: see read_rows
+    dataset: "sample" (made offline), "hub" (the environment's public set), another hub id, or a file: see envs/data.py
     options: further arguments of the environment's class, as texts, e.g. reward="grounded"
 
     Raises ValueError with one sentence for what cannot be used.

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
-from envs import Step, read_rows, samples
+from envs import Step, samples
+from envs.data import read_rows
 from rewards.writing import ARXIV, TLDR, Scale, ladder_reward
 
 SAMPLE_COUNTS = {"train": 1000, "test": 200}

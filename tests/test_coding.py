@@ -225,10 +225,8 @@ def test_what_is_no_function_is_not_read_as_one():
 def test_real_answers_are_read_as_a_careful_reader_does():
     """Catches rules of reading that fit imagined answers and not those of a real model."""
     path = os.path.join(ROOT, "tests", "data", "real_answers.jsonl")
-    if not os.path.exists(path):
-        pytest.skip("tests/data/real_answers.jsonl is not here")
     with open(path) as file:
-        rows = [row for row in map(json.loads, file) if row["expected"] is not None]
+        rows = list(map(json.loads, file))
     missed = []
     for row in rows:
         tree, _ = answers.prepare([row["text"]], [], row["entry"])

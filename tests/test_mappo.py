@@ -1,11 +1,11 @@
 """mappo.py: what its critic reads, and what that is worth. All else is ippo.py's, and compared in test_copies.py."""
 
 import runpy
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+import toy
 from conftest import ROOT, metrics_of
 
 SCRIPT = ROOT / "mappo.py"
@@ -44,8 +44,7 @@ class Told:
         return ["write", None if history else "read" if self.hidden else "+-"[task["worth"]] * 20]
 
     def step(self, branches):
-        Step = sys.modules["toy"].Step
-        return [Step(actions, float(task["worth"]), {}, False) for task, _, actions in branches]
+        return [toy.Step(actions, float(task["worth"]), {}, False) for task, _, actions in branches]
 
 
 def test_the_critic_reads_what_others_read_and_the_actor_does_not(script, model_dir):
@@ -80,7 +79,7 @@ def test_values_change_with_others_prompts_and_not_with_later_tokens(script, mod
 @pytest.mark.parametrize("hidden", ["no", "yes"])
 def test_it_explains_returns_that_depend_on_what_another_agent_reads(hidden, run, model_dir, monkeypatch):
     """A centralised critic that learns no more than the agent's own."""
-    monkeypatch.setattr(sys.modules.setdefault("toy", __import__("toy")), "Told", Told, raising=False)
+    monkeypatch.setattr(toy, "Told", Told, raising=False)
     flags = ("--env", "toy:Told", "--env-kwargs", "hidden", hidden, "--model", model_dir, "--max-new-tokens", 4)
     flags = (*flags, "--num-tasks", 2, "--num-generations", 2, "--eval-tasks", 1, "--num-iterations", 4)
     flags = (*flags, "--update-epochs", 8, "--num-minibatches", 1, "--vf-coef", 1, "--no-clip-vloss", "--no-anneal-lr")
@@ -94,7 +93,6 @@ def test_it_explains_returns_that_depend_on_what_another_agent_reads(hidden, run
 
 def test_a_joint_text_that_is_too_long_is_refused_at_the_start(run, model_dir, monkeypatch, capsys):
     """A text cut in silence, or a run that stops in the middle: each prompt fits, all of them together do not."""
-    toy = sys.modules.setdefault("toy", __import__("toy"))
     monkeypatch.setattr(toy.Letters, "observe", lambda self, task, history: ["a" * 600, "b" * 600])
     with pytest.raises(SystemExit) as stop:
         run(SCRIPT, "--env", "toy:Letters", "--model", model_dir, *SMALL, "--num-iterations", 1)
