@@ -6,7 +6,7 @@
 posts.jsonl has the columns of trl-lib/tldr, prompt and completion (the last tenth evaluates, the rest trains).
 A row is one evaluation of a run, as in benchmarks/compare.py, with the reward that was trained on.
 
-The settings were fixed before the runs, and no evaluation was looked at to choose them:
+The settings were fixed before the runs; only answers of the untrained model were looked at to choose them:
 - temperature 0.7, for sampling and loss alike, not compared with 1.
 - learning rate 1e-5, twice the scripts' for a large model, without decay.
 - completions of at most 96 tokens: the longest human summary has 60, and most answers of the model have more.
