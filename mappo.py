@@ -65,7 +65,7 @@ class Args:
     env: str = "tldr"  # a name that envs/ knows, several joined by +, or module:Class of your own
     env_kwargs: dict[str, str] = field(default_factory=dict)  # its own options, such as: reward grounded
     num_agents: int = 2  # N, each with its own prompt and its own policy
-    num_turns: int = 1  # T, joint actions in a trajectory
+    num_turns: int = 1  # T, joint actions in a trajectory; environments that need more take more
     dataset: str = "sample"  # sample (offline), hub, a hub id, or a .jsonl, .json or .parquet file
     model: list[str] = field(default_factory=lambda: ["tiny"])  # tiny, a folder or a hub id; one for all, or one each
     share_policy: bool = False  # one model and one optimizer for all agents; gradients add up over them
@@ -160,8 +160,6 @@ def load_agent(args, name, device, shared):
         behind = tokenizer.apply_chat_template(turn, tokenize=False).partition("ANSWER")[2].lstrip()
         stops |= {key for key, token in special.items() if behind.startswith(token)}
     agent.special, agent.stop_ids = list(special.values()), sorted(stops)
-    if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
-        fail("--model: its tokenizer has more tokens than the model has embeddings; resize them.")
     kinds = {type(layer) for layer in DynamicCache(config=model.config).layers}
     if model._is_stateful or kinds - {DynamicLayer, DynamicSlidingWindowLayer}:
         fail("--model: it has layers of neither full nor sliding attention; use one without them.")
@@ -473,7 +471,7 @@ if __name__ == "__main__":
                 values = np.ravel(list(value.items()) if isinstance(value, dict) else value)
                 words += [f"--{name}", *map(str, values)]
         args = tyro.cli(Args, description=__doc__, args=words + sys.argv[1:])
-    N, T, B, G = args.num_agents, args.num_turns, args.num_tasks, args.num_generations
+    N, B, G = args.num_agents, args.num_tasks, args.num_generations
     tiny = set(args.model) == {"tiny"}
     if args.learning_rate is None:
         args.learning_rate = (2e-4 if tiny else 5e-6) * (10 if args.lora_rank else 1)
@@ -511,7 +509,7 @@ if __name__ == "__main__":
 
     # environment and agents
     sys.path.append("")  # where a class of your own may be
-    setup = {"num_agents": N, "num_turns": T, "dataset": args.dataset, "seed": args.seed} | args.env_kwargs
+    setup = {key: vars(args)[key] for key in ("num_agents", "num_turns", "dataset", "seed")} | args.env_kwargs
     module, _, name = args.env.partition(":")
     try:
         if name and "+" not in args.env:  # a class of your own needs no envs/
@@ -521,6 +519,7 @@ if __name__ == "__main__":
         train_tasks, held_out = (list(enumerate(env.tasks(split))) for split in ("train", args.eval_split))
     except (ModuleNotFoundError, ValueError) as error:  # envs raises the last with one sentence
         fail(f"--env {args.env}: {error}")
+    T = args.num_turns = getattr(env, "num_turns", args.num_turns)
     chosen = np.random.default_rng(0).permutation(len(held_out))[: args.eval_tasks or None]
     eval_tasks = [held_out[k] for k in chosen[rank::world_size]]
     epochs = np.tile(range(len(train_tasks)), (args.num_iterations * B // len(train_tasks) + 1, 1))

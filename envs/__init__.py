@@ -8,6 +8,7 @@ An environment is any class with these members; a user's own class needs only `S
     step(branches) -> list[Step]                  branches: list of (task, history, actions), scored as one batch
     demonstrations() -> list[dict]                optional, for sft.py: prompts of train tasks, and a completion each
     state(task, history) -> str                   optional, for critics of mappo.py; not in mixtures
+    num_turns: int                                optional: how many turns it has, where --num-turns is too few
 
 An environment keeps no mutable state, so a rollout can branch: one task and history may continue in many ways.
 """
@@ -86,6 +87,7 @@ class Mixture:
 
     def __init__(self, environments):
         self.environments = environments
+        self.num_turns = max(getattr(env, "num_turns", 1) for env in environments.values())
 
     def tasks(self, split):
         """Tasks of all environments in turn. Short train splits repeat; surplus test tasks are left out."""
