@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import CRITIC_FREE
+from conftest import CRITIC_FREE, ROOT
 from test_gradient import advantages_of
 from toy import Letters, Step
 
@@ -133,6 +133,33 @@ def test_each_agent_has_the_returns_of_its_own_rewards(grow):
     env = Paid(2, lambda _, before, now: [1.0, int(now[1])] if before else 2.0, speakers=[[0], [1]])
     (root,), _ = grow(env, [2, 2])
     assert returns_of(root) == {0: [3, 3]} and root.value.tolist() == [3, 2.5]
+
+
+def test_cross_has_the_counterfactual_baseline_of_coma(grow):
+    """COMA subtracts, for each joint answer of the partners, its mean over the own: a sum, or a lost partner."""
+    rewards = np.random.default_rng(0).normal(size=(3, 3, 3))
+    ((node,),) = grow(Paid(3, lambda _, before, now: rewards[tuple(map(int, now))]), [3], "cross")
+    for agent, group in node.groups.items():
+        own_first = np.moveaxis(rewards, agent, 0)  # (G, of each partner G)
+        mean_of_all, mean_of_others = own_first.mean(0), (own_first.sum(0) - own_first) / 2
+        for script, baseline in ("magrpo", mean_of_all), ("marloo", mean_of_others):
+            counterfactual = (own_first - baseline).mean((1, 2))
+            ours = advantages_of(ROOT / f"{script}.py", group.returns)
+            np.testing.assert_allclose(ours, counterfactual, atol=1e-12)
+
+
+def test_messages_in_turn_are_credited_as_in_c3(grow):
+    """C3: the mean of the leaves behind a message, less the mean of its siblings': a leaf of another context."""
+    leaves = np.random.default_rng(0).normal(size=(3, 3, 3))  # the return behind three messages in turn
+    pay = lambda _, before, now: leaves[tuple(int(max(said)) for said in [*before, now])] if len(before) == 2 else 0.0
+    turns = grow(Paid(2, pay, speakers=[[0], [1], [0]]), [3, 3, 3], "align")
+    assert [len(nodes) for nodes in turns] == [1, 3, 9]
+    for node in itertools.chain(*turns):
+        (group,) = node.groups.values()
+        behind = [leaves[(*node.path, g)].mean() for g in range(3)]
+        expected = [behind[g] - (sum(behind) - behind[g]) / 2 for g in range(3)]
+        ours = advantages_of(ROOT / "marloo.py", group.returns)
+        np.testing.assert_allclose(ours, expected, atol=1e-12)
 
 
 def test_weights_are_the_chances_of_a_trajectory(grow):
