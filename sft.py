@@ -5,15 +5,14 @@ With prompt x and completion y, whose last token is the stop token, a step minim
     L = - sum over (x, y) of  sum_t log pi(y_t | x, y_<t) / number of completion tokens in the batch
 
     python sft.py --env tldr --model Qwen/Qwen3-1.7B --dataset hub
-    python sft.py --env tldr humaneval --num-turns 1 2 --num-agents 1 2   (four sources, in equal shares)
-    python sft.py --data runs/RUN/rollouts.jsonl --min-reward 2.5         (imitate the best that an earlier run logged)
+    python sft.py --data runs/RUN/rollouts.jsonl --min-reward 2.5   (imitate the best that an earlier run logged)
+    python sft.py --data one.jsonl another.jsonl                    (sources in equal shares)
 
 Left out on purpose: the prompt in the loss, truncation (pairs that are too long are left out, or their stop token
 would be cut off), several pairs in one row, resuming, and many processes: a warm start takes minutes.
 """
 
 import copy
-import itertools
 import json
 import math
 import os
@@ -49,13 +48,12 @@ class Args:
     save_dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the saved weights; training uses float32
 
     # demonstrations
-    env: list[str] = field(default_factory=lambda: ["tldr"])  # environments that demonstrate, in equal shares
-    num_agents: list[int] = field(default_factory=lambda: [2])  # agents in them; several numbers also get equal shares
-    num_turns: list[int] = field(default_factory=lambda: [1])  # turns in them; one number for all, or one each
+    env: str = "tldr"  # the environment that demonstrates, as in the scripts that train agents
+    num_agents: int = 2  # agents in it
+    num_turns: int = 1  # turns in it
     dataset: str = "sample"  # sample (offline), hub, a hub id, or a .jsonl, .json or .parquet file
-    env_kwargs: dict[str, str] = field(default_factory=dict)  # keyword arguments of every environment: key value ...
-    draws: int = 1  # times an environment is made, each with its own seed: gives more varied sample demonstrations
-    data: str | None = None  # .jsonl with prompt and completion, or a rollouts.jsonl, instead of environments
+    env_kwargs: dict[str, str] = field(default_factory=dict)  # its own options, such as: reward grounded
+    data: list[str] = field(default_factory=list)  # instead: .jsonl with prompt and completion, or rollouts.jsonl
     min_reward: float | None = None  # for a rollouts.jsonl: keep joint actions of at least this reward
     agent: int | None = None  # for a rollouts.jsonl: keep only the texts of this agent, counted from 0
     max_length: int = 1024  # tokens of prompt plus completion; longer pairs are left out
@@ -93,23 +91,16 @@ def encode(tokenizer, prompt):
 
 
 def demonstrations(args):
-    """What the environments demonstrate: a list of (prompt, completion) for each of them and each number of agents."""
+    """What the environment demonstrates: a list of (prompt, completion)."""
     import envs  # here, so that a copy of this file works by itself with --data
 
     sys.path.append(os.getcwd())  # where a class of your own may be
-    sources = []
-    for name, num_turns in zip(args.env, itertools.cycle(args.num_turns)):
-        for num_agents in args.num_agents:
-            source = []
-            for draw in range(args.draws):
-                seed = args.seed + 1000 * draw
-                try:
-                    env = envs.make(name, num_agents, num_turns, args.dataset, seed, **args.env_kwargs)
-                    source += [(pair["prompt"], pair["completion"]) for pair in env.demonstrations()]
-                except (ValueError, ModuleNotFoundError) as error:  # envs raises it with one sentence
-                    fail(f"--env {name}: {error}")
-            sources.append(list(dict.fromkeys(source)))  # a pair of two draws could be trained and held out
-    return sources
+    try:
+        env = envs.make(args.env, args.num_agents, args.num_turns, args.dataset, args.seed, **args.env_kwargs)
+        pairs = [(pair["prompt"], pair["completion"]) for pair in env.demonstrations()]
+    except (ValueError, ModuleNotFoundError) as error:  # envs raises it with one sentence
+        fail(f"--env {args.env}: {error}")
+    return list(dict.fromkeys(pairs))  # one that occurs twice could be trained and held out
 
 
 def pairs_of_rollouts(lines, min_reward, agent=None):
@@ -126,18 +117,18 @@ def pairs_of_rollouts(lines, min_reward, agent=None):
     return pairs
 
 
-def pairs_of_file(args):
-    """The distinct pairs (prompt, completion) of --data, without those of other splits than train."""
-    with open(args.data) as file:
+def pairs_of_file(path, args):
+    """The distinct pairs (prompt, completion) of a file, without those of other splits than train."""
+    with open(path) as file:
         rows = [json.loads(line) for line in file if line.strip()]
     rows = [row for row in rows if row.get("split", "train") == "train"]  # others would spoil the evaluation
     if any("agents" in row for row in rows):
         if args.min_reward is None:
-            fail(f"--data {args.data} holds rollouts: say with --min-reward which of them to imitate.")
+            fail(f"--data {path} holds rollouts: say with --min-reward which of them to imitate.")
         pairs = pairs_of_rollouts(rows, args.min_reward, args.agent)
     else:
         if args.min_reward is not None or args.agent is not None:
-            fail(f"--min-reward and --agent are for rollouts of training tasks: {args.data} has none; leave them out.")
+            fail(f"--min-reward and --agent are for rollouts of training tasks: {path} has none; leave them out.")
         pairs = [(row["prompt"], row["completion"]) for row in rows]
     return list(dict.fromkeys(pairs))
 
@@ -181,14 +172,12 @@ if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
     if args.learning_rate is None:
         args.learning_rate = 1e-3 if args.model == "tiny" else 1e-5
-    if len(args.num_turns) not in (1, len(args.env)):
-        fail(f"--num-turns: {len(args.num_turns)} numbers for {len(args.env)} environments; one for all, or one each.")
-    if args.data is None and (args.min_reward is not None or args.agent is not None):
+    if not args.data and (args.min_reward is not None or args.agent is not None):
         fail("--min-reward and --agent filter rollouts: give them with --data.")
     transformers.set_seed(args.seed)
 
     # demonstrations and model
-    sources = demonstrations(args) if args.data is None else [pairs_of_file(args)]
+    sources = [pairs_of_file(path, args) for path in args.data] or [demonstrations(args)]
     path = os.path.join(here, "models", "tiny") if args.model == "tiny" else args.model
     tokenizer = AutoTokenizer.from_pretrained(path)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
@@ -212,7 +201,7 @@ if __name__ == "__main__":
         held_out += random.sample(fitting[cut:], min(128, len(fitting) - cut))
 
     # run folder
-    name = os.path.basename(args.data).removesuffix(".jsonl") if args.data else "+".join(args.env).replace(":", ".")
+    name = os.path.basename(args.data[0]).removesuffix(".jsonl") if args.data else args.env.replace(":", ".")
     run = os.path.join(args.output_dir, f"{name}__{script[:-3]}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S}")
     os.makedirs(run)
     about = {"script": script[:-3], "args": asdict(args)}

@@ -73,7 +73,7 @@ def test_of_rollouts_only_whole_training_texts_that_earned_enough_are_imitated(l
     """Catches texts of evaluation tasks, of other agents, cut off, or paid for by another agent's reward; copies."""
     path = tmp_path / "rollouts.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in lines * 2))
-    pairs = sft.pairs_of_file(sft.Args(data=str(path), min_reward=2.0, agent=agent))
+    pairs = sft.pairs_of_file(path, sft.Args(min_reward=2.0, agent=agent))
     assert [prompt + completion for prompt, completion in pairs] == expected.split()
 
 
@@ -83,11 +83,11 @@ def test_rows_of_other_splits_than_train_are_not_imitated(tmp_path):
     rows = [pair, pair | {"prompt": "q", "split": "test"}, pair | {"prompt": "r", "split": "train"}]
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert sft.pairs_of_file(sft.Args(data=str(path))) == [("p", "c"), ("r", "c")]
+    assert sft.pairs_of_file(path, sft.Args()) == [("p", "c"), ("r", "c")]
 
 
-def test_each_environment_gets_its_turns_and_each_draw_its_seed(monkeypatch):
-    """Catches turns of another environment, draws that repeat, options that do not arrive, pairs listed twice."""
+def test_the_environment_gets_its_arguments(monkeypatch):
+    """Catches turns, a seed or options that do not arrive, and pairs listed twice."""
     made = []
 
     def make(name, *setup, **options):
@@ -95,11 +95,8 @@ def test_each_environment_gets_its_turns_and_each_draw_its_seed(monkeypatch):
         return Shown(*setup)
 
     monkeypatch.setattr(envs, "make", make)
-    args = sft.Args(env=["a", "b"], num_agents=[1, 2], num_turns=[1, 3], draws=2, env_kwargs={"word": "1"})
-    sources = sft.demonstrations(args)
-    setups = [(name, n, turns) for name, turns in (("a", 1), ("b", 3)) for n in (1, 2)]
-    assert made == [(*setup, "sample", seed, {"word": "1"}) for setup in setups for seed in (1, 1001)]
-    assert [len(source) for source in sources] == [42, 22] * 2  # those that both draws have, and one of each
+    pairs = sft.demonstrations(sft.Args(env="a", num_agents=2, num_turns=3, seed=5, env_kwargs={"word": "1"}))
+    assert made == [("a", 2, 3, "sample", 5, {"word": "1"})] and len(pairs) == len(set(pairs)) == 21
 
 
 @pytest.mark.parametrize("template", [None, make_tokenizer().chat_template])
@@ -132,14 +129,15 @@ def test_a_step_takes_the_mean_over_all_tokens_of_its_batch(run, tmp_path):
 
 def test_a_model_made_from_nothing_learns_to_answer(run, tmp_path):
     """Catches steps that are not taken, unequal sources, other weights saved, a tokenizer that reloads otherwise."""
-    sources = ("--env", "test_sft:Shown", "--num-agents", 1, 10, "--env-kwargs", "word", "don't-77")
+    sources = ("--sources", *(f"test_sft:Shown {agents} 1 word don't-77" for agents in (1, 10)))
     sizes = ("--hidden-size", 32, "--num-layers", 1, "--num-heads", 2, "--vocab-size", 300)
     made = run(ROOT / "models" / "tiny" / "make.py", *sources, *sizes)
     text = "It's 123 x \n\n   y_z 日本 <|im_end|> don't-77 two\t\r\n ."
     fresh = AutoTokenizer.from_pretrained(tmp_path / "runs")
     assert fresh(text).input_ids == made["tokenizer"](text).input_ids
     flags = ("--model", tmp_path / "runs", "--num-steps", 100, "--eval-every", 10, "--learning-rate", 1e-2)
-    names = run(ROOT / "sft.py", *sources, *flags, *FLAGS, "--save-dtype", "float16")
+    files = sorted((tmp_path / "runs" / "demonstrations").iterdir())
+    names = run(ROOT / "sft.py", "--data", *files, *flags, *FLAGS, "--save-dtype", "float16")
     assert 2 <= sum(row in names["train"][1] for row in names["batch"]) <= 6  # each source has an equal chance
     losses = [metrics["eval/loss"] for metrics in metrics_of(names["run"]) if "eval/loss" in metrics]
     assert len(losses) == 10 and losses[-1] < 0.1 < 1 < losses[0], losses
@@ -150,7 +148,7 @@ def test_a_model_made_from_nothing_learns_to_answer(run, tmp_path):
     assert tokenizer.decode(said[0, ids.shape[1] :]) == "don't-77 two three<|im_end|>"
 
 
-@pytest.mark.parametrize("flags", ["--env tdlr", "--data rollouts.jsonl", "--num-turns 1 2", "--min-reward 1"])
+@pytest.mark.parametrize("flags", ["--env tdlr", "--data rollouts.jsonl", "--num-turns 2", "--min-reward 1"])
 def test_a_bad_argument_is_one_sentence(flags, run, tmp_path, capsys):
     """Catches a traceback, and a run on other data than was asked for."""
     (tmp_path / "rollouts.jsonl").write_text(json.dumps(line()) + "\n")

@@ -1,15 +1,14 @@
-"""Makes a tokenizer and a random model from nothing: the folder that sft.py then trains to something like models/tiny.
+"""Makes demonstrations, a tokenizer and a random model from nothing: a folder that sft.py then trains to models/tiny.
 
-    python models/tiny/make.py --output-dir FOLDER --env tldr humaneval tldr humaneval classeval arxiv \
-        --num-turns 1 2 1 2 2 1 --num-agents 2 2 1 3 --draws 4
-    python sft.py --model FOLDER --env tldr humaneval tldr humaneval classeval arxiv \
-        --num-turns 1 2 1 2 2 1 --num-agents 2 2 1 3 --draws 4 \
-        --learning-rate 3e-3 --num-steps 1800 --save-every 300 --save-dtype float16
+    python models/tiny/make.py --output-dir FOLDER
+    python sft.py --model FOLDER --data FOLDER/demonstrations/* --learning-rate 3e-3 --num-steps 4000 \
+        --save-every 500 --save-dtype float16
 
-Both make the same demonstrations: the tokenizer is trained on their texts, the model learns to write them.
+The tokenizer is trained on the demonstrations that the model learns to write.
 """
 
 import itertools
+import json
 import os
 import sys
 from dataclasses import dataclass, field
@@ -22,8 +21,15 @@ from tokenizers import decoders, normalizers, pre_tokenizers
 from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
-from sft import demonstrations
+import envs
 
+# Environment, agents, turns and options of each source; a file each, and an equal share of the training.
+SOURCES = [
+    *["tldr 1 1", "tldr 2 1", "tldr 2 1", "tldr 3 1"],
+    *["humaneval 1 2", "humaneval 2 2", "humaneval 2 2", "humaneval 3 2"],
+    *["classeval 1 2", "classeval 2 2", "classeval 3 2"],
+    *["arxiv 1 1", "arxiv 2 1", "arxiv 3 1"],
+]
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -36,15 +42,8 @@ QWEN2_WORDS = (
 @dataclass
 class Args:
     output_dir: str  # the folder to write
-    seed: int = 1  # seeds the weights and the environments
-
-    # demonstrations, as in sft.py
-    env: list[str] = field(default_factory=lambda: ["tldr"])
-    num_agents: list[int] = field(default_factory=lambda: [2])
-    num_turns: list[int] = field(default_factory=lambda: [1])
-    dataset: str = "sample"
-    env_kwargs: dict[str, str] = field(default_factory=dict)
-    draws: int = 1
+    seed: int = 1  # seeds the weights and the environments, each with another
+    sources: list[str] = field(default_factory=lambda: SOURCES)
 
     # model
     vocab_size: int = 1536  # tokens of the byte-level BPE, fewer if the texts have no more to merge; at least 259
@@ -100,7 +99,16 @@ def new_model(args, tokenizer):
 if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
     transformers.set_seed(args.seed)
-    texts = (text for source in demonstrations(args) for pair in source for text in pair)
+    folder, texts = os.path.join(args.output_dir, "demonstrations"), []
+    os.makedirs(folder)
+    for k, source in enumerate(args.sources):
+        name, num_agents, num_turns, *options = source.split()
+        options = dict(zip(options[::2], options[1::2]))
+        env = envs.make(name, int(num_agents), int(num_turns), seed=args.seed + 1000 * k, **options)
+        with open(os.path.join(folder, f"{k:02}-{name.replace(':', '.')}.jsonl"), "w") as file:
+            for pair in env.demonstrations():
+                file.write(json.dumps(pair) + "\n")
+                texts += pair.values()
     tokenizer = new_tokenizer(texts, args.vocab_size)
     model = new_model(args, tokenizer)
     model.save_pretrained(args.output_dir)
