@@ -26,9 +26,17 @@ import envs
 # Environment, agents, turns and options of each source; a file each, and an equal share of the training.
 SOURCES = [
     *["tldr 1 1", "tldr 2 1", "tldr 2 1", "tldr 3 1"],
+    *["tldr 2 1 protocol sequential", "tldr 2 1 protocol discussion"],
+    *["arxiv 1 1", "arxiv 2 1", "arxiv 2 1"],
     *["humaneval 1 2", "humaneval 2 2", "humaneval 2 2", "humaneval 3 2"],
+    *["humaneval 2 1 protocol sequential", "humaneval 2 1 protocol discussion"],
     *["classeval 1 2", "classeval 2 2", "classeval 3 2"],
-    *["arxiv 1 1", "arxiv 2 1", "arxiv 3 1"],
+    *["gsm8k 1 2", "gsm8k 2 2", "gsm8k 2 2", "gsm8k 3 2"],
+    *["debate 1 2", "debate 2 2", "debate 2 2", "debate 3 2", "debate 3 2 form judge"],
+    *["tools 1 3", "tools 2 3", "tools 2 3", "tools 3 4"],
+    *["bfcl 1 1", "bfcl 2 1", "bfcl 2 1", "bfcl 3 1"],
+    *["bugfix 1 1", "bugfix 2 2", "bugfix 2 2", "bugfix 3 3"],
+    *["reference 2 2", "reference 3 2"],
 ]
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -46,7 +54,7 @@ class Args:
     sources: list[str] = field(default_factory=lambda: SOURCES)
 
     # model
-    vocab_size: int = 1536  # tokens of the byte-level BPE, fewer if the texts have no more to merge; at least 259
+    vocab_size: int = 2048  # tokens of the byte-level BPE, fewer if the texts have no more to merge; at least 259
     hidden_size: int = 128
     num_layers: int = 4
     num_heads: int = 4  # attention heads, half as many for keys and values
