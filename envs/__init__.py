@@ -50,6 +50,8 @@ ENVIRONMENTS = {
     "humaneval": "envs.coding:Coding",
     "coophumaneval": "envs.coding:Coding",
     "classeval": "envs.classeval:ClassEval",
+    "gsm8k": "envs.reasoning:Reasoning",
+    "reasoning": "envs.generated:Generated",
 }
 
 

@@ -1,0 +1,59 @@
+"""The generators of the package reasoning-gym, about a hundred, with the roles of envs/reasoning.py."""
+
+import re
+from importlib import import_module
+
+from envs.reasoning import SAMPLE_COUNTS, Reasoning
+
+# Some of the package's scorers evaluate an answer as Python. Of these signs nothing can be called, and without
+# exponents no number grows out of bounds; other answers are wrong.
+HARMLESS = re.compile(r"(?!.*\d[eE][+-]?\d)[A-Za-z0-9 .,:+/%-]*")
+
+
+class Generated(Reasoning):
+    """Problems of one generator, such as `--env reasoning --env-kwargs task chain_sum`.
+
+    task: name of the generator; one with short answers, of letters, digits and few signs
+    dataset: "sample"
+
+    Agents, roles and reward are those of Reasoning, but right is what the generator's score_answer gives full marks.
+    There are no demonstrations.
+    """
+
+    def __init__(
+        self, name="reasoning", num_agents=2, num_turns=1, dataset="sample", seed=1, roles="check", task="chain_sum"
+    ):
+        self.generator = task
+        super().__init__(name, num_agents, num_turns, dataset, seed, roles)
+
+    def load(self, dataset):
+        if dataset != "sample":
+            raise ValueError(f"--dataset {dataset}: reasoning makes its own problems; use --dataset sample.")
+        try:
+            package = import_module("reasoning_gym")
+        except ModuleNotFoundError:
+            raise ValueError("--env reasoning: it needs a package; run pip install reasoning-gym.") from None
+        try:
+            self.source = package.create_dataset(self.generator, size=sum(SAMPLE_COUNTS.values()), seed=self.seed)
+        except (ValueError, AssertionError) as error:
+            raise ValueError(f"--env-kwargs task {self.generator}: reasoning-gym makes none ({error}).") from None
+        entries = {entry["question"]: entry for entry in self.source if isinstance(entry["answer"], str)}
+        rows = [
+            {"question": entry["question"], "answer": entry["answer"], "entry": entry} for entry in entries.values()
+        ]
+        judged = [row for row in self.judge(rows) if isinstance(row, dict)]
+        cut = len(judged) * SAMPLE_COUNTS["train"] // sum(SAMPLE_COUNTS.values())
+        if not cut:
+            raise ValueError(f"--env-kwargs task {self.generator}: no answer is short enough; use another generator.")
+        return {"train": judged[:cut], "test": judged[cut:]}
+
+    def right(self, task, given):
+        if given is None or not HARMLESS.fullmatch(given):
+            return False
+        try:
+            return self.source.score_answer(given, task["entry"]) >= 1
+        except Exception:  # not every scorer expects every text
+            return False
+
+    def demonstrations(self):
+        raise ValueError("--env reasoning: it has no solutions to imitate; use gsm8k.")

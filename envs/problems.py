@@ -1,0 +1,87 @@
+"""Sample word problems of two steps, made offline from a small grammar.
+
+A start and two operations, each a sentence that is needed: without its number the answer is unknown. "First" and
+"Then" keep their order where they are told apart. A third of the problems also name an hour or a day, which is not
+needed. Operation x operation x thing decides the split, as in envs/samples.py: test asks for new combinations of
+known pieces.
+"""
+
+import random
+
+SPLITS = {0: "test", 1: "validation"}  # of the indices' sum modulo 6; all others are train
+NAMES = ["Ana", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gia", "Hugo", "Ida", "Jon", "Kim", "Leo"]
+THINGS = ["apples", "books", "cards", "coins", "eggs", "flowers", "keys", "pens", "shells", "stamps", "stones", "toys"]
+OPERATIONS = [
+    ("buys {n} more", "+"),
+    ("finds {n}", "+"),
+    ("gives {n} to {friend}", "-"),
+    ("loses {n}", "-"),
+    ("keeps one of {n} equal parts", "/"),
+    ("has {n} times as many", "*"),
+]
+CONFUSED = {"+": "-", "-": "+", "/": "-", "*": "+"}  # what a flawed solution takes for an operation
+
+
+def problems(split, count, seed):
+    """`count` different problems of "train", "validation" or "test".
+
+    Returns dicts in the columns of GSM8K, question and answer (a line for each step, then #### and the result), and
+    with `flawed`, a wrong answer: it stops after one step, or takes the second for another one.
+    """
+    rng, rows = random.Random(f"problems {split} {seed}"), {}
+    while len(rows) < count:
+        first, second, thing = (rng.randrange(len(options)) for options in (OPERATIONS, OPERATIONS, THINGS))
+        if SPLITS.get((first + second + thing) % 6, "train") == split:
+            row = _problem(OPERATIONS[first], OPERATIONS[second], THINGS[thing], rng)
+            rows[row["question"]] = row
+    return list(rows.values())
+
+
+def _problem(first, second, thing, rng):
+    name, friend = rng.sample(NAMES, 2)
+    start, n, m, one, two = _numbers(first[1], second[1], rng)
+    facts = [
+        f"{name} has {start} {thing}",
+        f"First {name} {first[0].format(n=n, friend=friend)}",
+        f"Then {name} {second[0].format(n=m, friend=friend)}",
+    ]
+    if rng.random() < 1 / 3:  # a number that is not needed
+        place, surplus = rng.randrange(3), rng.choice([" at {} o'clock", " on day {}"])
+        facts[place] += surplus.format(rng.randint(1, 9))
+    steps = [(start, first[1], n, one), (one, second[1], m, two)]
+    flawed = steps[:1]
+    wrong = _result(one, CONFUSED[second[1]], m)
+    if wrong not in (0, two) and rng.random() < 0.5:
+        flawed = [*flawed, (one, CONFUSED[second[1]], m, wrong)]
+    question = ". ".join([*facts, f"How many {thing} does {name} have now?"])
+    return {"question": question, "answer": _working(steps), "flawed": _working(flawed)}
+
+
+def _numbers(first, second, rng):
+    """A start, the numbers of two operations, and both results, which a very small model can learn to compute."""
+    while True:
+        start, n, m = rng.randint(2, 30), rng.randint(2, 9), rng.randint(2, 9)
+        one = _result(start, first, n)
+        two = one and _result(one, second, m)
+        if two:
+            return start, n, m, one, two
+
+
+def _result(value, sign, n):
+    """The result of an operation, 0 where it is no number from 1 to 99 or needs more than the times table."""
+    if sign == "+":
+        result = value + n
+    elif sign == "-":
+        result = value - n
+    elif sign == "*":
+        result = value * n if value <= 9 else 0
+    else:
+        result = value // n if value % n == 0 and value // n <= 9 else 0
+    return result if 1 <= result <= 99 else 0
+
+
+def _working(steps):
+    lines = []
+    for value, sign, n, result in steps:
+        lines.append(f"{value} {sign} {n} = <<{value}{sign}{n}={result}>>{result}")
+    return "\n".join([*lines, f"#### {result}"])
