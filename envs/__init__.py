@@ -52,6 +52,7 @@ ENVIRONMENTS = {
     "classeval": "envs.classeval:ClassEval",
     "gsm8k": "envs.reasoning:Reasoning",
     "reasoning": "envs.generated:Generated",
+    "debate": "envs.debate:Debate",
 }
 
 

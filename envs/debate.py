@@ -1,0 +1,143 @@
+r"""Debates about questions whose answers can be checked.
+
+In rounds, after Du et al. (arXiv 2305.14325): each agent answers alone, reads what others said, and answers again.
+With a judge: one argues for a claim, another against it, and a third decides. Prompts, tasks and rewards are our own.
+Only the answer in \boxed{} is compared with the right one (rewards/debate.py): no text is judged by its style.
+"""
+
+import random
+
+from envs import Step, debate_tasks
+from envs.data import read_rows
+from rewards.debate import debate_reward, verdict_reward
+from rewards.reasoning import LONGEST
+
+SAMPLE_COUNTS = {"train": 1000, "test": 200}
+DEMONSTRATED = 3000  # questions; there are fewer claims
+SHOWN = 400  # characters of a text that others read: the last ones, where the answer is
+
+ALONE = "Show your work briefly. End with \\boxed{answer}."
+AGAIN = "Check what was said, then answer again. End with \\boxed{answer}."
+ARGUE = "Show briefly why this is {side}."
+JUDGE = "Who is right? End with \\boxed{true} or \\boxed{false}."
+
+
+def right_answers(rows):
+    """For each row of a dataset its task, or why it cannot be used."""
+    tasks = []
+    for row in rows:
+        *before, gold = row["answer"].split("####")
+        gold = gold.strip()
+        usable = len(before) < 2 and 0 < len(gold) <= LONGEST
+        fault = f"its answer is not one of 1 to {LONGEST} characters, alone or behind a single ####"
+        tasks.append({**row, "answer": gold} if usable else fault)
+    return tasks
+
+
+def shown(text):
+    """A text as others read it: without thoughts, in one line, so that it cannot pose as several agents, and cut."""
+    words = text.rpartition("</think>")[2].partition("<think>")[0].split()
+    return " ".join(words)[-SHOWN:] or "(nothing)"
+
+
+class Debate:
+    r"""Agents answer a question, read each other's answers, and answer again.
+
+    num_agents: 1 or more; a single one revises its own answer
+    num_turns: the number of rounds, at least 2: fewer become 2
+    dataset: "sample", "hub" (openai/gsm8k, main), a hub id or a file, with columns `question` and `answer`: the right
+        answer stands behind its only ####, or is all of it
+    seed: int, seeds the sample tasks
+    form: "rounds": at first each agent sees the question only; later also its own last text and those of the others,
+        the last 400 characters of each, as Agent 1, Agent 2 and so on, never who is right. Reward 0 to 1.3, paid in
+        the last round: see debate_reward().
+        "judge": the question is a claim, sample tasks only. Agent 1 argues that it is true, agent 2 that it is false,
+        both at once; in turn 2 agent 3 alone reads both and boxes true or false. It takes 3 agents and 2 turns.
+        Reward 0 or 1 for all three, paid in turn 2: the judge is right. So the sides do well to help the judge.
+    topic: "number", or "choice": four options A to D, sample tasks only; guessing is right in a quarter of the cases
+
+    Raises ValueError with one sentence for other arguments and for a dataset that cannot be used.
+    """
+
+    def __init__(
+        self, name="debate", num_agents=2, num_turns=1, dataset="sample", seed=1, form="rounds", topic="number"
+    ):
+        for option, value, known in ("form", form, ["rounds", "judge"]), ("topic", topic, ["number", "choice"]):
+            if value not in known:
+                raise ValueError(
+                    f"--env-kwargs {option} {value}: {name} knows {' and '.join(known)}; use one of them."
+                )
+            if value != known[0] and dataset != "sample":
+                raise ValueError(f"--env-kwargs {option} {value}: only sample tasks have it; use --dataset sample.")
+        if form == "judge" and (num_agents != 3 or num_turns > 2):
+            given = f"--num-agents {num_agents}, --num-turns {num_turns}"
+            raise ValueError(
+                f"{given}: with a judge there are 3 agents and 2 turns; use --num-agents 3 --num-turns 2."
+            )
+        self.num_agents, self.num_turns, self.dataset, self.seed = num_agents, max(2, num_turns), dataset, seed
+        self.judged, self.choice = form == "judge", topic == "choice"
+        if dataset == "sample":
+            self.splits = {split: self._sample(split, count) for split, count in SAMPLE_COUNTS.items()}
+        else:
+            columns, splits = ["question", "answer"], {"train": "train", "test": "test"}
+            self.splits = read_rows(dataset, columns, "openai/gsm8k", splits, hub_config="main", judge=right_answers)
+
+    def _sample(self, split, count):
+        rng = random.Random(f"debate {split} {self.seed}")
+        if self.judged:
+            return debate_tasks.claims(split, count, rng)
+        return debate_tasks.questions(split, count, rng, self.choice)
+
+    def tasks(self, split):
+        """The tasks of "train" or "test": list of dict(question, answer) with further columns."""
+        return self.splits[split]
+
+    def observe(self, task, history):
+        question, said = task["question"], [shown(text) for text in history[-1].actions] if history else []
+        if self.judged:
+            if history:
+                return [None, None, f"Claim: {question}\n\nFor: {said[0]}\nAgainst: {said[1]}\n\n{JUDGE}"]
+            return [*(f"Claim: {question}\n\n{ARGUE.format(side=side)}" for side in ("true", "false")), None]
+        if not history:
+            return [f"{question}\n\n{ALONE}"] * self.num_agents
+        prompts = []
+        for own in range(self.num_agents):
+            others = [f"Agent {i}: {text}" for i, text in enumerate(said, 1) if i != own + 1]
+            texts = "\n".join([f"You: {said[own]}", *others])
+            prompts.append(f"{question}\n\n{texts}\n\n{AGAIN}")
+        return prompts
+
+    def step(self, branches):
+        steps = []
+        for task, history, actions in branches:
+            reward, parts, done = 0.0, {}, len(history) + 1 == self.num_turns
+            if done and self.judged:
+                reward, parts = verdict_reward(actions[2], task["answer"])
+            elif done:
+                rounds = [step.actions for step in history] + [actions]
+                reward, parts = debate_reward(rounds, task["answer"])
+            steps.append(Step(actions, reward, parts, done))
+        return steps
+
+    def demonstrations(self):
+        """Texts to imitate for sample tasks of the train split: list of dict(prompt, completion), for every turn.
+
+        Half of the first answers are wrong, and agents keep, take over or change answers by chance; sides lie, and the
+        judge believes either. When to do what is left to reinforcement learning.
+        """
+        if self.dataset != "sample":
+            raise ValueError(f"--dataset {self.dataset}: debate demonstrates sample tasks only; use sample.")
+        rng, pairs = random.Random(f"demonstrated debates {self.seed}"), []
+        for task in self._sample("train", DEMONSTRATED):
+            history, held = [], []
+            for _ in range(self.num_turns):
+                if not self.judged:
+                    held, actions = debate_tasks.answers(task, held, self.num_agents, rng)
+                elif not history:
+                    actions = [*debate_tasks.speeches(task, rng), ""]
+                else:
+                    actions = ["", "", debate_tasks.verdict(task, history[0].actions[:2], rng)]
+                prompts = self.observe(task, history)
+                pairs += [{"prompt": p, "completion": c} for p, c in zip(prompts, actions) if p is not None]
+                history.append(Step(actions, 0.0, {}, False))
+        return pairs

@@ -1,0 +1,65 @@
+"""The rewards of debates. Only what stands in a box is read, and only whether it is right is paid for.
+
+Agreement, style, length and a change of mind earn nothing. A bonus for "was wrong, is right", as others pay it, would
+be earned most easily by a wrong answer on purpose at first. So it is the other way round: an answer that was right
+from the start is worth a little more.
+"""
+
+from itertools import pairwise
+
+from rewards.reasoning import answer, is_right
+
+ALL_RIGHT = 0.2
+STEADY = 0.1
+
+
+def debate_reward(rounds, gold):
+    """Score a debate after its last round.
+
+    rounds: list of at least one round, a list with one text for each of N agents
+    gold: str, the right answer
+
+    Returns (reward, parts), with reward = correct + 0.2 all_passed + 0.1 steady, 0 to 1.3. An agent is right in a
+    round if the one answer that its text gives (see rewards/reasoning.py) equals gold.
+        correct: share of agents that are right in the last round
+        all_passed: 1 if all are, else 0
+        steady: share that is right in the first and in the last round
+    Diagnostics: round1_correct; corrected (share that is wrong in the first round, right in the last);
+    persuaded_wrongly (right, then wrong); majority_correct (1 if more than half are right in the last round); agree (1
+    if all give the same answer there, right or wrong); flips (share of answers that differ from the agent's answer of
+    the round before).
+    """
+    answers = [[answer(text) for text in texts] for texts in rounds]
+    N = len(answers[0])
+    first = [is_right(given, gold) for given in answers[0]]
+    last = [is_right(given, gold) for given in answers[-1]]
+    both = list(zip(first, last))
+    changes = [not _same(*pair) for before, after in pairwise(answers) for pair in zip(before, after)]
+    leader = answers[-1][0]
+    parts = {
+        "correct": sum(last) / N,
+        "all_passed": float(all(last)),
+        "steady": both.count((True, True)) / N,
+        "round1_correct": sum(first) / N,
+        "corrected": both.count((False, True)) / N,
+        "persuaded_wrongly": both.count((True, False)) / N,
+        "majority_correct": float(sum(last) > N / 2),
+        "agree": float(leader is not None and all(_same(leader, given) for given in answers[-1])),
+        "flips": sum(changes) / max(1, len(changes)),
+    }
+    return parts["correct"] + ALL_RIGHT * parts["all_passed"] + STEADY * parts["steady"], parts
+
+
+def verdict_reward(text, truth):
+    """Score a judge's text on a claim: (1.0 if its answer is `truth`, "true" or "false", else 0.0, parts).
+
+    Parts: all_passed, the reward; said_true, 1 if the answer is true: with a mean of 0 or 1 the judge does not read.
+    """
+    given = answer(text)
+    right = float(is_right(given, truth))
+    return right, {"all_passed": right, "said_true": float(is_right(given, "true"))}
+
+
+def _same(one, other):
+    """Whether two answers, or Nones, are equal."""
+    return one is other if None in (one, other) else is_right(one, other)
