@@ -53,6 +53,7 @@ ENVIRONMENTS = {
     "gsm8k": "envs.reasoning:Reasoning",
     "reasoning": "envs.generated:Generated",
     "debate": "envs.debate:Debate",
+    "remote": "envs.remote:Remote",
 }
 
 

@@ -13,7 +13,10 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 def test_flags_and_files_exist(page):
     """A flag or a file that was renamed or dropped, and is still recommended."""
     text = page.read_text()
-    trees = [ast.parse(path.read_text()) for path in (*ROOT.glob("*.py"), *ROOT.glob("benchmarks/*.py"))]
+    trees = [
+        ast.parse(path.read_text())
+        for path in (*ROOT.glob("*.py"), *ROOT.glob("benchmarks/*.py"), *ROOT.glob("envs/*.py"))
+    ]
     classes = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args"]
     known = {field.target.id for node in classes for field in node.body if isinstance(field, ast.AnnAssign)}
     known |= {"nproc_per_node", "shutdown_timeout", "help"}  # torchrun's, tyro's

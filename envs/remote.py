@@ -1,0 +1,216 @@
+"""An environment on another machine: one that has the sandbox grades, one that has not trains.
+
+    TUTTI_TOKEN=... python -m envs.remote humaneval --num-turns 2
+    TUTTI_TOKEN=... python magrpo.py --env remote --env-kwargs url http://127.0.0.1:8765 --num-turns 2
+
+The server keeps nothing between two requests: a client names a task by its number, and sends the branch's history
+each time. So the branches of several clients cannot mix, and the tests of a task stay where they are.
+
+A Step may hold any object, so the server makes it a pickle, which the client keeps and sends back unread. It is signed
+with a key that the server tells nobody, and no other is loaded: who has the token can have texts graded, and no more.
+Nothing is encrypted: between two machines, use `ssh -L 8765:localhost:8765 HOST`, or a proxy with https.
+"""
+
+import hmac
+import json
+import os
+import pickle
+import secrets
+import sys
+import threading
+import traceback
+from base64 import b64decode, b64encode
+from collections import namedtuple
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+import numpy as np
+import tyro
+
+import envs
+
+TOKEN = "TUTTI_TOKEN"  # the environment variable with the token, on both machines
+LIMIT = 64_000_000  # bytes of a request
+PATIENCE = 3600  # seconds that a client waits for an answer: a step can run the tests of many answers
+# A Step at the client: feedback is only for rollouts.jsonl, and sealed is the Step itself, for the server.
+Received = namedtuple("Received", (*envs.Step._fields, "sealed"))
+
+
+@dataclass
+class Args:
+    env: tyro.conf.Positional[str]  # a name that envs/ knows, several joined by +, or module:Class of your own
+    num_agents: int = 2
+    num_turns: int = 1
+    dataset: str = "sample"
+    seed: int = 1  # of the sample tasks
+    env_kwargs: dict[str, str] = field(default_factory=dict)  # its own options, such as: feedback plain
+    host: str = "127.0.0.1"  # who can connect: this machine alone; 0.0.0.0: all machines
+    port: int = 8765
+    token: str = ""  # by default that of TUTTI_TOKEN: others can read a command line in the list of processes
+
+
+class Remote:
+    """The client: asks a server for whatever the scripts ask an environment.
+
+    url: where the server listens; its token is in the environment variable TUTTI_TOKEN
+    num_agents, num_turns, dataset: have to be those of the environment that is served
+    seed: has no effect here; the server's makes the tasks
+
+    Raises ValueError with one sentence where there is no server, or it refuses, or its environment raises.
+    """
+
+    def __init__(self, name, num_agents=2, num_turns=1, dataset="sample", seed=1, url="http://127.0.0.1:8765"):
+        self.url = urlsplit(url)
+        if self.url.scheme not in ("http", "https"):
+            raise ValueError(f"--env-kwargs url {url}: it has to start with http:// or https://.")
+        about = self._ask("about")
+        for key, value in (("num_agents", num_agents), ("num_turns", num_turns), ("dataset", dataset)):
+            if value != about[key]:
+                flag = f"--{key.replace('_', '-')}"
+                raise ValueError(f"{flag} {value}: what {url} serves has {about[key]}; use {flag} {about[key]}.")
+        self.num_turns, self.counts = num_turns, about["tasks"]
+        self.observe = partial(self._read, "observe")
+        if about["state"]:
+            self.state = partial(self._read, "state")
+
+    def tasks(self, split):
+        return [{"split": split, "number": number} for number in range(self.counts[split])]
+
+    def step(self, branches):
+        sent = [(task, [step.sealed for step in history], actions) for task, history, actions in branches]
+        return [Received(*values) for values in self._ask("step", branches=sent)]
+
+    def _read(self, method, task, history):
+        return self._ask(method, task=task, history=[step.sealed for step in history])
+
+    def _ask(self, method, **request):
+        kind = HTTPSConnection if self.url.scheme == "https" else HTTPConnection
+        headers = {"Authorization": f"Bearer {os.environ.get(TOKEN, '').strip()}"}
+        try:
+            with closing(kind(self.url.netloc, timeout=PATIENCE)) as connection:
+                with suppress(BrokenPipeError, ConnectionResetError):  # it can refuse before it has read all
+                    connection.request("POST", f"{self.url.path}/{method}", json.dumps(request).encode(), headers)
+                response = connection.getresponse()
+                answer = json.loads(response.read())
+        except (OSError, HTTPException, ValueError) as error:
+            raise ValueError(f"{self.url.geturl()}: no server of envs.remote answers there ({error!r}).") from None
+        if response.status != 200:
+            raise ValueError(f"{self.url.geturl()}: {answer}")
+        return answer
+
+
+class Refused(Exception):
+    """(status, sentence) for a request that is not answered."""
+
+
+class Server(ThreadingHTTPServer):
+    """Serves one environment to all who know the token. Raises ValueError with one sentence."""
+
+    def __init__(self, args):
+        self.token = args.token or os.environ.get(TOKEN, "").strip()
+        if not self.token:
+            raise ValueError(f"--token: there is none; set {TOKEN} to a long random text, here and at the client.")
+        about = {"num_agents": args.num_agents, "num_turns": args.num_turns, "dataset": args.dataset}
+        self.env = env = envs.make(args.env, **about, seed=args.seed, **args.env_kwargs)
+        about["num_turns"] = getattr(env, "num_turns", args.num_turns)
+        self.splits = {split: env.tasks(split) for split in ("train", "test")}
+        self.readers = {"/observe": env.observe}
+        if state := getattr(env, "state", None):
+            self.readers["/state"] = state
+        counts = {split: len(tasks) for split, tasks in self.splits.items()}
+        self.about = about | {"tasks": counts, "state": bool(state)}
+        self.key, self.batch = secrets.token_bytes(32), threading.Lock()
+        try:
+            super().__init__((args.host, args.port), Handler)
+        except OSError as error:
+            raise ValueError(f"--host {args.host} --port {args.port}: {error.strerror}; use others.") from None
+
+    def understand(self, path, body):
+        """What a request asks for, as a function without arguments. Many types of errors mean that it is malformed."""
+        request = json.loads(body)
+        if path == "/about":
+            return lambda: self.about
+        if path != "/step":
+            return partial(self.readers[path], *self._restore(request["task"], request["history"]))
+        branches = []
+        for task, history, actions in request["branches"]:
+            if [type(text) for text in actions] != [str] * self.about["num_agents"]:
+                raise ValueError("actions are one text for each agent")
+            branches.append((*self._restore(task, history), actions))
+        return partial(self._step, branches)
+
+    def _step(self, branches):
+        with self.batch:  # two at once would slow each other's tests down, beyond their limits of time
+            steps = self.env.step(branches)
+        return [(s.actions, s.reward, s.parts, s.done, s.feedback, self._seal(pickle.dumps(s))) for s in steps]
+
+    def _seal(self, data):
+        return b64encode(hmac.digest(self.key, data, "sha256") + data).decode()
+
+    def _restore(self, task, history):
+        """The environment's own task and Steps."""
+        tasks, number, steps = self.splits[task["split"]], task["number"], []
+        if not 0 <= number < len(tasks):
+            raise IndexError(f"there is no task {number}")
+        for sealed in history:
+            data = b64decode(sealed)[32:]
+            if not hmac.compare_digest(sealed.encode(), self._seal(data).encode()):
+                raise ValueError("this server has made no such Step; if it was restarted, --resume the run")
+            steps.append(pickle.loads(data))
+        return tasks[number], steps
+
+
+class Handler(BaseHTTPRequestHandler):
+    timeout = 60  # seconds without a byte from the client
+
+    def do_POST(self):
+        try:
+            status, answer = 200, json.dumps(self._answer(), default=_plain)
+        except Refused as refused:
+            status, answer = refused.args[0], json.dumps(refused.args[1])
+        except Exception as error:  # an environment may raise any
+            traceback.print_exc()
+            status, answer = 500, json.dumps(f"its environment raised {type(error).__name__}: {error}")
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))  # it is ASCII
+        self.end_headers()
+        self.wfile.write(answer.encode())
+
+    def _answer(self):
+        given, expected = self.headers.get("Authorization", ""), f"Bearer {self.server.token}"
+        if not hmac.compare_digest(given.encode(), expected.encode()):
+            raise Refused(401, f"the token is wrong or missing; set {TOKEN} to the server's.")
+        try:
+            size = int(self.headers.get("Content-Length", ""))
+            if size > LIMIT:
+                raise Refused(413, f"the request has {size} bytes, and {LIMIT} are allowed; use fewer --num-tasks.")
+            call = self.server.understand(self.path, self.rfile.read(max(0, size)))
+        except (LookupError, RecursionError, TimeoutError, TypeError, ValueError) as error:
+            raise Refused(400, f"the request is malformed ({type(error).__name__}: {error}).") from None
+        return call()
+
+    def log_request(self, code="-", size="-"):
+        if code != 200:
+            super().log_request(code, size)
+
+
+def _plain(value):
+    """For what JSON does not know, as in rollouts.jsonl."""
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else str(value)
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args)
+    try:
+        server = Server(args)
+    except (ModuleNotFoundError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    print(f"{args.env} is served at http://{args.host}:{server.server_port} until Ctrl-C", flush=True)
+    with suppress(KeyboardInterrupt):
+        server.serve_forever()
