@@ -1,7 +1,7 @@
 """An environment on another machine: one that has the sandbox grades, one that has not trains.
 
     TUTTI_TOKEN=... python -m envs.remote humaneval --num-turns 2
-    TUTTI_TOKEN=... python magrpo.py --env remote --env-kwargs url http://127.0.0.1:8765 --num-turns 2
+    TUTTI_TOKEN=... python magrpo.py --env remote --env-kwargs url http://127.0.0.1:8765
 
 The server keeps nothing between two requests: a client names a task by its number, and sends the branch's history
 each time. So the branches of several clients cannot mix, and the tests of a task stay where they are.
@@ -28,14 +28,12 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
-import numpy as np
 import tyro
 
 import envs
 
 TOKEN = "TUTTI_TOKEN"  # the environment variable with the token, on both machines
 LIMIT = 64_000_000  # bytes of a request
-PATIENCE = 3600  # seconds that a client waits for an answer: a step can run the tests of many answers
 # A Step at the client: feedback is only for rollouts.jsonl, and sealed is the Step itself, for the server.
 Received = namedtuple("Received", (*envs.Step._fields, "sealed"))
 
@@ -57,8 +55,8 @@ class Remote:
     """The client: asks a server for whatever the scripts ask an environment.
 
     url: where the server listens; its token is in the environment variable TUTTI_TOKEN
-    num_agents, num_turns, dataset: have to be those of the environment that is served
-    seed: has no effect here; the server's makes the tasks
+    num_agents, num_turns: have to be the server's; without --num-turns the server's is taken
+    dataset, seed: have no effect here; the server's make the tasks
 
     Raises ValueError with one sentence where there is no server, or it refuses, or its environment raises.
     """
@@ -68,11 +66,11 @@ class Remote:
         if self.url.scheme not in ("http", "https"):
             raise ValueError(f"--env-kwargs url {url}: it has to start with http:// or https://.")
         about = self._ask("about")
-        for key, value in (("num_agents", num_agents), ("num_turns", num_turns), ("dataset", dataset)):
-            if value != about[key]:
+        for key, value in ("num_agents", num_agents), ("num_turns", num_turns):
+            if value != about[key] and (key, value) != ("num_turns", 1):
                 flag = f"--{key.replace('_', '-')}"
                 raise ValueError(f"{flag} {value}: what {url} serves has {about[key]}; use {flag} {about[key]}.")
-        self.num_turns, self.counts = num_turns, about["tasks"]
+        self.num_turns, self.counts = about["num_turns"], about["tasks"]
         self.observe = partial(self._read, "observe")
         if about["state"]:
             self.state = partial(self._read, "state")
@@ -91,7 +89,7 @@ class Remote:
         kind = HTTPSConnection if self.url.scheme == "https" else HTTPConnection
         headers = {"Authorization": f"Bearer {os.environ.get(TOKEN, '').strip()}"}
         try:
-            with closing(kind(self.url.netloc, timeout=PATIENCE)) as connection:
+            with closing(kind(self.url.netloc, timeout=3600)) as connection:
                 with suppress(BrokenPipeError, ConnectionResetError):  # it can refuse before it has read all
                     connection.request("POST", f"{self.url.path}/{method}", json.dumps(request).encode(), headers)
                 response = connection.getresponse()
@@ -103,10 +101,6 @@ class Remote:
         return answer
 
 
-class Refused(Exception):
-    """(status, sentence) for a request that is not answered."""
-
-
 class Server(ThreadingHTTPServer):
     """Serves one environment to all who know the token. Raises ValueError with one sentence."""
 
@@ -114,20 +108,17 @@ class Server(ThreadingHTTPServer):
         self.token = args.token or os.environ.get(TOKEN, "").strip()
         if not self.token:
             raise ValueError(f"--token: there is none; set {TOKEN} to a long random text, here and at the client.")
-        about = {"num_agents": args.num_agents, "num_turns": args.num_turns, "dataset": args.dataset}
-        self.env = env = envs.make(args.env, **about, seed=args.seed, **args.env_kwargs)
-        about["num_turns"] = getattr(env, "num_turns", args.num_turns)
+        setup = args.num_agents, args.num_turns, args.dataset, args.seed
+        self.env = env = envs.make(args.env, *setup, **args.env_kwargs)
         self.splits = {split: env.tasks(split) for split in ("train", "test")}
         self.readers = {"/observe": env.observe}
         if state := getattr(env, "state", None):
             self.readers["/state"] = state
-        counts = {split: len(tasks) for split, tasks in self.splits.items()}
-        self.about = about | {"tasks": counts, "state": bool(state)}
+        self.about = {"num_agents": args.num_agents, "num_turns": getattr(env, "num_turns", args.num_turns)}
+        self.about["tasks"] = {split: len(tasks) for split, tasks in self.splits.items()}
+        self.about["state"] = bool(state)
         self.key, self.batch = secrets.token_bytes(32), threading.Lock()
-        try:
-            super().__init__((args.host, args.port), Handler)
-        except OSError as error:
-            raise ValueError(f"--host {args.host} --port {args.port}: {error.strerror}; use others.") from None
+        super().__init__((args.host, args.port), Handler)
 
     def understand(self, path, body):
         """What a request asks for, as a function without arguments. Many types of errors mean that it is malformed."""
@@ -168,40 +159,30 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 60  # seconds without a byte from the client
 
     def do_POST(self):
-        try:
-            status, answer = 200, json.dumps(self._answer(), default=_plain)
-        except Refused as refused:
-            status, answer = refused.args[0], json.dumps(refused.args[1])
-        except Exception as error:  # an environment may raise any
-            traceback.print_exc()
-            status, answer = 500, json.dumps(f"its environment raised {type(error).__name__}: {error}")
+        status, answer = self._answer()
+        text = json.dumps(answer, default=str)  # as in rollouts.jsonl; ASCII
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(answer)))  # it is ASCII
+        self.send_header("Content-Length", str(len(text)))
         self.end_headers()
-        self.wfile.write(answer.encode())
+        self.wfile.write(text.encode())
 
     def _answer(self):
+        """(status, what is sent back)"""
         given, expected = self.headers.get("Authorization", ""), f"Bearer {self.server.token}"
         if not hmac.compare_digest(given.encode(), expected.encode()):
-            raise Refused(401, f"the token is wrong or missing; set {TOKEN} to the server's.")
+            return 401, f"the token is wrong or missing; set {TOKEN} to the server's."
         try:
             size = int(self.headers.get("Content-Length", ""))
             if size > LIMIT:
-                raise Refused(413, f"the request has {size} bytes, and {LIMIT} are allowed; use fewer --num-tasks.")
+                return 413, f"the request has {size} bytes, and {LIMIT} are allowed; use fewer --num-tasks."
             call = self.server.understand(self.path, self.rfile.read(max(0, size)))
         except (LookupError, RecursionError, TimeoutError, TypeError, ValueError) as error:
-            raise Refused(400, f"the request is malformed ({type(error).__name__}: {error}).") from None
-        return call()
-
-    def log_request(self, code="-", size="-"):
-        if code != 200:
-            super().log_request(code, size)
-
-
-def _plain(value):
-    """For what JSON does not know, as in rollouts.jsonl."""
-    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else str(value)
+            return 400, f"the request is malformed ({type(error).__name__}: {error})."
+        try:
+            return 200, call()
+        except Exception as error:  # an environment may raise any
+            traceback.print_exc()
+            return 500, f"its environment raised {type(error).__name__}: {error}"
 
 
 if __name__ == "__main__":

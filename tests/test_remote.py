@@ -122,7 +122,7 @@ def test_a_request_that_cannot_be_answered_is_refused(url):
 def test_a_client_is_told_what_is_wrong(url, monkeypatch):
     """A traceback or a broken pipe in place of the reason; a run on another environment; a server for everybody."""
     fits = {"num_agents": 2, "num_turns": 2, "url": url}
-    wrong = ("num_agents", 3, "--num-agents 3"), ("num_turns", 1, "--num-turns 1"), ("dataset", "hub", "--dataset hub")
+    wrong = ("num_agents", 3, "--num-agents 3"), ("num_turns", 3, "--num-turns 3")
     # the last one: by default no other machine reaches the server
     wrong += ("url", "localhost", "--env-kwargs url"), ("url", url.replace("127.0.0.1", "127.0.0.2"), "refused")
     for key, value, said in wrong:
