@@ -54,6 +54,8 @@ ENVIRONMENTS = {
     "reasoning": "envs.generated:Generated",
     "debate": "envs.debate:Debate",
     "remote": "envs.remote:Remote",
+    "tools": "envs.tools:Tools",
+    "bfcl": "envs.bfcl:Parallel",
 }
 
 

@@ -1,0 +1,148 @@
+"""A request needs several function calls at once, and several agents share them out, in one turn.
+
+Data and roles are those of BFCL v4 parallel (Patil et al., 2025) in the form of OpenMLRL's native set, with prompts of
+our own; the reward and what differs from the published one are in rewards/bfcl.py.
+"""
+
+import json
+import random
+
+from envs import Step
+from envs.data import read_rows
+from envs.samples import _split_of
+from rewards.bfcl import parallel_reward
+
+SAMPLE_COUNTS = {"train": 1000, "test": 200}
+MOST_GOLD = 10  # gold calls of a task: calls are matched to subsets of them
+FORM = '<tool_call>{"name": "...", "arguments": {"...": ...}}</tool_call>'
+# name -> (request, what one call asks for, the arguments: a number below 10, a word or a number, a number)
+FUNCTIONS = {
+    "set_lamp": ("Set {}.", "lamp {} to {}", ("lamp", "level"), [*range(1, 10)]),
+    "order": ("Order {}.", "{1} {0}", ("item", "count"), ["pens", "cups", "maps", "rings", "boats", "coats"]),
+    "play": ("Play {}.", "{} for {} minutes", ("genre", "minutes"), ["jazz", "blues", "rock", "folk", "soul", "punk"]),
+}
+
+
+class Parallel:
+    """Agents write function calls, all in one turn, and only the calls of all together count.
+
+    num_agents: 1 or more; one writes all calls
+    num_turns: 1
+    dataset: "sample", "hub" (OpenMLRL/BFCL-V4-Parallel-Native, train and eval), a hub id or a file, with the columns
+        `user_prompt`, `function` and `ground_truth`; the last two may be JSON or the texts of it
+    roles: "self_select" (each agent knows its number, and that others write the rest) or "split_by_order" (it is also
+        told to write its part of the calls, in the order of the request)
+
+    The reward, 0 to 1, is for right arguments, for the exact set of calls, and for an even division of right calls.
+    """
+
+    def __init__(self, name, num_agents=2, num_turns=1, dataset="sample", seed=1, roles="self_select"):
+        if num_turns != 1:
+            raise ValueError(f"--num-turns {num_turns}: {name} has one turn; use --num-turns 1.")
+        if roles not in ("self_select", "split_by_order"):
+            raise ValueError(f"--env-kwargs roles {roles}: it is self_select or split_by_order; use one of them.")
+        self.num_agents, self.dataset, self.seed, self.roles = num_agents, dataset, seed, roles
+        if dataset == "sample":
+            self.splits = {split: list(map(_task, _rows(split, n, seed))) for split, n in SAMPLE_COUNTS.items()}
+        else:
+            hub = "OpenMLRL/BFCL-V4-Parallel-Native", {"train": "train", "test": "eval"}
+            self.splits = read_rows(dataset, ["user_prompt"], *hub, judge=lambda rows: map(_task, rows))
+
+    def tasks(self, split):
+        return self.splits[split]
+
+    def observe(self, task, history):
+        n, prompts = self.num_agents, []
+        for i in range(1, n + 1):
+            which = "all calls that it needs" if n == 1 else "some of the calls that it needs"
+            if n > 1 and self.roles == "split_by_order":
+                which = f"part {i} of {n} of the calls that it needs, in its order, divided evenly"
+            others = f" You are agent {i} of {n}; the others write the rest." if n > 1 else ""
+            request = f"{task['user_prompt']}\n\nFunctions: {task['function']}\n\n"
+            prompts.append(f"{request}Write {which}, each as {FORM}.{others}")
+        return prompts
+
+    def step(self, branches):
+        scores = [parallel_reward(actions, task["gold"]) for task, _, actions in branches]
+        return [Step(actions, *score, done=True) for (_, _, actions), score in zip(branches, scores)]
+
+    def demonstrations(self):
+        """What agents could write for sample training tasks: list of dict(prompt, completion).
+
+        One agent leaves out a call or gets a number wrong in half of the texts. Of several agents each writes any one
+        part, or (in one of ten texts) all, or its part with a wrong number, whatever its role: who writes what is to
+        be learned. Raises ValueError for other datasets.
+        """
+        if self.dataset != "sample":
+            raise ValueError(f"--dataset {self.dataset}: its calls are not shared out to imitate; use sample.")
+        rng, pairs = random.Random(f"calls {self.seed}"), []
+        for task in self.tasks("train"):
+            for prompt in self.observe(task, []):
+                calls = [gold_call(call) for call in task["gold"]]
+                part = rng.randrange(self.num_agents)
+                cuts = [len(calls) * k // self.num_agents for k in (part, part + 1)]
+                fault = rng.random()
+                if self.num_agents > 1 and fault > 0.1:
+                    calls = calls[cuts[0] : cuts[1]]
+                elif self.num_agents == 1 and fault < 0.25:
+                    calls.pop(rng.randrange(len(calls)))
+                if calls and fault > (0.75 if self.num_agents == 1 else 0.85):
+                    arguments = rng.choice(calls)["arguments"]
+                    arguments[list(arguments)[-1]] = rng.randint(10, 99)
+                pairs.append({"prompt": prompt, "completion": "\n".join(map(written, calls)) or "None."})
+        return pairs
+
+
+def gold_call(wanted):
+    """A call that the gold one accepts."""
+    ((name, accepted),) = wanted.items()
+    return {"name": name, "arguments": {key: _first(values) for key, values in accepted.items()}}
+
+
+def written(call):
+    return f"<tool_call>{json.dumps(call)}</tool_call>"
+
+
+def _first(values):
+    value = next(value for value in values if value != "")
+    return {key: _first(inner) for key, inner in value.items()} if isinstance(value, dict) else value
+
+
+def _rows(split, count, seed):
+    """Requests of two or three calls of one function, in the columns of the hub's set."""
+    rng, rows = random.Random(f"bfcl {split} {seed}"), []
+    while len(rows) < count:
+        name = rng.choice(list(FUNCTIONS))
+        request, wording, keys, first = FUNCTIONS[name]
+        whats = rng.sample(range(len(first)), rng.choice([2, 2, 3]))
+        pairs = [(first[what], rng.randint(10, 99)) for what in whats]
+        if _split_of(*whats, *(number for _, number in pairs)) != split:
+            continue
+        *some, last = (wording.format(*pair) for pair in pairs)
+        types = "integer" if name == "set_lamp" else "string", "integer"
+        properties = {key: {"type": kind} for key, kind in zip(keys, types)}
+        function = {"name": name, "parameters": {"type": "dict", "properties": properties, "required": keys}}
+        gold = [{name: {key: [value] for key, value in zip(keys, pair)}} for pair in pairs]
+        row = {"user_prompt": request.format(f"{', '.join(some)} and {last}"), "function": json.dumps([function])}
+        rows.append(row | {"ground_truth": json.dumps(gold)})
+    return rows
+
+
+def _task(row):
+    """The task of a row, or why it cannot be used."""
+    function, gold = row.get("function"), row.get("ground_truth")
+    try:
+        gold = json.loads(gold) if isinstance(gold, str) else gold
+        # what is None belongs to other rows, where a column holds objects
+        gold = [{name: _present(given) for name, given in _present(call).items()} for call in gold]
+        if not gold or any(len(call) != 1 for call in gold) or len(gold) > MOST_GOLD:
+            return f"ground_truth is no list of 1 to {MOST_GOLD} calls, each an object with one name"
+        [gold_call(call) for call in gold]  # raises where no value is listed
+    except (ValueError, TypeError, AttributeError, StopIteration):
+        return "ground_truth does not list accepted values for the arguments of calls"
+    function = function if isinstance(function, str) else json.dumps(function)
+    return {"user_prompt": row["user_prompt"], "function": function, "gold": gold}
+
+
+def _present(found):
+    return {key: value for key, value in found.items() if value is not None}

@@ -1,0 +1,220 @@
+"""A caller uses tools, one call a message, and an answerer reads what came out and answers.
+
+The protocol is that of Hermes and Qwen models. What tools give back stands in the next prompt and never in a
+completion, so no tool's token is ever trained. Reward, calculator and search are in rewards/tools.py.
+"""
+
+import json
+import re
+
+from envs import Step, tools_samples
+from envs.data import read_rows
+from rewards.reasoning import answer
+from rewards.sandbox import Job, require_protection, run_tests
+from rewards.tools import Search, calculator, read_call, split_message, tools_reward
+
+SAMPLE_COUNTS = {"train": 1000, "test": 200}
+TOOLS = {  # name -> (its arguments, what it gives)
+    "calculator": (["expression"], "the value of arithmetic, such as 2 * (3 + 4)"),
+    "search": (["query"], "the articles that fit best"),
+    "python": (["code"], "what the code prints; names of earlier code are known, a dict files holds the files"),
+    "write_file": (["name", "text"], "keeps a text"),
+    "read_file": (["name"], "the text of a file"),
+    "list_files": ([], "the names of all files"),
+}
+FORM = '<tool_call>{"name": "...", "arguments": {"...": "..."}}</tool_call>'
+REQUESTS = {  # of each role
+    "planner": "Write a plan in a few words: which tools to call for what. A colleague will follow it.",
+    "caller": f"Write one call, as {FORM}, or DONE if the outputs hold the answer.",
+    "answerer": "Give the answer that the outputs hold, as \\boxed{...}.",
+    "alone": f"Write one call, as {FORM}, or the answer, as \\boxed{{...}}.",
+}
+SEATS = {"planner": 0, "caller": -2, "answerer": -1, "alone": 0}
+SHOWN = 400  # characters of an output that agents see
+FILE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+MOST_FILES, LONGEST_FILE = 8, 10_000
+STOP = re.compile(r"^\s*DONE\W*$", re.MULTILINE)
+# What runs in the sandbox: all code of a branch, in order, of which the last one's output counts.
+CELLS = """
+def printed():
+    import contextlib, io
+    scope = {{"files": {files!r}}}
+    for code in {cells!r}:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            try:
+                exec(code, scope)
+            except BaseException as error:
+                print(f"{{type(error).__name__}}: {{error}}")
+    return out.getvalue().strip()[:180]
+"""
+
+
+class Tools:
+    """Agents find an answer with tools.
+
+    num_agents: 2: a caller speaks in all turns but the last, alone: it reads the question, the tools and the outputs
+        so far, and writes one call, or DONE, which makes the next turn the last. Then an answerer, alone, reads the
+        question and the outputs, and boxes the answer. 3: before them a planner writes one plan, whose first 40 words
+        the caller reads. 1: one agent calls, and ends with a box.
+    num_turns: calls and answer (and plan); at least 3 (4 with a planner). Sample tasks take at most as many calls
+    dataset: "sample", or a file with the columns question, answer and tools (names separated by blanks), and optional
+        ones: needed (the tools of a shortest way, one for each call), files (an object of texts, or its JSON), kind
+    corpus: a text file to search, one article a line; by default the invented towns of the sample tasks
+    timeout, allow_unsafe_code: for a branch's Python code, as in envs/coding.py
+
+    The reward, 0 to 1, comes with the answer and asks only whether that is right, less 0.05 for each superfluous call.
+    """
+
+    def __init__(
+        self, name, num_agents=2, num_turns=1, dataset="sample", seed=1, corpus="", timeout=5, allow_unsafe_code="no"
+    ):
+        if num_agents > 3:
+            raise ValueError(f"--num-agents {num_agents}: planner, caller and answerer are three; use at most 3.")
+        if dataset == "hub":
+            raise ValueError("--dataset hub: there is no public set of tools; use sample or a file.")
+        self.num_agents, self.dataset, self.seed = num_agents, dataset, seed
+        self.num_turns = max(num_turns, 4 if num_agents == 3 else 3)
+        self.limits = float(timeout), allow_unsafe_code == "yes"
+        if dataset == "sample":
+            calls = self.num_turns - (2 if num_agents == 3 else 1)
+            self.splits = {s: tools_samples.tool_tasks(s, n, seed, calls) for s, n in SAMPLE_COUNTS.items()}
+        else:
+            self.splits = read_rows(dataset, ["question", "tools"], None, None, judge=lambda rows: map(_task, rows))
+        if any("python" in task["tools"].split() for part in self.splits.values() for task in part):
+            require_protection(self.limits[1])
+        self.search = Search(tools_samples.articles(corpus, seed))
+
+    def tasks(self, split):
+        return self.splits[split]
+
+    def role(self, history):
+        """Who speaks: "planner", "caller", "answerer", or "alone", who may call or answer."""
+        if self.num_agents == 3 and not history:
+            return "planner"
+        if len(history) + 1 >= self.num_turns or (history and history[-1].feedback["stopped"]):
+            return "answerer"
+        return "alone" if self.num_agents == 1 else "caller"
+
+    def observe(self, task, history):
+        role, made = self.role(history), _made(history)
+        prompt = [task["question"]]
+        if role != "answerer":
+            described = [f"{name}({', '.join(TOOLS[name][0])}): {TOOLS[name][1]}" for name in task["tools"].split()]
+            prompt.append("\n".join(["Tools:", *described]))
+        if role == "caller" and self.num_agents == 3:
+            prompt.append(f"Plan: {' '.join(history[0].actions[0].split()[:40])}")
+        prompt += ["\n".join(["Calls so far:", *map(_shown, made)])] if made else []
+        prompts = [None] * self.num_agents
+        prompts[SEATS[role]] = "\n\n".join([*prompt, REQUESTS[role]])
+        return prompts
+
+    def step(self, branches):
+        """Reads what was said and runs the calls, Python code of all branches at once; see rewards/tools.py."""
+        found = [self._read(*branch) for branch in branches]
+        coded = [k for k, heard in enumerate(found) if heard["output"] is None]
+        jobs = [_job(branches[k][0], [*_made(branches[k][1]), found[k]]) for k in coded]
+        for k, result in zip(coded, run_tests(jobs, *self.limits) if jobs else []):
+            found[k]["output"] = result.examples[0].removeprefix("returned ") or "nothing"
+        steps = []
+        for (task, history, actions), heard in zip(branches, found):
+            made = [*_made(history), *([heard] if heard["output"] else [])]
+            reward, parts = tools_reward(heard["answer"], task["answer"], made, task["needed"].split())
+            steps.append(Step(actions, reward, parts, heard["stopped"] == "answer", heard))
+        return steps
+
+    def _read(self, task, history, actions):
+        """dict: call (None if malformed), output (None: Python has to run; "": no call was meant), answer, stopped."""
+        role = self.role(history)
+        heard = {"call": None, "output": "", "answer": None, "stopped": ""}
+        before, text = split_message(actions[SEATS[role]])
+        if role in ("answerer", "alone"):  # nobody else's box counts
+            heard["answer"] = answer(before)
+        if role == "answerer" or heard["answer"] is not None:
+            return heard | {"stopped": "answer"}
+        if role == "planner" or (role == "caller" and STOP.search(before)):
+            return heard | {"stopped": "DONE" * (role == "caller")}
+        call, error, _ = read_call(text) if text else (None, "there is no <tool_call>", "")
+        if error := error or _refusal(call, task["tools"].split()):
+            return heard | {"output": f"error: {error}"}
+        output = None if call["name"] == "python" else self._output(call, _files(task, _made(history)))
+        return heard | {"call": call, "output": output}
+
+    def _output(self, call, files):
+        run = {"calculator": calculator, "search": self.search, "list_files": lambda: ", ".join(files)}
+        run["read_file"] = lambda name: files.get(name, "error: there is no such file")
+        run["write_file"] = lambda name, text: _write(files, name, text)
+        # JSON can name half of a surrogate pair, which no tokenizer takes
+        return run[call["name"]](**call["arguments"]).encode(errors="replace").decode() or "nothing"
+
+    def demonstrations(self):
+        """What agents could say in sample training tasks, flawed in three of ten texts: dict(prompt, completion)."""
+        if self.dataset != "sample":
+            raise ValueError(f"--dataset {self.dataset}: it holds no calls to imitate; use sample.")
+        return tools_samples.demonstrated(self, self.tasks("train"), self.seed)
+
+
+def _made(history):
+    """The calls so far, also malformed ones."""
+    return [step.feedback for step in history if step.feedback["output"]]
+
+
+def _named(name, made):
+    """The arguments of the calls of one tool."""
+    return [each["call"]["arguments"] for each in made if each["call"] and each["call"]["name"] == name]
+
+
+def _shown(made):
+    if not made["call"]:
+        return made["output"]
+    texts = ", ".join(json.dumps(text) for text in made["call"]["arguments"].values())
+    return f"{made['call']['name']}({texts}): {made['output'][:SHOWN]}"
+
+
+def _refusal(call, offered):
+    """Why a well-formed call cannot be run, or ""."""
+    if call["name"] not in offered:
+        return f"the tools are {', '.join(offered)}"
+    arguments = TOOLS[call["name"]][0]
+    if call["arguments"].keys() != {*arguments}:
+        return f"the arguments of {call['name']} are {', '.join(arguments) or 'none'}"
+    return "" if all(isinstance(text, str) for text in call["arguments"].values()) else "an argument is no text"
+
+
+def _files(task, made):
+    """The files as they are after the calls so far."""
+    files = dict(task["files"])
+    for arguments in _named("write_file", made):
+        _write(files, **arguments)
+    return files
+
+
+def _write(files, name, text):
+    if not FILE_NAME.fullmatch(name):
+        return "error: a name has at most 64 letters, digits and the signs _ . -"
+    if len(text) > LONGEST_FILE or len({*files, name}) > MOST_FILES:
+        return f"error: there is room for {MOST_FILES} files of {LONGEST_FILE} characters"
+    files[name] = text
+    return f"{len(text)} characters are in {name}"
+
+
+def _job(task, made):
+    cells = [arguments["code"] for arguments in _named("python", made)]
+    source = CELLS.format(files=_files(task, made), cells=cells)
+    # what an example shows is the candidate's word, cut by the grader: agents may read it, and nothing scores it
+    return Job([source], "", ["printed"], "prepare_text", examples=["assert printed() is None"])
+
+
+def _task(row):
+    """The task of a row, or why it cannot be used."""
+    files, needed, gold = row.get("files") or {}, row.get("needed") or "", row.get("answer")
+    try:
+        files = dict(json.loads(files) if isinstance(files, str) else files)
+        unknown = {*row["tools"].split(), *needed.split()} - TOOLS.keys()
+    except (ValueError, TypeError, AttributeError):
+        return "files is no object, or needed no text"
+    if unknown:
+        return f"it names the tool {min(unknown)}, and there are only {', '.join(TOOLS)}"
+    if not isinstance(gold, (str, int, float)) or not str(gold).strip():
+        return "no answer"
+    files = {name: text for name, text in files.items() if isinstance(text, str)}  # others are names of other rows
+    return row | {"answer": str(gold), "needed": needed, "files": files}

@@ -1,0 +1,156 @@
+"""Tools without a process (a calculator, a search), how a call of them is read, and what an answer found so is worth.
+
+Everything that comes in here was written by a model: nothing raises, and nothing takes long. A call is
+
+    <tool_call>{"name": "calculator", "arguments": {"expression": "2 * 3"}}</tool_call>
+"""
+
+import ast
+import json
+import math
+import operator
+import re
+from collections import Counter, defaultdict
+from fractions import Fraction
+
+from rewards.reasoning import is_right
+from rewards.writing import words
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+LONGEST_CALL = 2000  # characters of a call's JSON
+LONGEST_EXPRESSION = 200  # text that nests deeper can crash the parser, and with it the trainer
+DEEPEST, LARGEST = 50, 10**30
+
+
+def split_message(text):
+    """(what stands before the first call, the text from its opening tag on, or ""). Thoughts do not count."""
+    before, tag, behind = text.rpartition("</think>")[2].partition("<think>")[0].partition(OPEN)
+    return before, tag + behind
+
+
+def read_call(text):
+    """(call, error, rest) of a text that begins with an opening tag; rest is the text behind the closing one.
+
+    call: dict of name and arguments, or None if there is an error. A tag within a string of its JSON is only text.
+    """
+    text = text.removeprefix(OPEN).lstrip()
+    try:
+        call, end = json.JSONDecoder().raw_decode(text[:LONGEST_CALL])
+    except (ValueError, RecursionError):
+        return None, f"there is no JSON of at most {LONGEST_CALL} characters behind {OPEN}", text.partition(CLOSE)[2]
+    between, tag, rest = text[end:].partition(CLOSE)
+    if between.strip() or not tag:
+        return None, f"{CLOSE} is missing behind the JSON", rest
+    if not isinstance(call, dict) or call.keys() != {"name", "arguments"}:
+        return None, "a call has a name and arguments, and nothing else", rest
+    if not isinstance(call["name"], str) or not isinstance(call["arguments"], dict):
+        return None, "the name has to be a text, and the arguments an object", rest
+    return call, "", rest
+
+
+def calculator(expression):
+    """The value of an arithmetic expression as a text, exact or with ten decimals; or "error: ..."."""
+    if len(expression) > LONGEST_EXPRESSION:
+        return f"error: the expression has more than {LONGEST_EXPRESSION} characters"
+    try:
+        value = evaluate(ast.parse(expression.strip(), mode="eval").body, DEEPEST)
+    except (SyntaxError, MemoryError, RecursionError):
+        return "error: this is not an expression"
+    except (ArithmeticError, TypeError, ValueError) as error:
+        return f"error: {error}"
+    return str(value) if value.denominator == 1 else f"{float(value):.10f}".rstrip("0").rstrip(".")
+
+
+def evaluate(node, depth):
+    """The Fraction that a syntax tree stands for. Every step is bounded, so a tower of powers ends early."""
+    if depth == 0:
+        raise ValueError("the expression nests too deeply")
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        value = Fraction(str(node.value))  # 0.1 is a tenth
+    elif isinstance(node, ast.UnaryOp) and type(node.op) in SIGNS:
+        value = SIGNS[type(node.op)](evaluate(node.operand, depth - 1))
+    elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        value = OPERATORS[type(node.op)](evaluate(node.left, depth - 1), evaluate(node.right, depth - 1))
+    elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in FUNCTIONS and not node.keywords:
+        value = FUNCTIONS[node.func.id](*[evaluate(part, depth - 1) for part in node.args])
+    else:
+        raise ValueError(f"only numbers, + - * / // % **, parentheses and {', '.join(FUNCTIONS)} are known")
+    value = Fraction(value)
+    if max(abs(value.numerator), value.denominator) > LARGEST:
+        raise ValueError("a number is too large")
+    return value
+
+
+def small(x):
+    if x.denominator > 1 or abs(x) > 64:
+        raise ValueError("exponents and digits are whole numbers up to 64")
+    return int(x)
+
+
+def power(base, exponent):
+    return base ** small(exponent)
+
+
+def rounded(x, digits=Fraction(0)):
+    return round(x, small(digits))
+
+
+def square_root(x):
+    return Fraction(math.isqrt(x.numerator * 10**24 // x.denominator), 10**12)  # cut after twelve decimals
+
+
+SIGNS = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+OPERATORS |= {ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: power}
+FUNCTIONS = {"abs": abs, "min": min, "max": max, "round": rounded, "sqrt": square_root}
+
+
+class Search:
+    """Okapi BM25 over a list of texts: search(query) is the start of the three that fit best, one a line."""
+
+    def __init__(self, texts, k1=1.2, b=0.75):
+        self.texts, self.weights = texts, defaultdict(dict)  # word -> {number of a text: its weight there}
+        counts = [Counter(words(text)) for text in texts]
+        mean = sum(map(Counter.total, counts)) / max(1, len(counts))
+        containing = Counter(word for count in counts for word in count)
+        for number, count in enumerate(counts):
+            norm = k1 * (1 - b + b * count.total() / max(1, mean))
+            for word, n in count.items():
+                idf = math.log(1 + (len(texts) - containing[word] + 0.5) / (containing[word] + 0.5))
+                self.weights[word][number] = idf * n * (k1 + 1) / (n + norm)
+
+    def __call__(self, query):
+        scores = Counter()
+        for word in set(words(query)):
+            scores.update(self.weights.get(word, {}))
+        best = sorted(scores, key=lambda number: (-scores[number], number))[:3]
+        return "\n".join(self.texts[number][:200] for number in best) or "nothing found"
+
+
+def tools_reward(given, gold, calls, needed):
+    """(reward, parts) of an answer that was found by calls.
+
+    given: the answer that a box holds, or None
+    calls: list of dict(call, output) of this branch; call is None where it was malformed
+    needed: names of the tools, one for each call that the task takes; empty if that is not known
+
+    The reward, 0 to 1, is 1 for a right answer, times max(0.5, 1 - 0.05 a call) for calls (also malformed ones) beyond
+    those needed. Nothing is paid for a call, for JSON or for the choice of a tool. Diagnostics: calls, malformed,
+    tool_errors (outputs that are errors of well-formed calls), repeated_calls, answer_in_output (the gold answer
+    stands in some output), needed_tools_used (share of the needed calls whose tool was called without an error).
+    """
+    right, surplus = is_right(given, gold), max(0, len(calls) - len(needed)) if needed else 0
+    made = [call for call in calls if call["call"]]
+    worked = Counter(call["call"]["name"] for call in made if not call["output"].startswith("error:"))
+    whole = re.compile(rf"(?<![\w-]){re.escape(gold)}(?!\w)", re.IGNORECASE)
+    parts = {
+        "calls": len(calls),
+        "malformed": len(calls) - len(made),
+        "tool_errors": len(made) - worked.total(),
+        "repeated_calls": len(made) - len({json.dumps(call["call"], sort_keys=True) for call in made}),
+        "answer_in_output": any(whole.search(call["output"]) for call in made),
+        "needed_tools_used": (worked & Counter(needed)).total() / max(1, len(needed)),
+        "all_passed": right,
+    }
+    reward = right * max(0.5, 1 - 0.05 * surplus)
+    return float(reward), {name: float(value) for name, value in parts.items()}
