@@ -56,6 +56,7 @@ ENVIRONMENTS = {
     "remote": "envs.remote:Remote",
     "tools": "envs.tools:Tools",
     "bfcl": "envs.bfcl:Parallel",
+    "bugfix": "envs.bugfix:BugFix",
 }
 
 

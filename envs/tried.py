@@ -54,7 +54,8 @@ def tried(rows, parse, answer, score, limits):
         except Exception as error:  # including the parser's MemoryError and RecursionError
             tasks.append(f"{type(error).__name__}: {error}".splitlines()[0][:200])
     sound = [task for task in tasks if isinstance(task, dict)]
-    verdicts = iter(_remembered([RULES, limits, sound], lambda: _verdicts(sound, answer, score, limits)))
+    what = "references and trivial answers"
+    verdicts = iter(remembered([what, RULES, limits, sound], lambda: _verdicts(sound, answer, score, limits)))
     return [task if isinstance(task, str) else _finished(task, *next(verdicts)) for task in tasks]
 
 
@@ -103,8 +104,10 @@ def _shown(task, held):
     return None, passing[0]
 
 
-def _remembered(key, find):
+def remembered(key, find):
     """find(), or what it gave when it was first asked with this key on this machine.
+
+    key: list, from the words for what is tried to the tasks of which it is
 
     So a run and its resume, and the processes of a run, have the same tasks, also where a reference is out of time
     now and then. Where nothing can be written, it is found anew each time.
@@ -112,7 +115,7 @@ def _remembered(key, find):
     cache = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tutti")
     path = os.path.join(cache, f"verdicts-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:20]}.json")
     if not os.path.exists(path):
-        print(f"tries the references and trivial answers of {len(key[-1])} tasks; the verdicts are kept in {path}")
+        print(f"tries the {key[0]} of {len(key[-1])} tasks; the verdicts are kept in {path}")
         found = find()
         try:
             os.makedirs(cache, exist_ok=True)

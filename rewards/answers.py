@@ -13,6 +13,7 @@ An agent is asked for names, a function or some methods of a class. Three rules,
 
 import ast
 import builtins
+import difflib
 import re
 import textwrap
 
@@ -171,6 +172,33 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=""):
     facts["called"] = [helper in names for helper in helpers]
     facts["ignored"] = [0 < names.count(helper) == dropped.count(helper) for helper in helpers]
     return (tree if defined[-1] else None), facts
+
+
+def prepare_repair(texts, entry_point, prelude, program):
+    """As `prepare` for the asked function alone, with one more fact about the answer.
+
+    program: trusted source with a bug, which the answer is to replace
+    edits: int, the lines in which they differ; layout, comments and docstrings do not count
+    """
+    tree, facts = prepare(texts, [], entry_point, prelude)
+    before, after = _versions(prepare([program], [], entry_point, prelude)[0]), _versions(tree)
+    changed = [difflib.SequenceMatcher(None, before.get(name, []), lines, False) for name, lines in after.items()]
+    spans = [span for matcher in changed for span in matcher.get_opcodes() if span[0] != "equal"]
+    facts["edits"] = sum(max(span[2] - span[1], span[4] - span[3]) for span in spans)
+    return tree, facts
+
+
+def _versions(tree):
+    """name -> lines of the last statement of a program that gives it."""
+    versions = {}
+    for node in tree.body if tree else []:
+        node = node.body[0] if isinstance(node, ast.Try) else node  # see guarded()
+        for part in ast.walk(node):
+            if isinstance(part, DEFINITIONS) and ast.get_docstring(part) is not None and part.body[1:]:
+                del part.body[0]
+        if isinstance(node, KEPT):
+            versions[" ".join(sorted(gives(node)))] = ast.unparse(node).splitlines()
+    return versions
 
 
 def prepare_class(texts, assigned, class_name, base):

@@ -152,6 +152,7 @@ def make_score(levels, diagnostics, facts, examples, result):
         **facts,
         "passed": result.passed,
         "total": result.total,
+        "held": [*result.held],
         "reason": result.reason,
         "examples": [(source, what) for source, what in zip(examples, result.examples) if what],
     }

@@ -58,6 +58,7 @@ class Result(NamedTuple):
     reason: str
     facts: dict  # what `prepare` found; empty if it did not finish
     examples: list[str]  # per example: "" if it holds, else what happened instead
+    held: list[int] | tuple = ()  # the numbers of the tests that passed, in the order in which the tests hold them
 
 
 def run_tests(jobs, timeout=10.0, allow_unsafe_code=False):
@@ -153,7 +154,7 @@ def _run_one(job, timeout, unsafe):
     held = [number for number, (holds, _) in outcomes.items() if holds and (not end or number in straight)]
     why = [end] if end else [why for holds, why in outcomes.values() if not holds]
     reason = "" if not end and len(held) == total > 0 else [*why, "an assert did not run"][0]
-    return Result(len(held), max(1, total), reason, said["facts"][0], said["examples"][0])
+    return Result(len(held), max(1, total), reason, said["facts"][0], said["examples"][0], sorted(held))
 
 
 def _messages(job, timeout, control):

@@ -158,7 +158,7 @@ def test_feedback_names_the_agent_that_broke_the_program_and_the_example_that_fa
     shown = ["assert f([2]) == 4", "assert f([]) == 1"]
     broken, wrong = scores(["Let us think.", USER], [AUX, USER], examples=shown)
     keys = {"defined", "syntax", "called", "uses", "ignored", "wrapper", "errors", "error"}
-    assert {*wrong.findings} == {*broken.findings} == keys | {"passed", "total", "reason", "examples"}
+    assert {*wrong.findings} == {*broken.findings} == keys | {"passed", "total", "held", "reason", "examples"}
     assert [bool(error) for error in broken.findings["errors"]] == [True, False] and broken.findings["error"]
     assert wrong.findings["examples"] == [(shown[1], "returned 0")] and wrong.reward == 4.0
     (failing,) = scores(["def aux(x):\n    return None or x + 5\n", USER.replace("sum", "str")])

@@ -305,10 +305,10 @@ def test_the_processes_of_a_run_have_the_same_tasks(cache):
     """The verdict of the first that has written counts, also for one that was trying then."""
 
     def slow():
-        assert tried._remembered(["key", []], lambda: "first") == "first"
+        assert tried.remembered(["key", []], lambda: "first") == "first"
         return "second"
 
-    assert tried._remembered(["key", []], slow) == "first"
+    assert tried.remembered(["key", []], slow) == "first"
     cache.joinpath("verdicts").mkdir()
     assert len(list(cache.iterdir())) == 2  # and no other file stays
 

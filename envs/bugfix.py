@@ -1,0 +1,202 @@
+"""Agents repair a program: one says in which line the bug is, another rewrites the function.
+
+The programs are those of HumanEvalFix (Muennighoff et al., 2023), whose functions are HumanEval's (so do not evaluate
+here what was trained there), and QuixBugs (Lin et al., 2017); roles, prompts and reward are ours.
+"""
+
+import ast
+import itertools
+import random
+import re
+
+from envs import Step, mutants
+from envs.coding import HUMANEVAL, SAMPLE_COUNTS, defined
+from envs.data import read_rows
+from envs.tried import TRIVIAL, example_asserts, remembered, tried
+from rewards.bugfix import Repair, bugfix_rewards
+from rewards.coding import Answer, coding_rewards
+from rewards.sandbox import require_protection
+
+WORDS = 30  # of a note that are read
+PUBLISHED = {
+    "columns": ["docstring"],  # of HumanEvalFix and of QuixBugs; _task reads the others
+    "hub": "bigcode/humanevalpack",
+    "hub_config": "python",
+    "hub_splits": {"all": "test"},
+    "published": (r"Python/(\d{1,9})", HUMANEVAL),
+}
+
+
+class BugFix:
+    """Each agent speaks once, in a turn of its own: a localiser, with three agents a reviewer, and a fixer.
+
+    The localiser reads the program with line numbers and writes `LINE k: why`, of which WORDS words are read. The
+    reviewer reads that too, and writes such a note of its own. The fixer reads the last note, and writes the whole
+    function. One agent is the fixer alone.
+
+    dataset: "sample", "hub" (HumanEvalFix), a hub id, or a file with its columns or those of QuixBugs
+    feedback: "level" (the first agent also reads the first example of the prompt that fails), or "plain"
+    timeout, allow_unsafe_code: as in envs/coding.py
+    """
+
+    def __init__(
+        self,
+        name,
+        num_agents=2,
+        num_turns=1,
+        dataset="sample",
+        seed=1,
+        feedback="level",
+        timeout=10,
+        allow_unsafe_code="no",
+    ):
+        if feedback not in ("plain", "level"):
+            raise ValueError(f"--env-kwargs feedback {feedback}: it is plain or level; use one of them.")
+        if num_agents > 3:
+            raise ValueError(f"--num-agents {num_agents}: bugfix has three roles; use 1, 2 or 3.")
+        if num_turns > num_agents:
+            raise ValueError(f"--num-turns {num_turns}: in bugfix each agent speaks once; use at most {num_agents}.")
+        self.limits = float(timeout), allow_unsafe_code == "yes"
+        require_protection(self.limits[1])
+        self.num_agents = self.num_turns = num_agents
+        self.dataset, self.seed, self.feedback = dataset, seed, feedback
+        if dataset == "sample":
+            self.splits = {
+                split: [_ailing(_task(row), *found) for row, *found in mutants.mutants(split, count, seed)]
+                for split, count in SAMPLE_COUNTS.items()
+            }
+        else:
+            self.splits = read_rows(dataset, judge=self._judged, **PUBLISHED)
+
+    def tasks(self, split):
+        """The tasks of "train", "validation" or "test"."""
+        if split in self.splits:
+            return self.splits[split]
+        raise ValueError(f"--dataset {self.dataset}: it has no split {split}; use {', '.join(self.splits)}.")
+
+    def observe(self, task, history):
+        """The prompt of the agent whose turn it is; the others are silent."""
+        fixes, lines = len(history) == self.num_agents - 1, task["program"].splitlines()
+        numbered = "\n".join(f"{number} {line}" for number, line in enumerate(lines, 1))
+        texts = [task["description"], task["program"] if fixes else numbered]
+        if self.feedback == "level" and not history:
+            texts.append(task["symptom"])
+        texts.append("This program has a bug.")
+        if history:
+            texts[-1] += f" A colleague says:\n{_note(history)}"
+            if fixes and 0 < _line(history) <= len(lines):
+                texts[-1] += f"\nLine {_line(history)} is: {lines[_line(history) - 1].strip()}"
+        asked = f"Write LINE k: and why, in at most {WORDS} words."
+        texts.append(f"Write {task['entry_point']} without the bug. Function code only." if fixes else asked)
+        prompts = [None] * self.num_agents
+        prompts[len(history)] = "\n\n".join(filter(None, texts))
+        return prompts
+
+    def step(self, branches):
+        """Only what the fixer writes is scored: see rewards/bugfix.py. Of the notes, part `located` says whether the
+        last one names the line of the bug or one beside it.
+        """
+        last = [(task, actions) for task, history, actions in branches if len(history) == self.num_agents - 1]
+        repairs = [
+            Repair(_answer(task, actions[-1:]), task["program"], task["passing"], task["failing"])
+            for task, actions in last
+        ]
+        scores, steps = iter(bugfix_rewards(repairs, *self.limits)), []
+        for task, history, actions in branches:
+            if len(history) < self.num_agents - 1:
+                steps.append(Step(actions, 0.0, {}, done=False))
+                continue
+            score = next(scores)
+            located = {"located": float(abs(_line(history) - task["line"]) <= 1)} if history else {}
+            steps.append(Step(actions, score.reward, {**score.parts, **located}, done=True))
+        return steps
+
+    def demonstrations(self):
+        """Prompts of every role for the sample training tasks, with completions: list of dict(prompt, completion).
+
+        The answers are not all right: see envs/mutants.py. Raises ValueError for other datasets.
+        """
+        if self.dataset != "sample":
+            raise ValueError(f"--dataset {self.dataset}: it holds no answers for each role; use sample.")
+        rng, pairs = random.Random(f"repairs {self.seed}"), []
+        for task in self.tasks("train"):
+            notes, answer = mutants.demonstrated(task, self.num_agents - 1, rng)
+            history = [Step([note] * self.num_agents, 0.0, {}, done=False) for note in notes]
+            for turn, text in enumerate([*notes, answer]):
+                pairs.append({"prompt": self.observe(task, history[:turn])[turn], "completion": text})
+        return pairs
+
+    def _judged(self, rows):
+        """For each row its task, or why it cannot be used; its reference and its program are run once."""
+        tasks = tried(rows, _task, lambda task, texts, _: _answer(task, texts), coding_rewards, self.limits)
+        sound = [task for task in tasks if isinstance(task, dict)]
+
+        def find():
+            scores = coding_rewards([_answer(task, [task["program"]]) for task in sound], *self.limits)
+            return [[score.findings[key] for key in ("held", "total", "examples")] for score in scores]
+
+        found = iter(remembered(["programs with a bug", self.limits, sound], find))
+        return [task if isinstance(task, str) else _ailing(task, *next(found)) for task in tasks]
+
+
+def _note(history):
+    """What the agent that speaks next reads of the last note."""
+    text = history[-1].actions[len(history) - 1].rpartition("</think>")[2].partition("<think>")[0]
+    return " ".join(text.split()[:WORDS])
+
+
+def _line(history):
+    """The number of the line that the last note names, or 0."""
+    found = re.search(r"\bLINE (\d{1,6})\b", _note(history), re.IGNORECASE | re.ASCII)
+    return int(found[1]) if found else 0
+
+
+def _answer(task, texts):
+    return Answer(texts, [], **{key: task[key] for key in Answer._fields[2:]})
+
+
+def _task(row):
+    """Brings the rows of both sets into one form: the keys of Answer, those that envs/tried.py needs, and program,
+    description (unless the program's docstring is one) and line, the first in which program and reference differ.
+    """
+    if "buggy_solution" in row:
+        entry_point, tests, description = row["entry_point"], row["test"], ""
+        program, reference = (row["prompt"] + row[key] for key in ("buggy_solution", "canonical_solution"))
+    else:
+        entry_point, tests, description = row["name"], row["tests"], row["docstring"].strip('"\n')
+        program, reference = row["buggy_program"], row["solution"]
+    program, reference = program.strip(), reference.strip()
+    body, checks = ast.parse(program).body, ast.parse(tests).body
+    asked = defined(entry_point, ast.FunctionDef, body)
+    # Objects of the tests' own classes cannot cross to the candidate, so it makes them.
+    classes = [node for node in checks if isinstance(node, ast.ClassDef)]
+    prelude = ast.unparse(ast.Module([node for node in body if node is not asked] + classes, []))
+    tests = ast.unparse(ast.Module([node for node in checks if node not in classes], []))
+    pairs = enumerate(itertools.zip_longest(program.splitlines(), reference.splitlines()), 1)
+    return {
+        "task_id": row.get("task_id", entry_point),
+        "description": description,
+        "program": program,
+        "line": next((number for number, (before, after) in pairs if before != after), 0),
+        "entry_point": entry_point,
+        "names": [entry_point, *[node.name for node in classes]],
+        "tests": tests,
+        "asserts": [tests],
+        "examples": example_asserts(description or ast.get_docstring(asked) or ""),
+        "prelude": prelude,
+        "setup": prelude,
+        "base": prelude,
+        "bound": entry_point,
+        "reference": reference,
+        "others": [],
+        "trivial": TRIVIAL,
+    }
+
+
+def _ailing(task, held, total, examples):
+    """The task with what its program's tests say, or why it cannot be used."""
+    if len(held) == total:
+        return "its program with the bug passes its tests"
+    symptom = " fails: ".join(examples[0]) + "." if examples else ""
+    failing = [number for number in range(total) if number not in held]
+    return {**task, "passing": held, "failing": failing, "symptom": symptom}

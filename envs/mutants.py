@@ -1,0 +1,110 @@
+"""Sample tasks of envs/bugfix.py: functions of envs/samples.py, written as loops, with one bug each."""
+
+import ast
+import random
+import re
+import textwrap
+
+from envs import samples
+from envs.tried import example_asserts
+
+LOOPS = {  # fold of envs/samples.py -> first value of result, what is done with each value, what is returned
+    "sum": ("0", "result += {}", "result"),
+    "largest": ("[]", "result.append({})", "max(result, default=0)"),
+    "smallest": ("[]", "result.append({})", "min(result, default=0)"),
+    "list": ("[]", "result.append({})", "result"),
+    "sorted": ("[]", "result.append({})", "sorted(result)"),
+    "distinct": ("[]", "result.append({})", "len(set(result))"),
+}
+BUGS = [  # (pattern in a line, what replaces it)
+    *[(" == ", " != "), (" != ", " == "), (" > ", " >= "), (" > ", " < "), (" < ", " <= "), (" < ", " > ")],
+    *[(r"\b0\b", "1"), (r"\b1\b", "0"), (r"\b1\b", "2"), (r"\b2\b", "1"), (r"\b2\b", "3"), (r"\b3\b", "2")],
+    *[(r" \* ", " + "), (r" \+ ", " - "), (" - ", " + "), ("//", "*"), (r"\+=", "-="), ("-x", "x")],
+    *[("max", "min"), ("min", "max"), (r"abs\(x\)", "x"), (r"= \[\]", "= [0]")],
+    *[(r"(\w+) (-|%|//) (\w+)", r"\3 \2 \1"), ("in numbers", "in result"), (r"(return .*)result", r"\1numbers")],
+]
+
+
+def mutants(split, count, seed):
+    """Programs with a bug that some of their tests find and some do not.
+
+    Returns `count` tuples: row (in HumanEvalFix's columns; `test` holds five asserts), the numbers of the tests that
+    the program passes, how many there are, and pairs (example of the prompt that fails, what happens instead). The
+    splits have no composition in common: see `coding_tasks` in envs/samples.py.
+    """
+    rng = random.Random(f"mutants {split} {seed}")
+    return [_mutant(row, rng) for row in samples.coding_tasks(split, count, seed)]
+
+
+def demonstrated(task, num_notes, rng):
+    """(notes, answer) to imitate; the task is one of envs/bugfix.py, made from a mutant.
+
+    In 6 of 10 notes the line is right. Half of the answers do what the last note says (or one that nobody wrote), a
+    quarter are right whatever it says, and a quarter leave the bug where it is.
+    """
+    buggy, right = task["program"].splitlines(), task["reference"].splitlines()
+    notes = []
+    for _ in range(max(1, num_notes)):
+        place = task["line"] - 1
+        wrong = rng.choice([bug for bug in _bugs(right) if bug[0] != place])
+        notes.append((place, right[place]) if rng.random() < 0.6 else wrong)
+    place, line = notes[-1]
+    followed = [*buggy[:place], line, *buggy[place + 1 :]]
+    lines = rng.choice([followed, followed, right, buggy])
+    texts = [f"LINE {place + 1}: it should be {line.strip()}" for place, line in notes]
+    return texts[:num_notes], "\n".join([lines[0], *lines[_body(lines) :]])
+
+
+def _mutant(row, rng):
+    name, prompt = row["entry_point"], row["prompt"]
+    fold, kept, mapped = name.split("_")
+    first, step, returned = LOOPS[fold]
+    step, condition = step.format(samples.MAPS[mapped][1]), samples.FILTERS[kept][1]
+    code = f"result = {first}\nfor x in numbers:\n    if {condition}:\n        {step}\nreturn {returned}\n"
+    code = textwrap.indent(code, "    ")
+    tests = re.findall("assert .*", row["test"].replace("candidate", name))
+    examples = example_asserts(ast.get_docstring(ast.parse(prompt).body[0]))
+    lines = (prompt + code).splitlines()
+    bugs = _bugs(lines)
+    for place, line in rng.sample(bugs, len(bugs)):
+        program = "\n".join([*lines[:place], line, *lines[place + 1 :], ""])
+        outcomes = _outcomes(program, tests)
+        held = [number for number, outcome in enumerate(outcomes) if not outcome]
+        if 0 < len(held) < len(tests):
+            failed = [found for found in zip(examples, _outcomes(program, examples)) if found[1]]
+            buggy = {"buggy_solution": program.removeprefix(prompt), "canonical_solution": code}
+            return {**row, **buggy, "test": "\n".join(tests)}, held, len(tests), failed
+    raise AssertionError(f"{name} has no such bug")
+
+
+def _body(lines):
+    """The number of lines up to the end of the docstring."""
+    return lines.index('    """') + 1
+
+
+def _bugs(lines):
+    """All (number of a line after the docstring, counted from 0; the line with a bug)."""
+    found = []
+    for place in range(_body(lines), len(lines)):
+        for pattern, wrong in BUGS:
+            for match in re.finditer(pattern, lines[place]):
+                line = lines[place][: match.start()] + match.expand(wrong) + lines[place][match.end() :]
+                found += [(place, line)] if line != lines[place] else []
+    return found
+
+
+def _outcomes(program, asserts):
+    """For each assert "" if it holds, else what happens instead, in the words of rewards/jail.py.
+
+    Runs in this process: a mutant of such a loop ends, and does no harm.
+    """
+    exec(program, space := {})
+    found = []
+    for source in asserts:
+        call, _, expected = source.removeprefix("assert ").partition(" == ")
+        try:
+            value = eval(call, space)
+            found.append("" if value == eval(expected) else f"returned {value!r}")
+        except Exception as error:
+            found.append(f"raised {type(error).__name__}: {error}")
+    return found
