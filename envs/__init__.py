@@ -60,18 +60,24 @@ ENVIRONMENTS = {
 }
 
 
-def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, **options):
+def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, protocol="simultaneous", **options):
     """An environment by name.
 
     name: a key of ENVIRONMENTS, "module:Class" of the user's own, or several of these joined by "+"
     dataset: "sample" (made offline), "hub" (the environment's public set), another hub id, or a file: see envs/data.py
+    protocol: one of PROTOCOLS in envs/protocols.py, for environments of one turn
     options: further arguments of the environment's class, as texts, e.g. reward="grounded"
 
     Raises ValueError with one sentence for what cannot be used.
     """
+    from envs.protocols import PROTOCOLS, Protocol  # here, since it needs Step
+
     if min(num_agents, num_turns) < 1:
         raise ValueError(f"--num-agents {num_agents}, --num-turns {num_turns}: both must be at least 1.")
-    common = {"num_agents": num_agents, "num_turns": num_turns, "dataset": dataset, "seed": seed}
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"--env-kwargs protocol {protocol}: it is one of {', '.join(PROTOCOLS)}.")
+    together = protocol == "simultaneous"
+    common = {"num_agents": num_agents, "num_turns": num_turns if together else 1, "dataset": dataset, "seed": seed}
     classes, made = {}, {}
     for each in name.split("+"):
         module, _, class_name = ENVIRONMENTS.get(each, each).partition(":")
@@ -81,11 +87,13 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, **options):
     takes = {each: inspect.signature(found).parameters.keys() for each, found in classes.items()}
     known = set().union(*takes.values()) - common.keys() - {"name"}
     if unknown := options.keys() - known:
-        knows = ", ".join(sorted(known)) or "none"
+        knows = ", ".join(sorted({*known, "protocol"}))
         raise ValueError(f"--env-kwargs {min(unknown)}: {name} does not know it; it knows {knows}.")
     for each, found in classes.items():
         given = common | {"name": each} if each in ENVIRONMENTS else common
         made[each] = found(**given, **{key: value for key, value in options.items() if key in takes[each]})
+        if not together:
+            made[each] = Protocol(made[each], each, protocol, num_agents, num_turns)
     return Mixture(made) if "+" in name else made[name]
 
 

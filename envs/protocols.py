@@ -1,0 +1,98 @@
+"""When agents answer, and what they read of each other: the baselines of MAGRPO (Liu et al., 2025), which train too.
+
+- simultaneous: all answer at once and read nothing; the environment itself
+- sequential: one agent a turn, in order; it reads the answers before its own
+- discussion: all answer, then all read all answers and answer again; only the second ones count
+"""
+
+import random
+from itertools import pairwise
+
+from envs import Step
+
+PROTOCOLS = ["simultaneous", "sequential", "discussion"]
+SHOWN = 2000  # characters of an answer that agents read
+
+
+class Protocol:
+    """An environment of one turn, played by a protocol: sequential or discussion, which sets the number of turns.
+
+    env: asks the agents, and scores their latest answers after the last turn; earlier turns earn 0. An agent that it
+        leaves silent has no turn
+    name: what messages call it
+
+    An agent reads its prompt in env, and below it the answers so far, without thoughts, and cut off after SHOWN
+    characters. Raises ValueError with one sentence if env, or num_turns, has turns of its own.
+    """
+
+    def __init__(self, env, name, protocol, num_agents, num_turns):
+        self.env, self.protocol, self.num_agents = env, protocol, num_agents
+        self.num_turns = num_agents if protocol == "sequential" else 2
+        if getattr(env, "num_turns", 1) > 1:
+            raise ValueError(f"--env-kwargs protocol {protocol}: {name} has turns of its own; leave protocol out.")
+        if num_turns not in (1, self.num_turns):  # a resumed run gives the number that it had
+            raise ValueError(f"--num-turns {num_turns}: protocol {protocol} sets the turns; leave --num-turns out.")
+
+    def tasks(self, split):
+        return self.env.tasks(split)
+
+    def observe(self, task, history):
+        prompts = self.env.observe(task, [])
+        turns = self._turns(prompts)
+        answers = latest(turns, [step.actions for step in history])
+        speaking = turns[len(history)]
+        return [self._prompt(prompt, i, answers) if i in speaking else None for i, prompt in enumerate(prompts)]
+
+    def step(self, branches):
+        """In the last turn the reward, parts and feedback of env; before it 0, and no parts."""
+        steps, scored = [], []
+        for task, history, actions in branches:
+            turns = self._turns(self.env.observe(task, []))
+            said = [*(step.actions for step in history), actions]
+            last = len(said) == len(turns)
+            steps.append(Step(actions, 0.0, {}, done=last))
+            if last:
+                answers = latest(turns, said)
+                scored.append((task, [], [answers.get(i, "") for i in range(self.num_agents)]))
+        results = iter(self.env.step(scored) if scored else [])
+        return [next(results)._replace(actions=step.actions, done=True) if step.done else step for step in steps]
+
+    def demonstrations(self):
+        """Those of env, for every turn: list of dict(prompt, completion).
+
+        By chance, half of the answers that are read in them are those to a similar task. So agents that imitate them
+        still have to learn to go by what they read: a function by its helper, say.
+        """
+        pairs, rng, demonstrated = self.env.demonstrations(), random.Random(0), []
+        groups = [pairs[k : k + self.num_agents] for k in range(0, len(pairs), self.num_agents)]  # one for each task
+        order = sorted(range(len(groups)), key=lambda k: groups[k][0]["prompt"])  # similar tasks are neighbours
+        similar = {k: groups[near] for near, k in pairwise([order[-1], *order])}
+        for k, group in enumerate(groups):
+            prompts = [pair["prompt"] for pair in group]
+            turns = self._turns(prompts)
+            for t, speaking in enumerate(turns):
+                for i in speaking:
+                    read = [[rng.choice(pair)["completion"] for pair in zip(group, similar[k])]] * t
+                    prompt = self._prompt(prompts[i], i, latest(turns, read))
+                    demonstrated.append({"prompt": prompt, "completion": group[i]["completion"]})
+        return demonstrated
+
+    def _turns(self, prompts):
+        """The agents that answer in each turn."""
+        speakers = [i for i, prompt in enumerate(prompts) if prompt is not None]
+        return [[i] for i in speakers] if self.protocol == "sequential" else [speakers, speakers]
+
+    def _prompt(self, prompt, agent, answers):
+        for i, text in answers.items():
+            said = text.rpartition("</think>")[2].partition("<think>")[0].strip()
+            shown = said if len(said) <= SHOWN else f"{said[:SHOWN]} [cut off]"
+            header = "Your answer" if i == agent else f"Answer of agent {i + 1}"
+            prompt += f"\n\n{header}:\n{shown}"
+        if answers:
+            prompt += f"\n\nNow give your answer{' again, better' if agent in answers else ''}."
+        return prompt
+
+
+def latest(turns, said):
+    """agent -> its latest answer: turns has the agents that speak in each turn, said what all said so far."""
+    return {i: actions[i] for speaking, actions in zip(turns, said) for i in speaking}
