@@ -57,6 +57,7 @@ ENVIRONMENTS = {
     "tools": "envs.tools:Tools",
     "bfcl": "envs.bfcl:Parallel",
     "bugfix": "envs.bugfix:BugFix",
+    "reference": "envs.games:Reference",
 }
 
 

@@ -36,7 +36,7 @@ SOURCES = [
     *["tools 1 3", "tools 2 3", "tools 2 3", "tools 3 4"],
     *["bfcl 1 1", "bfcl 2 1", "bfcl 2 1", "bfcl 3 1"],
     *["bugfix 1 1", "bugfix 2 2", "bugfix 2 2", "bugfix 3 3"],
-    *["reference 2 2", "reference 3 2"],
+    *["reference 2 2", "reference 2 2", "reference 3 2"],
 ]
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
