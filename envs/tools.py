@@ -56,7 +56,7 @@ class Tools:
         so far, and writes one call, or DONE, which makes the next turn the last. Then an answerer, alone, reads the
         question and the outputs, and boxes the answer. 3: before them a planner writes one plan, whose first 40 words
         the caller reads. 1: one agent calls, and ends with a box.
-    num_turns: calls and answer (and plan); at least 3 (4 with a planner). Sample tasks take at most as many calls
+    num_turns: (plan and) calls and answer; at least 2 (3 with a planner). Sample tasks take at most as many calls
     dataset: "sample", or a file with the columns question, answer and tools (names separated by blanks), and optional
         ones: needed (the tools of a shortest way, one for each call), files (an object of texts, or its JSON), kind
     corpus: a text file to search, one article a line; by default the invented towns of the sample tasks
@@ -73,7 +73,7 @@ class Tools:
         if dataset == "hub":
             raise ValueError("--dataset hub: there is no public set of tools; use sample or a file.")
         self.num_agents, self.dataset, self.seed = num_agents, dataset, seed
-        self.num_turns = max(num_turns, 4 if num_agents == 3 else 3)
+        self.num_turns = max(num_turns, 3 if num_agents == 3 else 2)
         self.limits = float(timeout), allow_unsafe_code == "yes"
         if dataset == "sample":
             calls = self.num_turns - (2 if num_agents == 3 else 1)
