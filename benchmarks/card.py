@@ -22,9 +22,21 @@ from stamp import ROOT, stamp
 # environment and its options -> (numbers of agents, largest return with one agent, with several)
 RUNS = {
     "tldr": ((1, 2, 3), 2.98, 2.98),
+    "tldr protocol sequential": ((2,), 2.98, 2.98),
+    "tldr protocol discussion": ((2,), 2.98, 2.98),
     "arxiv": ((1, 2), 2.98, 2.98),
     "humaneval": ((1, 2, 3), 2.1, 4),
-    "classeval": ((1, 2), 6, 6),
+    "humaneval protocol sequential": ((2,), 2.1, 4),
+    "humaneval protocol discussion": ((2,), 2.1, 4),
+    "classeval": ((1, 2, 3), 6, 6),
+    "gsm8k": ((1, 2, 3), 1, 1.2),
+    "gsm8k roles split": ((2, 3), 1, 1),
+    "debate": ((1, 2, 3), 1.3, 1.3),
+    "debate form judge": ((3,), 1, 1),
+    "tools": ((1, 2, 3), 1, 1),
+    "bfcl": ((1, 2, 3), 1, 1),
+    "bugfix": ((1, 2, 3), 2, 2),
+    "reference": ((2, 3), 1, 1),
 }
 
 
