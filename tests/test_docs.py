@@ -2,9 +2,10 @@
 
 import ast
 import re
+from importlib import import_module
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, SCRIPTS
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -27,3 +28,12 @@ def test_flags_and_files_exist(page):
     assert [name for name in files if not (ROOT / name).exists() and not (ROOT / "docs" / name).exists()] == []
     links = {link.partition("#")[0] for link in re.findall(r"\]\(([^):]+)\)", text)} - {""}
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_exercises_apply(monkeypatch):
+    """A lesson whose changes no longer fit the scripts or make no Python; or one is not found: a script is missing."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    for runs, _, changed, _ in import_module("teaching").lesson():  # which finds them
+        for text in changed.values():
+            ast.parse(text)
+        assert {words[0] for words in runs} <= {path.name for path in SCRIPTS} | changed.keys()
