@@ -58,9 +58,10 @@ def few(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_each_agent_speaks_once_and_reads_the_note_before_it(count):
-    """An agent that speaks twice or reads too much, a reward before the fixer, the line of another note."""
+    """An agent that speaks twice or reads too much, a reward before the fixer."""
     env = envs.make("bugfix", num_agents=count)
-    task, history = next(task for task in env.tasks("train") if task["symptom"]), []
+    task = next(task for task in env.tasks("train") if task["symptom"])
+    history = []
     notes = [f"line {task['line'] + 3}: no.", f"<think>LINE 1</think>LINE {task['line'] - 1}: " + "why " * 40]
     texts = [*notes[3 - count :], task["reference"]]
     for turn, text in enumerate(texts):
@@ -77,9 +78,6 @@ def test_each_agent_speaks_once_and_reads_the_note_before_it(count):
     for off, located in ((2, 0), (1, 1), (-2, 0)) if count > 1 else ():
         told = [*history[:-2], history[-2]._replace(actions=[f"LINE {task['line'] + off}"] * count)]
         assert env.step([(task, told, texts[-1:] * count)])[0].parts["located"] == located
-    if count > 1:
-        line = task["program"].splitlines()[task["line"] - 2].strip()
-        assert f"Line {task['line'] - 1} is: {line}\n" in env.observe(task, history[:-1])[-1]
 
 
 def test_sample_programs_have_one_bug_that_some_tests_find():
@@ -100,24 +98,6 @@ def test_sample_programs_have_one_bug_that_some_tests_find():
     assert 0.4 < sum(right) / len(right) < 0.8 and 0.4 < sum(step.reward for step in steps) / len(steps) < 1.4
 
 
-LAST = "def last(node):\n    while node.next: node = node.next\n    return value(node)\n"
-LAST += "def value(node): return node.value\n"
-NODE = "class Node:\n    def __init__(self, value, next=None): self.value, self.next = value, next\n"
-NODE += "a = Node(3)\nassert last(a) == 3\nassert last(Node(5, a)) == 3\nassert last(Node(0, Node(7))) >= 7"
-
-
-def test_quixbugs_rows_load_and_odd_ones_are_left_out():
-    """Objects of a test's class that do not reach the answer, and a row that ends the run or teaches nothing."""
-    env, buggy = envs.make("bugfix", num_agents=1), LAST.replace("value(node)\n", "value(node) + 1\n")
-    row = {"name": "last", "docstring": "a", "tests": NODE, "buggy_program": buggy, "solution": LAST}
-    odd = [{**row, "buggy_program": LAST}, {**row, "solution": buggy}, {"docstring": "a"}]
-    task, *faults = env._judged([row, *odd])
-    assert (task["passing"], task["failing"], task["line"]) == ([2], [0, 1], 3)
-    steps = env.step([(task, [], [text]) for text in (LAST, LAST.partition("def value")[0], buggy)])
-    assert [step.reward for step in steps] == pytest.approx([2, 2, 0])
-    assert [type(fault) for fault in faults] == [str] * 3
-
-
 @pytest.mark.parametrize("name, test, count", [("humanevalfix", 15, 81), ("quixbugs", 2, 19)])
 def test_public_references_earn_all_and_their_programs_nothing(name, test, count):
     """A program of people's that the sandbox or a rule of reading refuses, and pay for leaving the bug in."""
@@ -128,10 +108,3 @@ def test_public_references_earn_all_and_their_programs_nothing(name, test, count
     assert (len(env.tasks("test")), len(tasks)) == (test, count)
     steps = env.step([(task, [], [task[key]]) for task in tasks for key in ("reference", "program")])
     assert [step.reward for step in steps] == pytest.approx([2.0, 0.0] * count)
-
-
-def test_what_cannot_be_used_is_one_sentence():
-    """Agents without a role, and turns in which all are silent."""
-    for argument, value in ("num_agents", 4), ("num_turns", 3), ("feedback", "all"):
-        with pytest.raises(ValueError, match=f"{argument.replace('_', '-')} {value}"):
-            envs.make("bugfix", **{argument: value})

@@ -1,16 +1,11 @@
-"""The class reward: how a class is put together, what its levels are worth, the public set's reference solutions."""
+"""The class reward: how a class is put together, what its levels are worth, how methods are read."""
 
-import ast
-import json
-import os
 import textwrap
 
 import pytest
 
 from rewards.classeval import DOUBLED, TESTS, WRITTEN, ClassAnswer, class_rewards
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-DATA = os.path.join(ROOT, "..", "shared", "data", "classeval.jsonl")
 BASE = '''
 import math
 class Box:
@@ -101,10 +96,6 @@ def test_each_agent_is_told_of_its_own_methods():
     assert [bool(error) for error in broken.findings["errors"]] == [False, True]
 
 
-def fenced(code):
-    return f"```python\n{code}```\n"
-
-
 START = "def __init__(self):\n    1 / 0\n"
 COUNT = "def size(self):\n    return self.count()\n\ndef count(self):\n    return len(self.items)\n"
 FORMS = {  # of size; the agent writes no area
@@ -112,14 +103,9 @@ FORMS = {  # of size; the agent writes no area
     "indented": textwrap.indent("# How many\n" + COUNT, "    "),
     "in the class": "class Box:\n" + textwrap.indent(COUNT, "    "),
     "with all else": "import math\n\n\nclass Box:\n" + textwrap.indent(f"{START}\n{COUNT}\n{RAISES}", "    "),
-    "fence, in the class": fenced("class Box:\n" + textwrap.indent(COUNT, "    ")),
-    "unclosed fence, cut off": f"```python\n{COUNT}\ndef area(self, r):\n    return math.pi * (r",
-    "prose around it": f"The method:\n\n{COUNT}\nThis counts the box's items.",
     "an example that fails": f"{SIZE}\nbox = Box(1, 2)\nn = box.size()\nprint(n / 0)\n",
     "import named as a method": "from operator import add\ndef size(self): return add(0, len(self.items))",
-    "import of the class": "from box import Box\n" + SIZE,
     "attribute": "class Box:\n    one: int = 1\n    def size(self, by=one): return by * len(self.items)",
-    "further function": "def count(x):\n    return len(x)\n\ndef size(self):\n    return count(self.items)",
     "static method": "class Box:\n    @staticmethod\n    def n(x): return len(x)\n"
     "    def size(self): return self.n(self.items)",
 }
@@ -141,33 +127,3 @@ def test_a_property_keeps_its_decorators():
     tests += "    def test_set(self): box = Box(); box.size = 5; self.assertEqual(box.n, 5)\n"
     found = class_rewards([ClassAnswer([text], [["size"]], "Box", base, tests, ["Box"]) for text in texts])
     assert [score.findings["passed"] for score in found] == [1, 2, 2]
-
-
-# 28, 30, 34, 38, 44, 48 and 52 of the public set import packages that are not here, or want a certain host.
-def test_public_references_pass_and_stubs_do_not():
-    """Catches a rule of reading, or a limit of the sandbox, that refuses solutions written by people."""
-    if not os.path.exists(DATA):
-        pytest.skip("no data folder beside the repository")
-    with open(DATA) as file:
-        pairs = [as_pair(json.loads(line)) for line in file]
-    found = class_rewards(pairs)
-    assert sum(score.reward == 6 for score in found) >= 36, [score.findings["reason"] for score in found]
-    idle = class_rewards([answer._replace(texts=[answer.base, ""]) for answer in pairs[::3]])
-    assert not any(score.parts["all_passed"] or score.parts["written"] for score in idle)
-    assert sum(score.parts["passed_share"] for score in idle) / len(idle) < 0.15
-
-
-def as_pair(row):
-    """The reference as two agents would give it: each its own methods, without imports."""
-    tree = ast.parse(row["solution_code"])
-    owner = next(node for node in tree.body if getattr(node, "name", "") == row["class_name"])
-    methods = [node for node in owner.body if isinstance(node, ast.FunctionDef) and node.name != "__init__"]
-    sources = {}
-    for node in methods:
-        sources[node.name] = sources.get(node.name, "") + ast.unparse(node) + "\n\n"
-        node.body = [ast.Pass()]
-    dealt = [[*sources][agent::2] for agent in (0, 1)]
-    texts = ["".join(map(sources.get, names)) for names in dealt]
-    names = [node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
-    setup = "\n".join(ast.unparse(node) for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom)))
-    return ClassAnswer(texts, dealt, owner.name, ast.unparse(tree), row["test"], names, setup)

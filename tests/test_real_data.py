@@ -1,8 +1,5 @@
 """Real text and a real vocabulary: SciTLDR rows and the Qwen2.5 tokenizer, where they lie beside the repository."""
 
-import json
-import os
-
 import pytest
 import torch
 from conftest import ROOT, two_scripts
@@ -23,22 +20,10 @@ def test_scitldr_with_a_real_vocabulary(script, run, tmp_path):
     model = Qwen2ForCausalLM(Qwen2Config(vocab_size=151936, num_key_value_heads=1, tie_word_embeddings=True, **sizes))
     model.save_pretrained(tmp_path / "model")
     AutoTokenizer.from_pretrained(TOKENIZER).save_pretrained(tmp_path / "model")
-    flags = (
-        "--num-iterations",
-        1,
-        "--eval-tasks",
-        2,
-        "--max-new-tokens",
-        16,
-        "--num-generations",
-        2,
-        "--num-tasks",
-        2,
-    )
+    flags = ["--num-iterations", 1, "--eval-tasks", 2, "--max-new-tokens", 16]
+    flags += ["--num-generations", 2, "--num-tasks", 2]
     names = run(script, "--dataset", DATA, "--model", tmp_path / "model", *flags)
     assert len(names["train_tasks"]) == 270
-    (first, *_) = (json.loads(line) for line in open(os.path.join(names["run_dir"], "rollouts.jsonl")))
-    assert first["agents"][0]["prompt"].startswith("TITLE:")
     assert names["agents"][0].tokenizer.eos_token_id in names["agents"][0].stop_ids
     entropy = names["metrics"]["train/agent_0/entropy"]
     assert 11 < entropy < 12  # a random model of 151,936 tokens is nearly uniform: log V = 11.93
