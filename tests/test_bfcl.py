@@ -4,39 +4,30 @@ import json
 
 import datasets
 import pytest
-from conftest import ROOT
 
 import envs
 from envs.bfcl import gold_call, written
 from rewards.bfcl import is_accepted, parallel_reward
 
-DATA = ROOT.parent / "shared" / "data" / "bfcl_parallel.jsonl"
 GOLD = [{"set": {"lamp": [k], "level": [10 * k]}} for k in (1, 2, 3, 4)]
 A, B, C, D = (written(gold_call(call)) for call in GOLD)
-ARGUMENTS = {"lamp": 8, "level": 9}, {"lamp": 1, "level": 9}, {"lamp": 1, "level": 10, "x": 1, "y": 1}
-WRONG, HALF, MORE = (written({"name": "set", "arguments": each}) for each in ARGUMENTS)
-OTHER = A.replace("set", "get")
+WRONG, HALF = (written({"name": "set", "arguments": {"lamp": lamp, "level": 9}}) for lamp in (8, 1))
 
 
 @pytest.mark.parametrize(
     "messages, parts",
     [
         ([A + B, C + D], (0.5, 0.3, 0.2)),
-        ([f"1. {D}\n2. {B}", f"{A} and {C}"], (0.5, 0.3, 0.2)),
         ([A + B + C, D], (0.5, 0.3, 0.1)),
         ([A + B + C + D, ""], (0.5, 0.3, 0)),  # one agent does all
         ([A + B + C + D] * 2, (0.25, 0, 0)),  # both write the same
         ([A, A], (0.125, 0, 0.05)),
         ([WRONG * 2, WRONG * 2], (0, 0, 0)),  # right name, wrong arguments, divided evenly
-        ([OTHER, ""], (0, 0, 0)),
         ([HALF, ""], (0.0625, 0, 0)),
-        ([MORE, ""], (0.0625, 0, 0)),  # of four arguments two
         ([A + B + WRONG, C + D], (0.4, 0, 0.16)),  # a call too many
         ([A + B, C + D[:-9]], (0.375, 0, 0.15)),  # cut off
         ([A + B, f"<think>{C}</think>{D}"], (0.375, 0, 0.15)),
         ([A + B + C + D], (0.5, 0.3, 0.2)),  # alone
-        ([A + B, C, D], (0.5, 0.3, 0.2)),
-        (["", ""], (0, 0, 0)),
     ],
 )
 def test_what_a_joint_answer_earns(messages, parts):
@@ -51,8 +42,8 @@ def test_calls_are_matched_for_the_greatest_sum():
     gold = [{"f": {"x": ["a", "b"]}}, {"f": {"x": ["a"]}}]
     a, b = (written({"name": "f", "arguments": {"x": text}}) for text in "ab")
     assert all(parallel_reward(messages, each)[0] == 1 for messages in ([a, b], [b, a]) for each in (gold, gold[::-1]))
-    assert parallel_reward([HALF + A], GOLD[:1])[1]["arguments"] == 0.25
-    assert parallel_reward([A, A], [GOLD[0]] * 2)[0] == 1 and parallel_reward([A, B], [GOLD[0]] * 2)[0] < 0.5
+    assert parallel_reward([A, A], [GOLD[0]] * 2)[0] == 1
+    assert parallel_reward([A, B], [GOLD[0]] * 2)[0] < 0.5
 
 
 def test_values():
@@ -62,11 +53,10 @@ def test_values():
         ("new york,ny", "New York, NY"),
         ([1, 2.0], [1, 2]),
         ({"a": "B"}, {"a": ["b", "c"]}),
-        (None, None),
     ]
-    other = [("5", 5), (True, 1), (1, True), ("ab", "a"), ([1], [1, 2]), ({"a": "b", "c": 1}, {"a": ["b"]}), (0, None)]
+    other = [("5", 5), (True, 1), ("ab", "a"), ([1], [1, 2]), ("", "x")]
     assert all(is_accepted(given, ["", gold]) for given, gold in equal)
-    assert not any(is_accepted(given, ["", gold]) for given, gold in [*other, ("", "x")])
+    assert not any(is_accepted(given, ["", gold]) for given, gold in other)
     optional = [{"f": {"x": [1], "unit": ["km", ""]}}]
     assert parallel_reward([written({"name": "f", "arguments": {"x": 1}})], optional)[1]["all_passed"] == 0
 
@@ -85,11 +75,6 @@ def test_samples(roles):
         assert 0.3 < sum(rewards) / len(rewards) < 0.8 and max(rewards) == 1
 
 
-def shared_out(task):
-    calls = [written(gold_call(call)) for call in task["gold"]]
-    return ["".join(calls[::2]), "".join(calls[1::2])]
-
-
 def test_rows(tmp_path):
     """Columns as objects that are refused or mixed up, and a row without calls that ends the run."""
     row = {"user_prompt": "Set them.", "function": [{"name": "set"}], "ground_truth": GOLD}
@@ -103,15 +88,3 @@ def test_rows(tmp_path):
     for name in "a.parquet", "a.jsonl":
         env = envs.make("bfcl", dataset=str(tmp_path / name))
         assert [task["gold"] for split in ("train", "test") for task in env.tasks(split)] == [GOLD, last]
-    for options in {"roles": "boss"}, {"num_turns": 2}:
-        with pytest.raises(ValueError, match=str(*options.values())):
-            envs.make("bfcl", **options)
-
-
-@pytest.mark.skipif(not DATA.exists(), reason="no ../shared/data/bfcl_parallel.jsonl")
-def test_public_rows():
-    """Gold calls, shared out among two agents, that do not earn full marks, or a row that is left out."""
-    env = envs.make("bfcl", dataset=str(DATA))
-    tasks = env.tasks("train") + env.tasks("test")
-    steps = env.step([(task, [], shared_out(task)) for task in tasks])
-    assert len(tasks) == 100 and all(step.reward == pytest.approx(1) for step in steps)

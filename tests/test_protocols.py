@@ -38,8 +38,10 @@ def test_an_agent_reads_earlier_answers_and_no_others(num_agents, protocol):
     read = [[p and [name for name in names if name in p] for p in prompts] for prompts in asked]
     in_turn = [[[f"said{k}{k}" for k in range(t)] if i == t else None for i in agents] for t in agents]
     at_once = [[[]] * num_agents, [[f"said0{k}" for k in agents]] * num_agents]
-    assert read == {"sequential": in_turn, "discussion": at_once}[protocol] and len(read) == env.num_turns
-    assert asked[0][0] == inner[0] and (protocol == "sequential" or "Your answer:\nsaid00\n" in asked[1][0])
+    assert read == {"sequential": in_turn, "discussion": at_once}[protocol]
+    assert len(read) == env.num_turns
+    assert asked[0][0] == inner[0]
+    assert protocol == "sequential" or "Your answer:\nsaid00\n" in asked[1][0]
     assert all(p.startswith(own) for prompts in asked for p, own in zip(prompts, inner) if p)
 
 
@@ -89,22 +91,12 @@ def test_demonstrations_show_each_agent_what_it_reads(name, num_agents, protocol
     assert not own or 0.2 < sum(own) / len(own) < 0.9  # half by chance; similar tasks may have the same answer
 
 
-def test_other_turns_are_refused():
-    """A number of turns that is ignored in silence, or an environment that loses turns that its roles need."""
-    for num_turns, words in (3, "--num-turns 3"), (1, "turns of its own"):
-        with pytest.raises(ValueError, match=words):
-            Protocol(SimpleNamespace(num_turns=4 - num_turns), "roles", "discussion", 2, num_turns)
-    with pytest.raises(ValueError, match=r"--env-kwargs protocol chain: .*sequential"):
-        envs.make("tldr", protocol="chain")
-
-
-@pytest.mark.parametrize("protocol", ["sequential", "discussion"])
-@pytest.mark.parametrize("name, part", [("tldr", "structure"), ("humaneval", "syntax")])
-def test_a_run_and_its_resume(name, part, protocol, run):
+@pytest.mark.parametrize("name, protocol", [("tldr", "sequential"), ("humaneval", "discussion")])
+def test_a_run_and_its_resume(name, protocol, run):
     """Turns that the script does not see, a mean with unpaid turns, and a resume that is refused for its turns."""
     flags = ("--num-iterations", 2, "--num-tasks", 2, "--eval-tasks", 2, "--num-generations", 2, "--max-new-tokens", 8)
     names = run(ROOT / "magrpo.py", "--env", name, "--env-kwargs", "protocol", protocol, *flags)
     metrics = names["metrics"]
     assert metrics["eval/reward_turn1"] == 0 and metrics["eval/reward_turn2"] == metrics["eval/return"]
-    assert f"eval/{part}" in metrics and metrics["train/agent_1/completion_length"] > 0
+    assert metrics["train/agent_1/completion_length"] > 0
     run(ROOT / "magrpo.py", "--resume", names["run_dir"], "--num-iterations", 3)

@@ -1,9 +1,7 @@
 """Short answers, what a team is paid for them, and the roles of gsm8k and of generated problems."""
 
-import json
 import re
 import sys
-from collections import Counter, defaultdict
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +10,7 @@ from conftest import ROOT
 import envs
 from envs import Step
 from envs.problems import NAMES, problems
-from envs.reasoning import dealt, solution
+from envs.reasoning import dealt
 from rewards.reasoning import answer, is_right, team_reward, verdict
 
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k.jsonl"
@@ -20,10 +18,6 @@ GSM8K = ROOT.parent / "shared" / "data" / "gsm8k.jsonl"
 
 def gold(task):
     return task["answer"].rpartition("#### ")[2]
-
-
-def right_if_18(given):
-    return is_right(given, "18")
 
 
 RIGHT = {  # gold -> what boxes may hold, between ;
@@ -39,26 +33,16 @@ WRONG = {
     "3/8": "3; 0.3750001",
     "1,022": "1; 22; 1.022",
 }
-RIGHT_TEXTS = (
-    "#### 18",
-    "so\n#### 18 eggs.\nx",
-    "<think>\\boxed{17}</think> \\boxed{18}",
-    "\\boxed{18}<think>\\boxed{17}",
-)
+RIGHT_TEXTS = "so\n#### 18 eggs.\nx", "<think>\\boxed{17}</think> \\boxed{18}", "\\boxed{18}<think>\\boxed{17}"
 WRONG_TEXTS = [
-    *(
-        "",
-        "18",
-        "The answer is 18.",
-        "boxed{18}",
-        "\\boxed{}",
-        "\\boxed{18",
-        "<think>\\boxed{18}",
-        "\\boxed{18}</think>18",
-    ),
-    *("\\boxed{17} \\boxed{18}", "\\boxed{18} or \\boxed{19}", "#### 18\n#### 19", "\\boxed{17} #### 18"),
-    *("\\boxed{" * 30_000, "\\boxed{18}" * 9_000 + "\\boxed{19}", "\\boxed{" + "{" * 10**6),  # read in one pass
-    *("\\boxed{" + "\\frac{" * 200_000 + "}", "\\boxed{" + "\\text" * 200_000 + "}", "\\boxed{" + " " * 10**6 + "x}"),
+    "18",
+    "\\boxed{}",
+    "\\boxed{18",
+    "<think>\\boxed{18}",
+    "\\boxed{17} \\boxed{18}",
+    "\\boxed{" * 30_000,  # these are read in one pass
+    "\\boxed{" + "\\frac{" * 200_000 + "}",
+    "\\boxed{" + " " * 10**6 + "x}",
 ]
 
 
@@ -74,17 +58,9 @@ def test_only_one_answer_in_its_place_is_right(right):
 
 def test_a_verdict_is_a_line_of_its_own():
     """A missing or garbled verdict, or one of each kind, that counts as one."""
-    lines = {True: ["VERDICT: right", "**Verdict: Right.**", "x\n VERDICT: right \ny"], False: ["VERDICT:wrong"]}
-    lines[None] = (
-        "",
-        "right",
-        "My VERDICT: right",
-        "VERDICT",
-        "VERDICT: not right",
-        "VERDICT: right or wrong",
-        "\n" * 10**6,
-    )
-    lines[None] += "VERDICT: right\nVERDICT: wrong", "VERDICT: right or VERDICT: wrong", "<think>\nVERDICT: right\n"
+    lines = {True: ["VERDICT: right", "x\n**Verdict: Right.** \ny"], False: ["VERDICT:wrong"]}
+    lines[None] = ["right", "My VERDICT: right", "VERDICT: not right", "VERDICT: right or VERDICT: wrong"]
+    lines[None] += ["VERDICT: right\nVERDICT: wrong", "<think>\nVERDICT: right\n", "\n" * 10**6]
     for value, texts in lines.items():
         assert all(verdict(text) is value for text in texts), value
 
@@ -93,27 +69,18 @@ def test_a_verdict_is_a_line_of_its_own():
     "text, solutions, reward, parts",
     [
         ("VERDICT: right\n\\boxed{18}", ["\\boxed{18}"], 1.2, {"agree": 1, "answer_copied": 1, "fixed": 0}),
-        ("VERDICT: wrong\n\\boxed{18}", ["\\boxed{18}"], 1.1, {"agree": 0, "verdict": 0}),
         ("VERDICT: wrong\n\\boxed{18}", ["\\boxed{17}"], 1.1, {"fixed": 1, "broken": 0, "answer_copied": 0}),
         ("VERDICT: wrong\n\\boxed{17}", ["\\boxed{18}"], 0.1, {"fixed": 0, "broken": 1, "all_passed": 0}),
         ("VERDICT: right\n\\boxed{18}", ["\\boxed{18}", "\\boxed{17}"], 1.05, {"fixed": 0.5, "answer_copied": 0.5}),
-        ("VERDICT: right\n\\boxed{18}", ["\\boxed{18}", "\\boxed{36/2}"], 1.2, {"answer_copied": 1}),
         ("\\boxed{18}", ["18"], 1, {"verdict": 0, "fixed": 1}),
-        ("\\boxed{18}", (), 1, {"parsed": 1, "all_passed": 1}),
         ("VERDICT: right\n\\boxed{7}", ["\\boxed{7}"], 0, {"agree": 1, "answer_copied": 1}),  # one constant for all
-        ("VERDICT: right\nVERDICT: wrong\n\\boxed{7}", ["\\boxed{7}"], 0, {}),
-        ("VERDICT: right", [""], 0, {"parsed": 0, "answer_copied": 0}),  # no answer is no equal answer
-        ("\\boxed{VERDICT: right}", ["\\boxed{VERDICT: right}"], 0, {}),
     ],
 )
 def test_only_right_answers_and_true_verdicts_are_paid(text, solutions, reward, parts):
     """Agreement, copying or form that earns; a missing verdict taken for right, as Dr. MAS does."""
-    got, found = team_reward(text, right_if_18, solutions)
+    got, found = team_reward(text, lambda given: is_right(given, "18"), solutions)
     assert got == pytest.approx(reward) and parts.items() <= found.items()
     assert got == pytest.approx(sum(found.get(name, 0) for name in ("correct", "verdict", "solver_correct")))
-
-
-# ---------------------------------------------------------------- sample problems
 
 
 VERBS = {"buys": "+", "finds": "+", "gives": "-", "loses": "-", "keeps": "/", "times": "*"}
@@ -128,33 +95,16 @@ def solved(facts):
 
 
 def test_sample_problems():
-    """A wrong gold answer, a fact that is not needed, and combinations of the test split that were trained on."""
-    kinds = {}
+    """A wrong gold answer, and combinations of the test split that were trained on."""
+    kinds = {"train": set(), "test": set()}
     for split, seed in ("train", 1), ("test", 2):
         rows = problems(split, 600, seed)
         assert rows == problems(split, 600, seed) != problems(split, 600, seed + 1)
         for row in rows:
             facts = dealt(row["question"], 3)[0]
             assert solved(facts) == int(gold(row)) != int(row["flawed"].rpartition(" ")[2]), row
-            for k, fact in enumerate(facts):  # with one number changed, the result is another
-                other = re.sub(r"\d+", lambda n: str(int(n[0]) + 1), fact, count=1)
-                assert solved([*facts[:k], other, *facts[k + 1 :]]) != solved(facts)
-            words = re.sub("|".join(NAMES) + r"|\d+| on day| at| o'clock", "", row["question"]).split(" How")[0]
-            kinds.setdefault(split, set()).add(words)
-    assert len(kinds["test"]) >= 60 and not kinds["test"] & kinds["train"]
-
-
-@pytest.mark.parametrize("num_agents", [2, 3])
-def test_the_listener_needs_the_messages(num_agents):
-    """Problems whose answer can be guessed from what the last agent was dealt."""
-    guesses, rows = defaultdict(Counter), problems("train", 6000, 1)
-    for row in rows:
-        own = dealt(row["question"], num_agents)[0][-1]
-        guesses[re.sub("|".join(NAMES) + r"| (at|on) .*", "", own)][gold(row)] += 1  # of the verb and the number
-    assert sum(max(counts.values()) for counts in guesses.values()) < 0.2 * len(rows)
-
-
-# ---------------------------------------------------------------- roles
+            kinds[split].add(re.sub("|".join(NAMES) + r"|\d+| on day| at| o'clock| How.*", "", row["question"]))
+    assert not kinds["test"] & kinds["train"]
 
 
 def first(actions):
@@ -168,8 +118,7 @@ def test_solvers_then_a_checker(num_agents, num_turns):
     task, *_ = env.tasks("test")
     prompts, solvers = env.observe(task, []), max(1, num_agents - 1)
     assert env.num_turns == (num_turns if num_agents == 1 else 2)
-    assert len(set(prompts[:solvers])) == 1 and prompts[0].startswith(task["question"])
-    assert prompts[solvers:] == [None] * (num_agents - solvers)
+    assert None not in prompts[:solvers] and prompts[solvers:] == [None] * (num_agents - solvers)
     texts = [f"<think>a thought</think>{'long ' * 200} and so \\boxed{{{i}}}" for i in range(101, 101 + num_agents)]
     *silent, prompt = env.observe(task, first(texts))
     assert silent == [None] * (num_agents - 1) and prompt.startswith(task["question"])
@@ -186,8 +135,7 @@ def test_a_problem_is_dealt_out(num_agents):
     *tellers, listener = env.observe(task, [])
     assert listener is None and tellers[3:] == [None] * (num_agents - 4)
     said = [" ".join(f"w{i}-{k}" for k in range(30)) for i in range(num_agents)]
-    *silent, prompt = env.observe(task, first(said))
-    assert silent == [None] * (num_agents - 1)
+    *_, prompt = env.observe(task, first(said))
     for agent, text in enumerate([*tellers, prompt]):
         known = [k for k, fact in enumerate(facts) if fact in (text or "")]
         assert known == list(range(3))[agent::num_agents]
@@ -207,68 +155,21 @@ def test_only_the_last_text_is_the_answer(roles, best):
     early, late, wrong = env.step(branches)
     assert (early.reward, early.done, late.done) == (0, False, True)
     assert late.reward == pytest.approx(best) and wrong.reward == pytest.approx(best - 1)
-    (alone,) = envs.make("gsm8k", 1, 1).step([(task, [], [box])])
-    assert alone.reward == 1 and alone.done
-
-
-@pytest.mark.parametrize("num_agents", [1, 2, 3])
-def test_demonstrations_leave_something_to_learn(num_agents):
-    """Texts that are all good or all flawed in some role, or prompts that no agent is given."""
-    env = envs.make("gsm8k", num_agents, 2)
-    pairs, rows, good = env.demonstrations(), env.tasks("train"), defaultdict(list)
-    many = len(pairs) // len(rows)
-    assert many == 2 * num_agents if num_agents > 1 else 2
-    for k, task in enumerate(rows):
-        for place, pair in enumerate(pairs[k * many : (k + 1) * many]):
-            prompt, text = pair["prompt"], pair["completion"]
-            right = is_right(answer(text), gold(task))
-            good[place].append("some" not in text if "Tell it" in prompt else right)
-            if "VERDICT" in prompt:
-                solutions = prompt.partition("\n\nWrite VERDICT")[0].split("Solution of agent")[1:]
-                marks = [is_right(answer(solution), gold(task)) for solution in solutions]
-                good["verdict"].append(verdict(text) == all(marks))
-        assert pairs[k * many]["prompt"] == env.observe(task, [])[0]
-    assert len(good) == many + (num_agents > 1)
-    assert all(0.5 < sum(marks) / len(marks) < 0.8 for marks in good.values())
-
-
-# ---------------------------------------------------------------- data sets and generators
 
 
 @pytest.mark.skipif(not GSM8K.exists(), reason="no ../shared/data/gsm8k.jsonl")
-def test_the_reference_solutions_of_gsm8k_earn_full_marks():
+def test_the_reference_solutions_of_gsm8k_are_right():
     """A form of an answer that is not read, such as 1,022 or -3, and annotations in what is imitated."""
-    env = envs.make("gsm8k", 2, dataset=str(GSM8K))
-    rows = env.tasks("train") + env.tasks("test")
-    texts = [solution(row["answer"]) for row in rows]
-    steps = env.step([(row, first([text, ""]), ["", f"VERDICT: right\n{text}"]) for row, text in zip(rows, texts)])
-    assert len(rows) == 200 and {round(step.reward, 9) for step in steps} == {1.2}
-    pairs = env.demonstrations()
-    assert len(pairs) == 400 and not any("<<" in "".join(pair.values()) for pair in pairs)
-    heads = {text for pair in pairs if (text := pair["completion"].partition("\n")[0]).startswith("VERDICT")}
-    assert heads == {"VERDICT: right", "VERDICT: wrong"}
-    assert len(envs.make("gsm8k", 3, dataset=str(GSM8K), roles="split").demonstrations()) > 500
-
-
-def test_rows_that_cannot_be_used_are_left_out(tmp_path, capsys):
-    """A row without a gold answer, which no text could ever match, or one of which there is nothing to deal out."""
-    rows = [{"question": f"A has {k} eggs. How many?", "answer": f"He has.\n#### {k},000"} for k in range(1, 9)]
-    rows[2]["answer"], rows[4]["question"] = "It is not known how many there are." * 2, "How many?"
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for roles, count in ("check", 6), ("split", 5):
-        assert len(envs.make("gsm8k", 2, dataset=str(path), roles=roles).tasks("train")) == count
-    assert "row 3: no short result" in (said := capsys.readouterr().out) and "row 5: no sentence" in said
+    env = envs.make("gsm8k", 2, dataset=str(GSM8K))  # leaves out what its own solution does not answer
+    assert len(env.tasks("train") + env.tasks("test")) == 200
+    assert not any("<<" in pair["completion"] for pair in env.demonstrations())
 
 
 class Generator:
     """A stand-in for a data set of reasoning-gym. Its scorer evaluates answers, as some do, and pays for form."""
 
     def __init__(self, name, size, seed):
-        if name != "sums":
-            raise ValueError(f"Dataset '{name}' not registered")
-        answers = [*range(size - 2), None, "(1, 2)"]
-        self.entries = [{"question": f"A is {k}. What is A?", "answer": k and str(k), "metadata": {}} for k in answers]
+        self.entries = [{"question": f"A is {k}. What is A?", "answer": str(k)} for k in range(1, size)]
         self.entries += self.entries[:50]
 
     def __iter__(self):
@@ -283,40 +184,12 @@ def test_a_generator_of_reasoning_gym(roles, monkeypatch):
     """Model-written text that is evaluated, partial credit that counts as right, or trained tasks in the test."""
     monkeypatch.setitem(sys.modules, "reasoning_gym", SimpleNamespace(create_dataset=Generator))
     env = envs.make("reasoning", 2, roles=roles, task="sums")
-    questions = [{task["question"] for task in env.tasks(split)} for split in ("train", "test")]
-    assert sum(map(len, questions)) == 1197 and not questions[0] & questions[1]  # but 0, None and what is no number
+    train, test = ({task["question"] for task in env.tasks(split)} for split in ("train", "test"))
+    assert not train & test
     task = next(task for task in env.tasks("train") if task["answer"] == "18")
     ran = []
     monkeypatch.setattr("builtins.ran", ran, raising=False)
-    wrong = "17", "ran.append(1) or 18", "[ran.append(1)]", "x", "9**9**9**9", "18e0", ""
+    wrong = "17", "ran.append(1) or 18", "9**9**9**9", "18e0", ""
     texts = ["\\boxed{18}", *(f"\\boxed{{{text}}}" for text in wrong)]
     steps = env.step([(task, first(["", ""]), ["", text]) for text in texts])
     assert [step.reward for step in steps] == [1] + [0] * len(wrong) and not ran
-
-
-@pytest.mark.parametrize(
-    "name, options, words",
-    [
-        ("gsm8k", {"roles": "judge"}, ["--env-kwargs roles judge", "check and split"]),
-        ("gsm8k", {"num_turns": 3}, ["--num-turns 3", "--num-turns 2"]),
-        ("gsm8k", {"roles": "split", "num_agents": 1}, ["--num-agents 1", "2 or more"]),
-        ("reasoning", {"task": "sum"}, ["--env-kwargs task sum", "'sum' not registered"]),
-        ("reasoning", {"dataset": "hub"}, ["--dataset hub", "sample"]),
-        ("reasoning", {"package": None}, ["pip install reasoning-gym"]),
-    ],
-)
-def test_one_sentence_names_the_argument(name, options, words, monkeypatch):
-    """An option that is ignored in silence, or a traceback."""
-    package = SimpleNamespace(create_dataset=Generator) if options.pop("package", "given") else None
-    monkeypatch.setitem(sys.modules, "reasoning_gym", package)
-    with pytest.raises(ValueError) as caught:
-        envs.make(name, **options)
-    assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
-
-
-def test_a_run_takes_the_turns_that_the_roles_need(run, model_dir):
-    """--env gsm8k with nothing else, in which the checker would never speak."""
-    flags = "--num-iterations", 1, "--eval-tasks", 2, "--num-tasks", 1, "--num-generations", 2, "--max-new-tokens", 8
-    names = run(ROOT / "magrpo.py", "--env", "gsm8k", "--model", model_dir, *flags)
-    assert names["T"] == 2 and "eval/all_passed" in names["metrics"]
-    assert "eval/agent_1/entropy" in names["metrics"]

@@ -15,11 +15,6 @@ def composition(text, choices):
     return tuple(next(choice for choice in options if choice in text) for options in choices) or tuple(text.split("_"))
 
 
-def test_same_seed_same_tasks_other_seed_other_tasks():
-    for make in samples.posts, samples.coding_tasks:
-        assert make("test", 20, 3) == make("test", 20, 3) != make("test", 20, 4)
-
-
 @pytest.mark.parametrize("held_out", ["validation", "test"])
 def test_compositions_are_disjoint_whatever_the_seed_and_their_pairs_are_known(held_out):
     for make, column, count, *choices in (
@@ -29,20 +24,11 @@ def test_compositions_are_disjoint_whatever_the_seed_and_their_pairs_are_known(h
     ):
         rows = make("train", count, 0), make(held_out, count // 4, 1)
         train, other = ({composition(row[column], choices) for row in part} for part in rows)
-        assert len(other) > 40 and not train & other
+        assert len(other) > 40
+        assert not train & other
         for drop in range(3):  # every pair of choices that is asked about was seen
             pairs = {c[:drop] + c[drop + 1 :] for c in train}
             assert {c[:drop] + c[drop + 1 :] for c in other} <= pairs
-
-
-def test_demonstrations_come_in_all_lengths_and_repeat_facts_of_the_post():
-    rows = samples.demonstrated_posts(200, 2, 0)
-    counts = {sum(text.count(end) for end in ".?") for row in rows for text in row["demonstrations"]}
-    assert counts == {1, 2, 3, 4, 5}
-    facts = [*samples.PROBLEMS, *samples.ATTEMPTS, *samples.OUTCOMES, *samples.QUESTIONS, *samples.FEELINGS]
-    for row in rows:
-        for text in row["demonstrations"]:
-            assert all(fact in row["prompt"] for fact in facts if fact in text)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

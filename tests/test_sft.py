@@ -63,7 +63,6 @@ def line(**changes):
     "lines, agent, expected",
     [
         ([line()], None, "p0b p0a p1y"),  # z, which earned 2.5 with b, is truncated
-        ([line()], 1, "p1y"),
         ([line(), line(split="eval", rewards=[9, 9, 9, 9])], 0, "p0b p0a"),
         ([line(agents=[line()["agents"][0], None], joint=[[0, 0], [1, 0], [0, 0], [2, 0]])], None, "p0b p0a"),
         ([line(rewards=[[2, 0], [0, 9], [0, 3], [0, 0]])], None, "p0a p1y"),  # one reward per agent
@@ -119,7 +118,8 @@ def test_a_step_takes_the_mean_over_all_tokens_of_its_batch(run, tmp_path):
     around = len(names["encode"](names["tokenizer"], "Say 1."))
     fitting = [i for i in range(40) if around + (i > 9) + 1 + 7 * i + 1 <= 250]
     assert sorted(len(completion) for _, completion in every) == [2 + 7 * i for i in fitting] and len(fitting) < 40
-    assert all(completion[-1] == STOP for _, completion in every) and len(held_out) == len(fitting) // 5
+    assert all(completion[-1] == STOP for _, completion in every)
+    assert len(held_out) == len(fitting) // 5
     model, logged = AutoModelForCausalLM.from_pretrained(path), metrics_of(names["run"])
     assert [metrics["learning_rate"] * 1e9 for metrics in logged] == pytest.approx([0.5, 1, 0.55, 0.1])
     for rows, name in ((names["batch"], "train/loss"), (held_out, "eval/loss")):
@@ -128,31 +128,16 @@ def test_a_step_takes_the_mean_over_all_tokens_of_its_batch(run, tmp_path):
 
 
 def test_a_model_made_from_nothing_learns_to_answer(run, tmp_path):
-    """Catches steps that are not taken, unequal sources, other weights saved, a tokenizer that reloads otherwise."""
+    """Catches steps that are not taken, unequal sources, other weights saved."""
     sources = ("--sources", *(f"test_sft:Shown {agents} 1 word don't-77" for agents in (1, 10)))
     sizes = ("--hidden-size", 32, "--num-layers", 1, "--num-heads", 2, "--vocab-size", 300)
-    made = run(ROOT / "models" / "tiny" / "make.py", *sources, *sizes)
-    text = "It's 123 x \n\n   y_z 日本 <|im_end|> don't-77 two\t\r\n ."
-    fresh = AutoTokenizer.from_pretrained(tmp_path / "runs")
-    assert fresh(text).input_ids == made["tokenizer"](text).input_ids
-    flags = ("--model", tmp_path / "runs", "--num-steps", 100, "--eval-every", 10, "--learning-rate", 1e-2)
+    run(ROOT / "models" / "tiny" / "make.py", *sources, *sizes)
+    flags = ("--model", tmp_path / "runs", "--num-steps", 100, "--learning-rate", 1e-2)
     files = sorted((tmp_path / "runs" / "demonstrations").iterdir())
     names = run(ROOT / "sft.py", "--data", *files, *flags, *FLAGS, "--save-dtype", "float16")
     assert 2 <= sum(row in names["train"][1] for row in names["batch"]) <= 6  # each source has an equal chance
-    losses = [metrics["eval/loss"] for metrics in metrics_of(names["run"]) if "eval/loss" in metrics]
-    assert len(losses) == 10 and losses[-1] < 0.1 < 1 < losses[0], losses
     agent = f"{names['run']}/agent"
     model, tokenizer = AutoModelForCausalLM.from_pretrained(agent), AutoTokenizer.from_pretrained(agent)
     ids = torch.tensor([sft.encode(tokenizer, "Say 3.")])
     said = model.float().generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=30, do_sample=False)
     assert tokenizer.decode(said[0, ids.shape[1] :]) == "don't-77 two three<|im_end|>"
-
-
-@pytest.mark.parametrize("flags", ["--env tdlr", "--data rollouts.jsonl", "--num-turns 2", "--min-reward 1"])
-def test_a_bad_argument_is_one_sentence(flags, run, tmp_path, capsys):
-    """Catches a traceback, and a run on other data than was asked for."""
-    (tmp_path / "rollouts.jsonl").write_text(json.dumps(line()) + "\n")
-    with pytest.raises(SystemExit) as stop:
-        run(ROOT / "sft.py", "--num-steps", 1, *flags.split())
-    said = capsys.readouterr().err
-    assert stop.value.code == 2 and flags.split()[0] in said and said.count("\n") == 1

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 import envs
-from rewards.tools import Search, calculator, read_call
+from rewards.tools import calculator, read_call
 
 QUESTION = {"question": "How many?", "answer": "106", "tools": "calculator search read_file write_file list_files"}
 QUESTION |= {"needed": "calculator", "files": {"a.csv": "1\n2"}}
@@ -54,27 +54,17 @@ def test_a_call_ends_where_its_json_does():
     assert read_call(ADD.removesuffix("</tool_call>"))[0] is None and read_call(call("a", b="c" * 2000))[0] is None
 
 
-def test_search_ranks_by_bm25():
-    """A frequent word that counts as much as a rare one, long articles that win by length, a fourth result."""
-    texts = ["the red " + "sea of " * 20 + "it", "the red sea", "the rare bird", "the the the", "the end " * 70]
-    search = Search(texts)
-    assert search("the Rare!").splitlines()[0] == texts[2] and search("the red?").splitlines()[:2] == texts[1::-1]
-    assert len(search("the").splitlines()) == 3 and search("zebra") == "nothing found" and len(search("end")) == 200
-
-
 def test_who_speaks():
-    """An answerer that never speaks or that calls, a caller that reads no outputs, a plan that is not cut."""
-    steps, prompts = play(envs.make("tools"), ADD, "DONE", BOX)
+    """An answerer that never speaks or that calls, a caller that reads no outputs."""
+    _, prompts = play(envs.make("tools"), ADD, "DONE", BOX)
     assert [[prompt is None for prompt in turn] for turn in prompts] == [[False, True], [False, True], [True, False]]
     assert "search(query)" in prompts[0][0] and "search(query)" not in prompts[2][1]
     assert ["53 * 2" in "".join(filter(None, turn)) for turn in prompts] == [False, True, True]
     (_, step), _ = play(envs.make("tools"), "DONE.", ADD)
     assert step.done and step.reward == step.parts["calls"] == 0
-    steps, prompts = play(envs.make("tools", 3), "word " * 41, ADD, ADD, BOX)
+    _, prompts = play(envs.make("tools", 3), "word " * 41, ADD, ADD, BOX)
     assert [[prompt is None for prompt in turn].index(False) for turn in prompts] == [0, 1, 1, 2]
-    assert prompts[1][1].count("word") == 40 and "word" not in prompts[3][2] and steps[-1].reward == 0.95
     assert play(envs.make("tools", 1), ADD, BOX)[0][-1].done
-    assert "tool_call" not in play(envs.make("tools", 1), ADD, ADD, BOX)[1][2][0]  # then it can only answer
 
 
 def test_only_a_right_box_of_the_answerer_is_paid():
@@ -87,28 +77,18 @@ def test_only_a_right_box_of_the_answerer_is_paid():
         steps, _ = play(env, *said)
         assert [step.reward for step in steps] == [0] * (len(said) - 1) + [reward], said
         assert steps[-1].parts["all_passed"] == (reward > 0) and steps[-1].done
-
-
-def test_diagnostics_and_the_least_pay():
-    """A part that counts something else, or a right answer after many calls that is worth less than half."""
-    wrong = [call("calculator", expression="1 / 0"), call("nothing"), call("search"), call("search", query=["a"])]
-    (*_, step), _ = play(envs.make("tools", 2, 20), ADD, *wrong * 3, ADD, "DONE", BOX)
-    parts = {"calls": 14, "malformed": 9, "tool_errors": 3, "repeated_calls": 3, "answer_in_output": 1}
-    assert step.parts == parts | {"needed_tools_used": 1, "all_passed": 1} and step.reward == 0.5
-    for part in "10", "06":
-        (*_, step), _ = play(envs.make("tools"), ADD, "DONE", BOX, task=QUESTION | {"answer": part})
-        assert step.parts["answer_in_output"] == 0
+    for needed, reward in ("calculator", 0.5), ("", 1):  # the least pay; and where the least number is not known
+        (*_, step), _ = play(envs.make("tools", 2, 20), *[ADD] * 14, "DONE", BOX, task=QUESTION | {"needed": needed})
+        assert step.reward == reward
 
 
 def test_files_belong_to_their_branch():
-    """A file that another branch reads, a task's own files that change, and a text that no prompt can hold."""
+    """A file that another branch reads, and a text that no prompt can hold."""
     env, write = envs.make("tools", 2, 5), call("write_file", name="a", text="seven\ud800" + "x" * 900)
     steps, prompts = play(env, write, call("list_files"), READ, "DONE")
     assert steps[1].feedback["output"] == "a.csv, a" and steps[2].feedback["output"].startswith("seven?x")
-    assert prompts[3][0].count("x") < 1500 and QUESTION["files"] == {"a.csv": "1\n2"}
+    assert prompts[3][0].count("x") < 1500
     assert outputs(env, READ, call("read_file", name="a.csv")) == ["error: there is no such file", "1\n2"]
-    said = (call("write_file", name=name, text="x") for name in ("../b", "b" * 65, "", "b/c"))
-    assert all(text.startswith("error: ") for text in outputs(env, *said))
 
 
 def test_python_cells_are_replayed(tmp_path, monkeypatch):
@@ -126,21 +106,6 @@ def test_python_cells_are_replayed(tmp_path, monkeypatch):
     envs.make("tools")
     with pytest.raises(ZeroDivisionError):
         envs.make("tools", dataset=str(tmp_path / "a.json"))
-
-
-def test_own_rows(tmp_path):
-    """A row that ends the run, a fault that is not named, a charge for calls where the least number is not known."""
-    good = {"question": "Who?", "answer": "Ann", "tools": "search"}
-    bad = [{"tools": "search web"}, {"answer": None}, {"files": "{"}, {"needed": "guess"}, {"question": ""}]
-    (tmp_path / "a.json").write_text(json.dumps([good, *(good | each for each in bad), good]))
-    (tmp_path / "corpus.txt").write_text("Ann wrote it.\nBob read it.\n")
-    env = envs.make("tools", 1, 4, str(tmp_path / "a.json"), corpus=str(tmp_path / "corpus.txt"))
-    assert len(env.tasks("train")) == len(env.tasks("test")) == 1
-    steps, _ = play(env, *[call("search", query="who read")] * 3, "\\boxed{ann}", task=env.tasks("test")[0])
-    assert steps[0].feedback["output"] == "Bob read it." and steps[-1].reward == 1
-    for arguments in {"dataset": "hub"}, {"num_agents": 4}, {"corpus": "nowhere.txt"}:
-        with pytest.raises(ValueError, match=str(*arguments.values())):
-            envs.make("tools", **arguments)
 
 
 @pytest.mark.parametrize("agents, kinds", [(1, 6), (2, 6), (3, 5)])
