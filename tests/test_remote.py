@@ -6,6 +6,7 @@ import json
 import pathlib
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from http.client import HTTPConnection
 
@@ -59,6 +60,23 @@ def test_a_run_of_two_turns_is_the_same_as_the_local_one(url, run, model_dir):
     one, two = (pathlib.Path(folder, "rollouts.jsonl").read_text() for folder in (local, there))
     assert one == two
     assert "Fraction" in one
+
+
+def test_branches_of_two_clients_at_once_do_not_mix(url):
+    """A server that remembers a history."""
+
+    def play(env, name):
+        for task in env.tasks("train") * 5:
+            history = []
+            for said in ([name * 2, name], [name, ""]):
+                yield env.observe(task, history)
+                history += env.step([(task, history, said)])
+                yield history[-1][:4]
+
+    names = "left", "no"
+    with ThreadPoolExecutor(2) as threads:
+        seen = list(threads.map(lambda name: list(play(envs.make("remote", 2, 2, url=url), name)), names))
+    assert seen == [list(play(Odd(2, 2, None, None), name)) for name in names]
 
 
 def test_a_step_that_the_server_did_not_make_is_not_loaded(url, tmp_path):
