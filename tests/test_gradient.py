@@ -4,13 +4,12 @@ The reference knows nothing of rows, packing, batches or masks: it takes one com
 in float64, sums the log-probabilities of its tokens, and weighs them with the chance of that completion.
 """
 
-import sys
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from conftest import CRITIC_FREE, END, START, STOP, make_tokenizer, save_model
+from conftest import CRITIC_FREE, STOP, make_tokenizer, names_of_script, save_model
 from transformers import AutoModelForCausalLM, Gemma2ForCausalLM, GraniteForCausalLM, MistralForCausalLM
 
 TOY = ("--env", "toy:Letters", "--num-iterations", 1, "--num-generations", 3, "--num-tasks", 2, "--max-new-tokens", 24)
@@ -23,10 +22,7 @@ def updates(monkeypatch):
     seen = []
 
     def step(optimizer, closure=None):
-        frame = sys._getframe(1)
-        while "turns" not in frame.f_globals:  # torch wraps step()
-            frame = frame.f_back
-        names = frame.f_globals
+        names = names_of_script()
         gradients = [p.grad.clone() for group in optimizer.param_groups for p in group["params"]]
         seats = [k for k, player in enumerate(names["agents"]) if player is names["agent"]]
         seen.append((seats, names["turns"], gradients))
@@ -118,6 +114,7 @@ def test_gradient_is_the_slow_one(script, flags, run, updates, model_dir):
     [
         {"tokenizer": make_tokenizer(pad="<|im_end|>")},
         {"tokenizer": make_tokenizer(chat_template=None)},
+        {"tokenizer": make_tokenizer("<|im_start|><|endoftext|>{{ messages[0].content }}<|im_end|>c")},
         {"stops": [STOP]},
         {"attention_dropout": 0.5},
         {"tie_word_embeddings": True},
@@ -128,7 +125,7 @@ def test_gradient_is_the_slow_one(script, flags, run, updates, model_dir):
     ids=lambda options: " ".join(options),
 )
 def test_gradient_of_other_models(options, run, updates, tmp_path):
-    """A pad taken for a stop token, dropout, a window that the cache does not keep, scaled or capped logits."""
+    """A prompt cut at its own pad or stop token, dropout, a window that the cache does not keep, scaled logits."""
     path = save_model(tmp_path / "model", **options)
     run(CRITIC_FREE[0], *TOY, "--model", path, "--num-turns", 2)
     check(updates, CRITIC_FREE[0], [path])
@@ -141,16 +138,6 @@ def test_gradient_with_different_models(run, updates, tmp_path):
     names = run(CRITIC_FREE[0], *TOY, "--model", *paths)
     check(updates, CRITIC_FREE[0], paths)
     assert STOP in names["agents"][1].stop_ids  # by its tokenizer alone
-
-
-def test_prompt_may_hold_the_pad_and_stop_tokens(run, updates, tmp_path):
-    """A prompt that is cut, or masked, at its own pad or stop token."""
-    template = "<|im_start|><|endoftext|>{{ messages[0].content }}<|im_end|>c"
-    path = save_model(tmp_path / "model", tokenizer=make_tokenizer(chat_template=template))
-    names = run(CRITIC_FREE[0], *TOY, "--model", path)
-    assert START not in names["agents"][0].stop_ids  # though it stands in a template that says no answer
-    assert {START, STOP, END} <= set(updates[0][1][0][0].groups[0].prompt_ids)
-    check(updates, CRITIC_FREE[0], [path])
 
 
 def test_equal_rewards_leave_no_gradient(run, updates, model_dir, monkeypatch):

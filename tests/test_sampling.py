@@ -1,7 +1,4 @@
-"""What an agent samples and what it is trained on are the model's own log-probabilities; what it reads is its prompt.
-
-All scripts share this code byte for byte (test_copies.py), so that one of them is tested here.
-"""
+"""Sampled and trained log-probabilities are the model's, and prompts as shown; test_copies.py: so in all scripts."""
 
 import functools
 import json
@@ -14,7 +11,6 @@ from conftest import END, START, STOP, make_tokenizer, save_model
 from tokenizers import processors
 from toy import Letters
 
-import envs
 import magrpo
 
 PROMPTS = [[5, 6, 7], [40] * 31, [1, 0, 2, 9, 0], [200, 3, 200, 8] * 4]  # some longer than a window of 9
@@ -48,8 +44,6 @@ ROWS = {name for name in KINDS if any(word in name for word in ("window", "chunk
 OTHERS = {
     "mamba": (hf.Mamba2ForCausalLM, {"num_heads": 4, "head_dim": 16, "n_groups": 1, "state_size": 8}),
     "convolutions": (hf.Lfm2ForCausalLM, {"layer_types": ["conv", "full_attention"]}),
-    "linear attention": (hf.Qwen3NextForCausalLM, {"layer_types": ["linear_attention", "full_attention"]}),
-    "recurrence": (hf.RwkvForCausalLM, {}),
 }
 
 
@@ -73,12 +67,10 @@ def exact_logprobs(path, prompt, completion, temperature=1.0):
 
 
 def refused(capsys, function, *args):
-    """Status 2 and one sentence that names the argument; returns the sentence."""
+    """Status 2 and one sentence that names the argument."""
     with pytest.raises(SystemExit) as caught:
         function(*args)
-    sentence = capsys.readouterr().err.strip().splitlines()[-1]
-    assert caught.value.code == 2 and sentence.startswith("error: --")
-    return sentence
+    assert caught.value.code == 2 and "error: --model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -91,14 +83,16 @@ def test_sampled_and_trained_logprobs_are_the_models(kind, tmp_path):
     torch.manual_seed(0)
     drawn = magrpo.sample(agent, PROMPTS, 4, temperature, 20)
     for prompt, group in zip(PROMPTS, drawn, strict=True):
-        assert len(group) == 4 and len({tuple(ids) for ids, _ in group}) > 1
+        assert len(group) == 4
+        assert len({tuple(ids) for ids, _ in group}) > 1
         group.sort(key=lambda pair: len(pair[0]))
         trained = magrpo.token_logprobs(agent, prompt, [ids for ids, _ in group], temperature)
         for (ids, sampled), values in zip(group, trained, strict=True):
             exact = exact_logprobs(path, prompt, ids, temperature)
             assert sampled == pytest.approx(exact, abs=1e-4)
             assert values.tolist() == pytest.approx(exact, abs=1e-4)
-            assert not set(ids[:-1]) & set(agent.stop_ids) and (ids[-1] in agent.stop_ids or len(ids) == 20)
+            assert not set(ids[:-1]) & set(agent.stop_ids)
+            assert ids[-1] in agent.stop_ids or len(ids) == 20
             lengths.add(len(ids))
     assert len(lengths) > 3
 
@@ -107,7 +101,7 @@ def test_sampled_and_trained_logprobs_are_the_models(kind, tmp_path):
 def test_layers_that_are_not_known_to_work_are_refused(kind, tmp_path, capsys):
     """A model that would sample or train, nats off and in silence."""
     model_class, changes = OTHERS[kind]
-    assert "layers" in refused(capsys, load, save_model(tmp_path / "m", model_class=model_class, **changes))
+    refused(capsys, load, save_model(tmp_path / "m", model_class=model_class, **changes))
 
 
 def test_logits_are_float32_under_autocast(model_dir):
@@ -142,39 +136,20 @@ def test_the_draw_is_the_whole_distribution(tmp_path):
     goes_on[agent.stop_ids] = 0
     for found, expected in ((first, G * chances[0, 1]), (second, goes_on @ chances[:, 2])):
         often = expected > 5
-        square = ((found - expected) ** 2 / expected)[often].sum() + (found - expected)[~often].sum() ** 2 / 5
+        square = ((found - expected) ** 2 / expected)[often].sum()
+        square += (found - expected)[~often].sum() ** 2 / 5
         freedom = often.sum().item()
         assert square < freedom + 4 * math.sqrt(2 * freedom) and freedom > 100
 
 
-@pytest.mark.parametrize(
-    "weights, numbers",
-    [
-        ([0.0, 1.0, 0.0, 3.0, 0.0], {0.0: 1, 0.24: 1, 0.25: 3, 0.999: 3, 1 - 1e-16: 3}),
-        ([1.0, 1e-9, 1e-9, 0.0], {1 - 1.5e-9: 1, 1 - 0.5e-9: 2}),  # of which a sum in float32 would keep nothing
-    ],
-)
-def test_draw_by_hand(weights, numbers, model_dir, monkeypatch):
-    """A token without weight, at the ends of the random numbers, and rare tokens that a sum would swallow."""
+def test_draw_by_hand(model_dir, monkeypatch):
+    """A token without weight, at the least random number, and rare tokens that a sum in float32 would swallow."""
     agent, logits = load(model_dir), torch.full((259,), -math.inf)
-    logits[: len(weights)] = torch.tensor(weights).log()
+    logits[:5] = torch.tensor([0.0, 1.0, 1e-9, 1e-9, 0.0]).log()
     agent.model.lm_head.forward = lambda hidden: logits.expand(*hidden.shape[:-1], -1)
-    for number, token in numbers.items():
+    for number, token in {0.0: 1, 0.999: 1, 1 - 1.5e-9: 2, 1 - 0.5e-9: 3}.items():
         monkeypatch.setattr(torch, "rand_like", lambda x, number=number: torch.full_like(x, number))
         assert magrpo.sample(agent, [[5]], 2, 1.0, 1)[0][0][0] == [token]
-
-
-def test_completions_that_stopped_leave_and_prompts_are_read_once(model_dir):
-    """Work for prompts that are read once a completion, and for tokens behind a stop."""
-    agent, read = load(model_dir), []
-    agent.model.register_forward_pre_hook(lambda model, args: read.append(args[0].shape))
-    torch.manual_seed(0)
-    drawn = magrpo.sample(agent, PROMPTS[1:2], 50, 1.0, 30)
-    assert read[0] == (1, len(PROMPTS[1]))
-    for t, shape in enumerate(read[1:], 1):
-        assert sum(len(ids) > t for ids, _ in drawn[0]) <= shape.numel() <= 50
-        assert 0.875 * shape.numel() < sum(len(ids) > t for ids, _ in drawn[0]) + 1
-    assert read[1].numel() > 3 * read[-1].numel()
 
 
 CHATML = make_tokenizer().chat_template
@@ -184,10 +159,8 @@ NO_END = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\n{% e
 @pytest.mark.parametrize(
     "stops, eos, template, expected",
     [
-        (10, "<|endoftext|>", None, {END, 10}),
         ([10, 11], "<|endoftext|>", None, {END, 10, 11}),
         ([10], "<|endoftext|>", CHATML, {END, 10, STOP}),  # as base models, whose own list lacks the end of a turn
-        ([10], None, CHATML, {10, STOP}),
         (None, None, CHATML, {STOP}),
         ([10], "<|endoftext|>", NO_END, {END, 10}),  # no token of the start of a turn
     ],
@@ -229,8 +202,6 @@ def test_a_prompt_cannot_speak_for_the_template(model_dir):
     assert "a< |im_end|>\n< |im_start|>user < |endoftext|>" in agent.tokenizer.decode(forged)
     agent.tokenizer = make_tokenizer(chat_template=None)
     assert STOP not in magrpo.encode(agent, "hi <|im_end|>", 10)
-    agent.tokenizer.add_tokens(["<word>"])  # which is not special
-    assert agent.tokenizer.convert_tokens_to_ids("<word>") in magrpo.encode(agent, "a <word>", 10)
 
 
 def test_a_tokenizers_own_first_token_comes_once(model_dir):
@@ -251,50 +222,19 @@ def test_thoughts_are_turned_off_where_the_template_can(model_dir):
 
 
 def test_a_template_that_drops_the_prompt_is_refused(model_dir, capsys):
-    """Case 7: content as a list of parts. Six prompts become the same tokens, and training runs."""
-    agent, parts = load(model_dir), "{% for p in m['content'] %}{% if p['type'] == 'text' %}{{ p['text'] }}{% endif %}"
-    template = f"{{% for m in messages %}}<|im_start|>{{{{ m.role }}}} {parts}{{% endfor %}}<|im_end|>{{% endfor %}}"
-    agent.tokenizer.chat_template = template
-    assert "template" in refused(capsys, magrpo.encode, agent, "Summarize this post: my dog ate it", 10)
-
-
-def test_a_tokenizer_with_more_tokens_than_embeddings_is_refused(tmp_path, capsys):
-    """Case 9: an IndexError when such a token comes up, which may be hours later."""
-    tokenizer = make_tokenizer()
-    tokenizer.add_tokens(["<tool>"])
-    assert "embeddings" in refused(capsys, load, save_model(tmp_path / "m", tokenizer=tokenizer))
-
-
-def test_a_prompt_that_exceeds_the_context_is_refused(model_dir, capsys):
-    """Case 10: positions behind the last one; characters taken for tokens."""
+    """Content as a list of parts: all prompts become the same tokens, and training runs."""
     agent = load(model_dir)
-    agent.tokenizer.chat_template = None
-    assert len(magrpo.encode(agent, "a" * 1000, 24)) == 1000  # of 1024
-    refused(capsys, magrpo.encode, agent, "a" * 1000, 25)
-    refused(capsys, magrpo.encode, agent, "\N{SNAKE}" * 300, 24)
+    agent.tokenizer.chat_template = "{% for p in messages[0].content %}{{ p['text'] }}{% endfor %}<|im_end|>"
+    refused(capsys, magrpo.encode, agent, "Summarize this post: my dog ate it", 10)
 
 
 def test_what_a_template_opens_is_a_thought(model_dir, monkeypatch):
-    """Case 8: an unclosed thought that is scored as the answer."""
-    agents, texts = [load(model_dir), load(model_dir)], []
-    encoded = lambda agent: agent.tokenizer(texts[agents.index(agent)]).input_ids
-    monkeypatch.setattr(magrpo, "sample", lambda agent, prompts, *_: [[(encoded(agent), [])] * 2] * len(prompts))
-    thinking = CHATML.replace("assistant\n{%", "assistant <think>\n{%")
-    assert thinking != CHATML
-
-    def score(env, template, *said):
-        texts[:] = said
-        for agent in agents:
-            agent.tokenizer.chat_template = template
-        args, tasks = magrpo.Args(max_new_tokens=9), [(0, env.tasks("train")[0])]
-        ((node,),) = magrpo.rollout(args, env, agents, tasks, [2], "align", 1.0)
-        return node.steps[0]
-
-    toy, tldr = Letters(2, 1, None, None), envs.make("tldr")
-    assert score(toy, thinking, "so", "hm</think>a").actions == ["<think>so", "<think>hm</think>a"]
-    assert score(toy, CHATML, "so", "a").actions == ["so", "a"]
-    post = tldr.tasks("train")[0]
-    good = [post["completion"], post["prompt"]]
-    assert score(tldr, thinking, *good).reward == 0
-    closed = score(tldr, thinking, *(f"well </think>\n{text}" for text in good))
-    assert closed.reward == score(tldr, CHATML, *good).reward > 0
+    """An unclosed thought that is scored as the answer."""
+    agent, env, args = load(model_dir), Letters(1, 1, None, None), magrpo.Args(max_new_tokens=9)
+    tasks = list(enumerate(env.tasks("train")))[:1]
+    said = agent.tokenizer("so").input_ids
+    monkeypatch.setattr(magrpo, "sample", lambda agent, prompts, *_: [[(said, [])] * 2] * len(prompts))
+    for template, text in ((CHATML, "so"), (CHATML.replace("assistant\n{%", "assistant <think>\n{%"), "<think>so")):
+        agent.tokenizer.chat_template = template
+        ((node,),) = magrpo.rollout(args, env, [agent], tasks, [2], "align", 1.0)
+        assert node.steps[0].actions == [text]
