@@ -37,7 +37,7 @@ def start(script, *args, cwd, count=1, code=0, **environment):
         processes[-1].start()
     running = {process.sentinel for process in processes}
     while running and not any(process.exitcode for process in processes):
-        ended = wait(running, timeout=60)
+        ended = wait(running, timeout=300)
         if not ended:
             break
         running -= set(ended)
