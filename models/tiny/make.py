@@ -1,9 +1,9 @@
 """Makes demonstrations, a tokenizer and a random model from nothing: a folder that sft.py then trains to models/tiny.
 
     python models/tiny/make.py --output-dir FOLDER
-    python sft.py --model FOLDER --data FOLDER/demonstrations/* --learning-rate 3e-3 --num-steps 4000 \
-        --save-every 500 --save-dtype float16
+    python sft.py --model FOLDER --data FOLDER/demonstrations/* --learning-rate 3e-3 --num-steps 2400
 
+README.md beside this file has the commands that made the weights here.
 The tokenizer is trained on the demonstrations that the model learns to write.
 """
 
