@@ -45,7 +45,8 @@ def train(args, folder, script, seed):
     if done.returncode != 0:
         print(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}", file=sys.stderr, flush=True)
         return []
-    run_dir = max(glob.glob(os.path.join(folder, f"*__{script}__{seed}__*")))  # the last one by its time
+    name = f"{args.env.replace(':', '.')}__{script}__{seed}__*"
+    run_dir = max(glob.glob(os.path.join(folder, name)))  # the last one by its time
     with open(os.path.join(run_dir, "metrics.jsonl")) as file:
         lines = [json.loads(line) for line in file]
     rows, tokens, seconds, updating, equal = [], 0, 0.0, 0.0, []
