@@ -56,13 +56,13 @@ def test_a_call_ends_where_its_json_does():
 
 def test_who_speaks():
     """An answerer that never speaks or that calls, a caller that reads no outputs."""
-    _, prompts = play(envs.make("tools"), ADD, "DONE", BOX)
+    _, prompts = play(envs.make("tools", 2, 3), ADD, "DONE", BOX)
     assert [[prompt is None for prompt in turn] for turn in prompts] == [[False, True], [False, True], [True, False]]
     assert "search(query)" in prompts[0][0] and "search(query)" not in prompts[2][1]
     assert ["53 * 2" in "".join(filter(None, turn)) for turn in prompts] == [False, True, True]
     (_, step), _ = play(envs.make("tools"), "DONE.", ADD)
     assert step.done and step.reward == step.parts["calls"] == 0
-    _, prompts = play(envs.make("tools", 3), "word " * 41, ADD, ADD, BOX)
+    _, prompts = play(envs.make("tools", 3, 4), "word " * 41, ADD, ADD, BOX)
     assert [[prompt is None for prompt in turn].index(False) for turn in prompts] == [0, 1, 1, 2]
     assert play(envs.make("tools", 1), ADD, BOX)[0][-1].done
 
