@@ -95,15 +95,15 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, protocol="si
         made[each] = found(**given, **{key: value for key, value in options.items() if key in takes[each]})
         if not together:
             made[each] = Protocol(made[each], each, protocol, num_agents, num_turns)
-    return Mixture(made) if "+" in name else made[name]
+    return Mixture(made, num_turns) if "+" in name else made[name]
 
 
 class Mixture:
     """Several environments as one, dict(name -> environment); each has an equal share of the tasks."""
 
-    def __init__(self, environments):
+    def __init__(self, environments, num_turns):
         self.environments = environments
-        self.num_turns = max(getattr(env, "num_turns", 1) for env in environments.values())
+        self.num_turns = max(num_turns, *(getattr(env, "num_turns", 1) for env in environments.values()))
 
     def tasks(self, split):
         """Tasks of all environments in turn. Short train splits repeat; surplus test tasks are left out."""

@@ -63,7 +63,7 @@ class Few:
 
 def test_a_mixture_has_equal_shares():
     """A large set that crowds out a small one, in training or in evaluation, or a task of one for another's."""
-    mixture = envs.Mixture({"small": Few(2, 9), "large": Few(5, 3)})
+    mixture = envs.Mixture({"small": Few(2, 9), "large": Few(5, 3)}, 1)
     for split, count in ("train", 5), ("test", 3):
         tasks = mixture.tasks(split)
         assert [task["env"] for task in tasks] == ["small", "large"] * count
@@ -73,7 +73,8 @@ def test_a_mixture_has_equal_shares():
 def test_a_mixture_scores_each_environment_as_one_batch():
     """Steps of one branch for another, parts of two environments as one metric, and no pass@k."""
     one, two, idle = Few(4, 4, {"all_passed": 1.0, "share": 0.5}), Few(4, 4, {"share": 0.25}), Few(4, 4)
-    mixture = envs.Mixture({"one": one, "two": two, "idle": idle})
+    mixture = envs.Mixture({"one": one, "two": two, "idle": idle}, 3)
+    assert mixture.num_turns == 3  # though none of them names a number
     tasks = [task for task in mixture.tasks("train") if task["env"] != "idle"]
     steps = mixture.step([(task, [], [str(k), ""]) for k, task in enumerate(tasks)])
     assert (one.batches, two.batches, idle.batches) == ([4], [4], [])
