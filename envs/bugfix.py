@@ -15,6 +15,7 @@ from envs.data import read_rows
 from envs.tried import TRIVIAL, example_asserts, remembered, tried
 from rewards.bugfix import Repair, bugfix_rewards
 from rewards.coding import Answer, coding_rewards
+from rewards.reasoning import spoken
 from rewards.sandbox import require_protection
 
 WORDS = 30  # of a note that are read
@@ -141,7 +142,7 @@ class BugFix:
 
 def _note(history):
     """What the agent that speaks next reads of the last note."""
-    text = history[-1].actions[len(history) - 1].rpartition("</think>")[2].partition("<think>")[0]
+    text = spoken(history[-1].actions[len(history) - 1])
     return " ".join(text.split()[:WORDS])
 
 

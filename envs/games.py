@@ -6,7 +6,7 @@ After Lewis's signalling games. Nothing but success is paid, so what a word mean
 import random
 
 from envs import Step
-from rewards.reasoning import answer, is_right
+from rewards.reasoning import answer, is_right, spoken
 from rewards.writing import words
 
 SAMPLE_COUNTS = {"train": 1000, "test": 200}
@@ -38,8 +38,7 @@ def sample_tasks(split, seed):
 
 def message(text):
     """What the listener reads of a speaker's text: its first word for a mood or a role, "" without one."""
-    text = text.rpartition("</think>")[2].partition("<think>")[0]
-    return next((word for word in words(text) if word in WORDS), "")
+    return next((word for word in words(spoken(text)) if word in WORDS), "")
 
 
 def true_people(people, said):

@@ -9,6 +9,7 @@ import random
 from itertools import pairwise
 
 from envs import Step
+from rewards.reasoning import spoken
 
 PROTOCOLS = ["simultaneous", "sequential", "discussion"]
 SHOWN = 2000  # characters of an answer that agents read
@@ -84,7 +85,7 @@ class Protocol:
 
     def _prompt(self, prompt, agent, answers):
         for i, text in answers.items():
-            said = text.rpartition("</think>")[2].partition("<think>")[0].strip()
+            said = spoken(text).strip()
             shown = said if len(said) <= SHOWN else f"{said[:SHOWN]} [cut off]"
             header = "Your answer" if i == agent else f"Answer of agent {i + 1}"
             prompt += f"\n\n{header}:\n{shown}"

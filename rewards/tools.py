@@ -13,7 +13,7 @@ import re
 from collections import Counter, defaultdict
 from fractions import Fraction
 
-from rewards.reasoning import is_right
+from rewards.reasoning import is_right, spoken
 from rewards.writing import words
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -24,7 +24,7 @@ DEEPEST, LARGEST = 50, 10**30
 
 def split_message(text):
     """(what stands before the first call, the text from its opening tag on, or ""). Thoughts do not count."""
-    before, tag, behind = text.rpartition("</think>")[2].partition("<think>")[0].partition(OPEN)
+    before, tag, behind = spoken(text).partition(OPEN)
     return before, tag + behind
 
 
