@@ -91,11 +91,6 @@ def test_sample_programs_have_one_bug_that_some_tests_find():
         pairs = zip(task["program"].splitlines(), task["reference"].splitlines())
         assert [k for k, (a, b) in enumerate(pairs, 1) if a != b] == [task["line"]]
     assert {step.reward for step in env.step([(task, [], [task["reference"]]) for task in tasks])} == {2.0}
-    # what is demonstrated is neither all right nor all wrong
-    pairs = [pair["completion"] for pair in envs.make("bugfix", num_agents=2).demonstrations()]
-    right = [f"LINE {task['line']}:" in text for task, text in zip(tasks, pairs[::2])]
-    steps = env.step([(task, [], [text]) for task, text in zip(tasks, pairs[1::2])])
-    assert 0.4 < sum(right) / len(right) < 0.8 and 0.4 < sum(step.reward for step in steps) / len(steps) < 1.4
 
 
 @pytest.mark.parametrize("name, test, count", [("humanevalfix", 15, 81), ("quixbugs", 2, 19)])

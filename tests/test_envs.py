@@ -207,16 +207,6 @@ def test_a_resume_has_the_same_tasks(written, cache, monkeypatch):
     assert len(os.listdir(cache)) == 1
 
 
-def test_the_processes_of_a_run_have_the_same_tasks():
-    """The verdict of the first that has written counts, also for one that was trying then."""
-
-    def slow():
-        assert tried.remembered(["key", []], lambda: "first") == "first"
-        return "second"
-
-    assert tried.remembered(["key", []], slow) == "first"
-
-
 def branches(env, answers):
     task = env.tasks("train")[0]
     return task, env.step([(task, [], answer) for answer in answers])
@@ -293,12 +283,3 @@ def test_agents_get_the_reward_of_their_texts():
     joined = f"\n{writing.MARKER}\n".join(texts)
     steps = single.step([(task, [], [joined]), (task, [], [" ".join(texts)])])
     assert [each.reward for each in steps] == [step.reward, 0]  # without the marker there is no second paragraph
-
-
-def test_thoughts_are_no_part_of_a_text():
-    env = envs.make("tldr")
-    task = env.tasks("test")[0]
-    texts = [task["completion"], task["prompt"]]
-    said = texts, [f"<think>\nso {'so ' * 300}</think>\n\n{text}" for text in texts], [f"<think>\n{t}" for t in texts]
-    plain, thoughtful, cut_off = env.step([(task, [], answer) for answer in said])
-    assert plain[1:] == thoughtful[1:] and plain.reward > 0 == cut_off.reward

@@ -98,15 +98,3 @@ def test_no_prompt_tells_more_than_it_should():
         for i in range(n - 1):
             facts = {each if n == 2 else each.split()[i] for each in task["people"]}
             assert len({env.observe(other, [])[i] for other in swapped}) == len(facts)
-
-
-@pytest.mark.parametrize("n, env", GAMES.items())
-def test_demonstrations_are_partly_right(n, env):
-    """A warm start at chance, or from which there is nothing to gain; a prompt that the game does not show."""
-    branches, pairs = [], env.demonstrations()
-    for k, task in enumerate(env.tasks("train")):
-        prompts, moves = zip(*map(dict.values, pairs[n * k : n * (k + 1)]))
-        first = env.step([(task, [], moves)])
-        assert list(prompts) == env.observe(task, [])[:-1] + env.observe(task, first)[-1:]
-        branches.append((task, first, moves))
-    assert 0.35 < sum(step.reward for step in env.step(branches)) / len(branches) < 0.7

@@ -7,7 +7,6 @@ import torch
 from conftest import ROOT, STOP, make_tokenizer, metrics_of, save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-import envs
 import sft
 
 ROWS = [([3, 4, 5, 6, 7], [8, 9, 2]), ([10, 0, 11], [12, 13, 14, 15, 2]), ([16], [2])]  # token 2 stops, 0 pads
@@ -83,19 +82,6 @@ def test_rows_of_other_splits_than_train_are_not_imitated(tmp_path):
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert sft.pairs_of_file(path, sft.Args()) == [("p", "c"), ("r", "c")]
-
-
-def test_the_environment_gets_its_arguments(monkeypatch):
-    """Catches turns, a seed or options that do not arrive, and pairs listed twice."""
-    made = []
-
-    def make(name, *setup, **options):
-        made.append((name, *setup, options))
-        return Shown(*setup)
-
-    monkeypatch.setattr(envs, "make", make)
-    pairs = sft.demonstrations(sft.Args(env="a", num_agents=2, num_turns=3, seed=5, env_kwargs={"word": "1"}))
-    assert made == [("a", 2, 3, "sample", 5, {"word": "1"})] and len(pairs) == len(set(pairs)) == 21
 
 
 @pytest.mark.parametrize("template", [None, make_tokenizer().chat_template])
