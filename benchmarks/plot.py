@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 import tyro
 
-COLORS = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#9c6b4e", "#a463f2"]
+COLORS = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#9c6b4e", "#a463f2", "#9498a0"]
 
 
 @dataclass
