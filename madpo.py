@@ -7,7 +7,7 @@
 
 At a node of the rollout tree joint answer y has a higher return than z, as a mean over agents. Agents write on their
 own given their prompts x_i, so a joint log-probability is the sum of theirs; ref_i is what agent i started from. In
-cross, half of the pairs or more are counterfactual: equal but for one agent's answer, which they judge. Agent i's
+cross, half of the pairs or more are counterfactual, if there are enough: equal but for one agent's answer. Agent i's
 gradient is -beta sigmoid(-beta m) times that of log pi_i(y_i) - log pi_i(z_i): the others enter as a number.
 
 With --data the pairs are of a file: the training lines of a run's rollouts.jsonl (by the reward of each turn alone)
@@ -269,14 +269,14 @@ def log_likelihoods(args, agent, group):
 def choose_pairs(joint, returns, most):
     """Indices of the better and the worse joint action of up to `most` pairs: (P,), (P,).
 
-    joint: (J, agents that speak), returns: (J,). Half or more differ in one agent's answer only, if there are such.
+    joint: (J, agents that speak), returns: (J,). Half or more, rounded down, differ in one answer only, if enough do.
     """
     gaps = returns[:, None] - returns  # (J, J)
     gaps[gaps < 1e-6 * np.abs(returns).max()] = 0  # also rounding errors
     single = (joint[:, None] != joint).sum(-1) == 1  # (J, J)
     chosen = []
-    for allowed, count in ((single, most // 2), (gaps > 0, most)):
-        chances = (gaps * allowed).flatten()
+    for weights, count in ((gaps * single, most // 2), (gaps, most)):
+        chances = weights.flatten()
         chances[chosen] = 0
         count = min(count - len(chosen), np.count_nonzero(chances))
         if count > 0:
@@ -501,10 +501,9 @@ if __name__ == "__main__":
         args.joint_mode = "cross" if T == 1 and G**N <= 100 else "align"
     if args.data:
         with open(args.data) as file:
-            train_tasks = [(k, json.loads(line)) for k, line in enumerate(file)]
-        train_tasks = [task for task in train_tasks if task[1].get("split", "train") == "train"]
+            train_tasks = [line for line in map(json.loads, file) if line.get("split", "train") == "train"]
         if not train_tasks:
-            fail("--data: it has no line of training, and evaluations are not trained on; give another file.")
+            fail("--data: it has no line of split train, and others are not trained on; give another file.")
     chosen = np.random.default_rng(0).permutation(len(held_out))[: args.eval_tasks or None]
     eval_tasks = [held_out[k] for k in chosen[rank::world_size]]
     epochs = np.tile(range(len(train_tasks)), (args.num_iterations * B // len(train_tasks) + 1, 1))
@@ -516,11 +515,10 @@ if __name__ == "__main__":
     frozen = {place: load_agent(args, *place, shared) for place in dict.fromkeys(places)}  # what they start from
     references = [frozen[place] for place in (places * N)[:N]]
     prompts = {}  # agent -> one of its prompts as its model reads it
-    for _, line in train_tasks if args.data else ():
+    # all first prompts, so that none is found too long in mid-training
+    for line in train_tasks if args.data else ():
         node_of(args, agents, line, 1.0)
-    for _, task in chain(
-        [] if args.data else train_tasks, eval_tasks
-    ):  # all first prompts, so that none is found too long in mid-training
+    for _, task in chain(() if args.data else train_tasks, eval_tasks):
         for i, prompt in enumerate(env.observe(task, [])):
             if prompt is not None:
                 prompts[i] = agents[i].tokenizer.decode(encode(agents[i], prompt, args.max_new_tokens))
@@ -602,7 +600,7 @@ if __name__ == "__main__":
         reseed(iteration)
         tasks = [train_tasks[k] for k in order[(iteration - 1) * B + rank : iteration * B : world_size]]
         if args.data:
-            turns, metrics = [[node_of(args, agents, line, 1 / len(tasks)) for _, line in tasks]], {}
+            turns, metrics = [[node_of(args, agents, line, 1 / len(tasks)) for line in tasks]], {}
         else:
             turns = rollout(args, env, agents, tasks, [G] * T, args.joint_mode, args.temperature)
             metrics = summarize("train", turns)
@@ -625,8 +623,8 @@ if __name__ == "__main__":
                 drift += (own - log_likelihoods(args, references[i], group))[member]
                 length += group.lengths[member]
             margins = args.beta * (drift[better] - drift[worse])  # (P,), beta m
-            losses = np.logaddexp(0, -margins)  # -log sigmoid
-            gains = 1 - np.exp(-losses) - args.label_smoothing  # -dL/d(beta m)
+            losses = np.logaddexp(0, -margins) + args.label_smoothing * margins  # -log sigmoid, smoothed
+            gains = np.exp(-np.logaddexp(0, margins)) - args.label_smoothing  # -dL/d(beta m); exp: sigmoid(-beta m)
             for group, member in zip(node.groups.values(), joint.T):
                 size = len(group.completion_ids)
                 gained = np.bincount(member[better], gains, size)  # (G,)
@@ -634,7 +632,6 @@ if __name__ == "__main__":
                 liked = np.bincount(member[better], minlength=size) / group.lengths
                 group.advantages = args.beta * (gained - lost) + args.nll_coef * liked
                 group.advantages /= max(1, len(better))  # a mean over pairs
-            losses += args.label_smoothing * margins
             logged.append({"preference_loss": losses, "margin": margins, "accuracy": margins > 0})
             for name, values in (("logprob", total), ("length", length)):
                 logged[-1] |= {f"chosen_{name}": values[better], f"rejected_{name}": values[worse]}

@@ -12,7 +12,7 @@ turn's last token and 1 elsewhere,
     L_i = - sum gamma^turn min(rho_t A_t, clip(rho_t) A_t) + vf_coef * value loss - ent_coef * entropy
 
 summed over tokens, averaged over trajectories, divided by max_new_tokens; turns count from 0. V_i is a linear head for
-each turn on the last hidden states of a critic of what all agents read (or of env.state(task, history)) and of y_<t;
+each turn on the last hidden states of a critic of the others' prompts (or env.state(task, history)), its own and y_<t;
 it reads the state before a token, never the token. pi_i,old is what the sampling loop used. Left out on purpose: a
 critic of actions (COMA), a KL penalty, division by a completion's length, normalised advantages. Sources: PPO, arXiv
 1707.06347; GAE, arXiv 1506.02438; MAPPO, arXiv 2103.01955. With one agent this is PPO.
@@ -203,13 +203,13 @@ def encode(agent, prompt, max_new_tokens):
 def joint_ids(args, env, agent, i, task, history, prompts):
     """Token ids that agent i's critic reads: the others' prompts, or the environment's state; then its own prompt.
 
-    prompts: dict, agent -> text, or None if it is silent. With one agent there is only its own, as the agent reads it.
+    prompts: dict, agent -> text, or None if it is silent. With one agent and no state it reads what the agent reads.
     """
     state = getattr(env, "state", None)  # optional in an environment; agents need not see it
-    texts = [state(task, history)] if state else []
-    for k, text in prompts.items():
-        if not state and k != i and text is not None:
-            texts.append(f"Agent {k} reads:\n{text}")
+    if state:
+        texts = [state(task, history)]
+    else:
+        texts = [f"Agent {k} reads:\n{text}" for k, text in prompts.items() if k != i and text is not None]
     return encode(agent, "\n\n".join([*texts, prompts[i]]), args.max_new_tokens)
 
 
@@ -634,9 +634,7 @@ if __name__ == "__main__":
                 for turn, (node, j) in enumerate(trajectory):
                     group = node.groups.get(i)
                     if group:
-                        texts = {}
-                        for k, other in node.groups.items():
-                            texts[k] = other.prompt
+                        texts = {k: other.prompt for k, other in node.groups.items()}
                         joint = joint_ids(args, env, agent, i, node.task, node.history, texts)
                         path[turn] = SimpleNamespace(state=(turn, joint), ids=group.completion_ids[j])
                         path[turn].prompt_ids = group.prompt_ids

@@ -67,12 +67,12 @@ def test_planted_drift_is_found():
         assert parts(FIRST.replace(old, f"{old} ", 1)) != parts(FIRST)
 
 
-@pytest.mark.parametrize("name", sorted(WHOLE.keys() - {path.stem for path in CRITIC_FREE}))
-def test_what_has_the_same_name_is_the_same_in_scripts_with_a_critic(name):
+@pytest.mark.parametrize("first, name", [*((FIRST, x) for x in ("ippo", "mappo", "madpo")), (WHOLE["ippo"], "mappo")])
+def test_what_has_the_same_name_is_the_same_in_other_scripts(first, name):
     """A function, class or argument that was changed in one of them only."""
-    ours, theirs = parts(FIRST), parts(WHOLE[name])
+    ours, theirs = parts(first), parts(WHOLE[name])
     shared = ours.keys() & theirs.keys()
-    assert [key for key in shared if ours[key] != theirs[key]] == [] and len(shared) >= 40
+    assert {key for key in shared if ours[key] != theirs[key]} <= {"add_critic"} and len(shared) >= 40
     print(f"{name}.py: {len(shared)} functions, classes and arguments compared, of {len(theirs)}")
 
 

@@ -105,8 +105,8 @@ def test_it_learns_from_a_file_and_never_from_evaluations(run, model_dir, tmp_pa
     assert lines[4]["train/margin"] > 0.01 and lines[4]["train/accuracy"] == 1
     ours = run(SCRIPT, "--model", model_dir, *TOY, "--num-iterations", 2)
     names = run(SCRIPT, *flags, "--data", f"{ours['run_dir']}/rollouts.jsonl")
-    assert [line["split"] for _, line in names["train_tasks"]] == ["train"] * 4
-    again, (_, group) = names["turns"][0][0], names["tasks"][0]
+    assert [line["split"] for line in names["train_tasks"]] == ["train"] * 4
+    again, group = names["turns"][0][0], names["tasks"][0]
     assert [again.joint, [step.reward for step in again.steps]] == [group["joint"], group["rewards"]]
     for i, said in enumerate(group["agents"]):
         texts = names["agents"][i].tokenizer.batch_decode(again.groups[i].completion_ids, skip_special_tokens=True)
