@@ -5,9 +5,10 @@
 
 Each run is a process of its own with one thread. A row of results/<env>.csv is one evaluation of a run: script, seed,
 iteration, tokens (sampled by all agents so far), seconds (of training so far), update_seconds (of these, in updates),
-train_zero_variance_groups (mean since the previous row), and the evaluation's metrics. The file's first line, after a
-#, has commit, versions and arguments. All scripts run with their defaults and equal numbers of tasks, generations and
-iterations; since completion lengths change, plot.py compares runs at equal numbers of tokens.
+train_zero_variance_groups and, of critics, train_explained_variance (means since the previous row), and the
+evaluation's metrics. The file's first line, after a #, has commit, versions and arguments. All scripts run with their
+defaults and equal numbers of tasks, generations and iterations; since completion lengths change, plot.py compares runs
+at equal numbers of tokens.
 """
 
 import glob
@@ -46,23 +47,30 @@ def train(args, folder, script, seed):
         print(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}", file=sys.stderr, flush=True)
         return []
     name = f"{args.env.replace(':', '.')}__{script}__{seed}__*"
-    run_dir = max(glob.glob(os.path.join(folder, name)))  # the last one by its time
+    rows = rows_of(max(glob.glob(os.path.join(folder, name))), script, seed)  # the last one by its time
+    first, last = rows[0], rows[-1]
+    print(f"{script} seed {seed}: {first['return']:.3f} -> {last['return']:.3f}, {last['seconds']} s", flush=True)
+    return rows
+
+
+def rows_of(run_dir, script, seed):
     with open(os.path.join(run_dir, "metrics.jsonl")) as file:
         lines = [json.loads(line) for line in file]
-    rows, tokens, seconds, updating, equal = [], 0, 0.0, 0.0, []
+    rows, tokens, seconds, updating, equal, explained = [], 0, 0.0, 0.0, [], []
     for line in lines:
         if line["iteration"]:
             tokens += line["tokens"]
             seconds += line["time/iteration"]
             updating += line["time/iteration"] - line["time/rollout"]
             equal.append(line["train/zero_variance_groups"])
+            explained += [value for name, value in line.items() if name.endswith("/explained_variance")]
         if "eval/return" in line:
             row = {"script": script, "seed": seed, "iteration": line["iteration"]}
             row |= {"tokens": tokens, "seconds": round(seconds, 1), "update_seconds": round(updating, 1)}
-            row["train_zero_variance_groups"] = round(sum(equal) / len(equal), 3) if equal else None
+            for name, values in ("zero_variance_groups", equal), ("explained_variance", explained):
+                row[f"train_{name}"] = round(sum(values) / len(values), 3) if values else None
+                values.clear()
             rows.append(row | {k.removeprefix("eval/"): v for k, v in line.items() if k.startswith("eval/")})
-            equal.clear()
-    print(f"{script} seed {seed}: {rows[0]['return']:.3f} -> {rows[-1]['return']:.3f}, {seconds:.0f} s", flush=True)
     return rows
 
 
