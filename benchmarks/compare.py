@@ -54,6 +54,7 @@ def train(args, folder, script, seed):
 
 
 def rows_of(run_dir, script, seed):
+    """A row for each evaluation of a run."""
     with open(os.path.join(run_dir, "metrics.jsonl")) as file:
         lines = [json.loads(line) for line in file]
     rows, tokens, seconds, updating, equal, explained = [], 0, 0.0, 0.0, [], []
