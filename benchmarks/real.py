@@ -41,6 +41,7 @@ class Args:
     env_kwargs: list[str] = field(default_factory=lambda: ["reward plain", "reward grounded"])  # each is trained on
     seeds: int = 2  # 1, 2, ...
     jobs: int = 1  # runs at a time
+    processes: int = 1  # of each run: more than one are torchrun's
     num_iterations: int = 60
     eval_every: int = 10
     flags: str = ""  # further arguments of every script, as one string
@@ -67,7 +68,13 @@ def make_model(folder):
 def run(args, script, env_kwargs, seed):
     """Rows of one run. Its folder, gigabytes with the optimizer's state, is deleted but for what was logged."""
     flags = f"--model {args.model} --dataset {args.dataset} --env-kwargs {env_kwargs} {SETTINGS} {args.flags}"
-    compared = Compared(env=args.env, num_iterations=args.num_iterations, eval_every=args.eval_every, flags=flags)
+    compared = Compared(
+        env=args.env,
+        processes=args.processes,
+        num_iterations=args.num_iterations,
+        eval_every=args.eval_every,
+        flags=flags,
+    )
     with tempfile.TemporaryDirectory() as folder:
         rows = train(compared, folder, script, seed)
         for made in glob.glob(os.path.join(folder, "*")) if args.keep else []:
