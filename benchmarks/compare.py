@@ -6,9 +6,9 @@
 Each run is a process of its own with one thread. A row of results/<env>.csv is one evaluation of a run: script, seed,
 iteration, tokens (sampled by all agents so far), seconds (of training so far), update_seconds (of these, in updates),
 train_zero_variance_groups and, of critics, train_explained_variance (means since the previous row), the evaluation's
-metrics, and peak_mib (memory of the run's largest process). The file's first line, after a #, has commit, versions and
-arguments. All scripts run with their defaults and equal numbers of tasks, generations and iterations; since completion
-lengths change, plot.py compares runs at equal numbers of tokens.
+metrics, and peak_mib_0 (memory of the process; of further ones peak_mib_1 ...). The file's first line, after a #,
+has commit, versions and arguments. All scripts run with their defaults and equal numbers of tasks, generations and
+iterations; since completion lengths change, plot.py compares runs at equal numbers of tokens.
 """
 
 import glob
@@ -30,7 +30,7 @@ class Args:
     env: str = "tldr"
     seeds: int = 5  # 1, 2, ...
     jobs: int = 2  # runs at a time
-    processes: int = 1  # of each run: more than one are torchrun's
+    processes: int = 1  # of each run; they share its work as torchrun's do. With more than one: --jobs 1
     num_iterations: int = 120
     eval_every: int = 10
     flags: str = ""  # further arguments of every script, as one string: --flags="--num-turns 2"
@@ -40,17 +40,18 @@ class Args:
 
 def train(args, folder, script, seed):
     """Rows of one run; none if it fails, so that hours of other runs are not lost."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(args.processes)]
-    command = [sys.executable, *(torchrun if args.processes > 1 else [])]
-    command += [os.path.join(ROOT, f"{script}.py"), "--env", args.env, "--seed", str(seed)]
+    command = [sys.executable, os.path.join(ROOT, f"{script}.py"), "--env", args.env, "--seed", str(seed)]
     command += ["--num-iterations", str(args.num_iterations), "--eval-every", str(args.eval_every)]
     command += ["--output-dir", folder, "--save-every", str(args.num_iterations), *args.flags.split()]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(args.processes)}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # as torchrun sets them
     with tempfile.TemporaryFile("w+") as log:
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode != 0:
+        started = []
+        for rank in range(args.processes):
+            ranked = environment | {"RANK": str(rank)}
+            started.append(subprocess.Popen(command, cwd=ROOT, env=ranked, stdout=log, stderr=log))
+        ended = [os.wait4(process.pid, 0) for process in started]
+        if any(status for _, status, _ in ended):
             log.seek(0)
             print(f"{' '.join(command)} failed:\n{log.read()[-2000:]}", file=sys.stderr, flush=True)
             return []
@@ -58,8 +59,8 @@ def train(args, folder, script, seed):
     rows = rows_of(max(glob.glob(os.path.join(folder, name))), script, seed)  # the last one by its time
     first, last = rows[0], rows[-1]
     print(f"{script} seed {seed}: {first['return']:.3f} -> {last['return']:.3f}, {last['seconds']} s", flush=True)
-    peak = {"peak_mib": usage.ru_maxrss // 2**10}  # Linux counts in KiB
-    return [row | peak for row in rows]
+    peaks = {f"peak_mib_{rank}": usage.ru_maxrss // 2**10 for rank, (_, _, usage) in enumerate(ended)}  # from KiB
+    return [row | peaks for row in rows]
 
 
 def rows_of(run_dir, script, seed):

@@ -41,7 +41,7 @@ class Args:
     env_kwargs: list[str] = field(default_factory=lambda: ["reward plain", "reward grounded"])  # each is trained on
     seeds: int = 2  # 1, 2, ...
     jobs: int = 1  # runs at a time
-    processes: int = 1  # of each run: more than one are torchrun's
+    processes: int = 1  # of each run, as in compare.py
     num_iterations: int = 60
     eval_every: int = 10
     flags: str = ""  # further arguments of every script, as one string
