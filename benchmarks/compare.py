@@ -1,19 +1,20 @@
-"""Trains every algorithm script on the sample posts from several seeds, and writes results/*.csv.
+"""Trains algorithm scripts on the sample posts from several seeds, and writes results/*.csv.
 
     python benchmarks/compare.py --seeds 5 --jobs 2
     python benchmarks/plot.py results/tldr.csv
 
-Each run is a process of its own with one thread. A row of results/<env>.csv is one evaluation of a run: script, seed,
-iteration, tokens (sampled by all agents so far), seconds (of training so far), update_seconds (of these, in updates),
-train_zero_variance_groups and, of critics, train_explained_variance (means since the previous row), the evaluation's
-metrics, and peak_mib_0 (memory of the process; of further ones peak_mib_1 ...). The file's first line, after a #,
-has commit, versions and arguments. All scripts run with their defaults and equal numbers of tasks, generations and
-iterations; since completion lengths change, plot.py compares runs at equal numbers of tokens.
+Each run has one process, or --processes of them, with one thread each. A row of results/<env>.csv is one evaluation of
+a run: script, seed, iteration, tokens (sampled by all agents so far), seconds (of training so far), update_seconds (of
+these, in updates), train_zero_variance_groups and, of critics, train_explained_variance (means since the previous
+row), the evaluation's metrics, and peak_mib_0 (main memory of the process; of further ones peak_mib_1). The file's
+first line, after a #, has commit, versions and arguments. All scripts run with their defaults and equal numbers of
+tasks, generations and iterations; since completion lengths change, plot.py compares runs at equal numbers of tokens.
 """
 
 import glob
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -30,7 +31,7 @@ class Args:
     env: str = "tldr"
     seeds: int = 5  # 1, 2, ...
     jobs: int = 2  # runs at a time
-    processes: int = 1  # of each run; they share its work as torchrun's do. With more than one: --jobs 1
+    processes: int = 1  # of each run; they share its work, as torchrun's do
     num_iterations: int = 120
     eval_every: int = 10
     flags: str = ""  # further arguments of every script, as one string: --flags="--num-turns 2"
@@ -43,14 +44,19 @@ def train(args, folder, script, seed):
     command = [sys.executable, os.path.join(ROOT, f"{script}.py"), "--env", args.env, "--seed", str(seed)]
     command += ["--num-iterations", str(args.num_iterations), "--eval-every", str(args.eval_every)]
     command += ["--output-dir", folder, "--save-every", str(args.num_iterations), *args.flags.split()]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(args.processes)}
-    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # as torchrun sets them
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with tempfile.TemporaryFile("w+") as log:
-        started = []
-        for rank in range(args.processes):
-            ranked = environment | {"RANK": str(rank)}
+        started, ended = [], []
+        for rank in map(str, range(args.processes)):  # by hand, not by torchrun, to learn the memory of each
+            ranked = environment | {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(args.processes)}
             started.append(subprocess.Popen(command, cwd=ROOT, env=ranked, stdout=log, stderr=log))
-        ended = [os.wait4(process.pid, 0) for process in started]
+        for process in started:
+            ended.append(os.wait4(process.pid, 0))
+            if ended[-1][1]:  # the others would wait for it
+                for other in started[len(ended) :]:
+                    other.kill()
         if any(status for _, status, _ in ended):
             log.seek(0)
             print(f"{' '.join(command)} failed:\n{log.read()[-2000:]}", file=sys.stderr, flush=True)

@@ -19,7 +19,7 @@ import shutil
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import torch
@@ -34,17 +34,13 @@ SETTINGS = "--temperature 0.7 --learning-rate 1e-5 --no-anneal-lr --max-new-toke
 
 
 @dataclass
-class Args:
-    dataset: str  # a .jsonl file
-    env: str = "tldr"
+class Args(Compared):
+    dataset: str = field(kw_only=True)  # a .jsonl file
     scripts: list[str] = field(default_factory=lambda: ["magrpo", "marloo", "ippo"])
     env_kwargs: list[str] = field(default_factory=lambda: ["reward plain", "reward grounded"])  # each is trained on
     seeds: int = 2  # 1, 2, ...
     jobs: int = 1  # runs at a time
-    processes: int = 1  # of each run, as in compare.py
     num_iterations: int = 60
-    eval_every: int = 10
-    flags: str = ""  # further arguments of every script, as one string
     model: str = "runs/smollm2-135m-instruct"  # made from the package if it does not exist
     keep: str = ""  # a folder for args.json, metrics.jsonl and rollouts.jsonl of the runs
     name: str = "real"  # of the file in results/
@@ -68,15 +64,8 @@ def make_model(folder):
 def run(args, script, env_kwargs, seed):
     """Rows of one run. Its folder, gigabytes with the optimizer's state, is deleted but for what was logged."""
     flags = f"--model {args.model} --dataset {args.dataset} --env-kwargs {env_kwargs} {SETTINGS} {args.flags}"
-    compared = Compared(
-        env=args.env,
-        processes=args.processes,
-        num_iterations=args.num_iterations,
-        eval_every=args.eval_every,
-        flags=flags,
-    )
     with tempfile.TemporaryDirectory() as folder:
-        rows = train(compared, folder, script, seed)
+        rows = train(replace(args, flags=flags), folder, script, seed)
         for made in glob.glob(os.path.join(folder, "*")) if args.keep else []:
             kept = os.path.join(args.keep, f"{os.path.basename(made)}__{env_kwargs.replace(' ', '_')}")
             shutil.copytree(made, kept, ignore=shutil.ignore_patterns("state.pt", "agent_*"))
@@ -93,5 +82,8 @@ if __name__ == "__main__":
     with ThreadPoolExecutor(args.jobs) as threads:
         parts = list(threads.map(lambda one: run(args, one[2], one[1], one[0]), runs))
     path = os.path.join(ROOT, "results", f"{args.name}.csv")
-    write_rows(path, about, [row for part in parts for row in part])
-    print(path)
+    if rows := [row for part in parts for row in part]:
+        write_rows(path, about, rows)
+        print(path)
+    if failed := parts.count([]):
+        sys.exit(f"real.py: error: {failed} of {len(runs)} runs failed, as printed above; the file lacks them.")
