@@ -20,7 +20,7 @@ def test_flags_and_files_exist(page):
     ]
     classes = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args"]
     known = {field.target.id for node in classes for field in node.body if isinstance(field, ast.AnnAssign)}
-    known |= {"nproc_per_node", "shutdown_timeout", "help", "enable_lora", "lora_modules"}  # torchrun's, tyro's, vLLM's
+    known |= {"nproc_per_node", "shutdown_timeout", "help", "enable_lora", "lora_modules"}  # of torchrun, tyro, vLLM
     known |= set(re.findall(r'add_argument\(\s*"--([a-z]+)"', (ROOT / "view.py").read_text()))
     flags = {flag.removeprefix("no-") for flag in re.findall(r"(?<![-\w])--([a-z][a-z-]+)", text)}
     assert {flag.replace("-", "_") for flag in flags} <= known
