@@ -53,11 +53,12 @@ def train(args, folder, script, seed):
             ranked = environment | {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(args.processes)}
             started.append(subprocess.Popen(command, cwd=ROOT, env=ranked, stdout=log, stderr=log))
         for process in started:
-            ended.append(os.wait4(process.pid, 0))
-            if ended[-1][1]:  # the others would wait for it
+            _, status, usage = os.wait4(process.pid, 0)
+            ended.append((status, usage))
+            if status != 0:  # the others would wait for it
                 for other in started[len(ended) :]:
                     other.kill()
-        if any(status for _, status, _ in ended):
+        if any(status for status, _ in ended):
             log.seek(0)
             print(f"{' '.join(command)} failed:\n{log.read()[-2000:]}", file=sys.stderr, flush=True)
             return []
@@ -65,7 +66,7 @@ def train(args, folder, script, seed):
     rows = rows_of(max(glob.glob(os.path.join(folder, name))), script, seed)  # the last one by its time
     first, last = rows[0], rows[-1]
     print(f"{script} seed {seed}: {first['return']:.3f} -> {last['return']:.3f}, {last['seconds']} s", flush=True)
-    peaks = {f"peak_mib_{rank}": usage.ru_maxrss // 2**10 for rank, (_, _, usage) in enumerate(ended)}  # from KiB
+    peaks = {f"peak_mib_{rank}": usage.ru_maxrss // 2**10 for rank, (_, usage) in enumerate(ended)}  # from KiB
     return [row | peaks for row in rows]
 
 
