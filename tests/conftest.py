@@ -21,8 +21,8 @@ from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 cache = tempfile.TemporaryDirectory()
 os.environ["XDG_CACHE_HOME"] = cache.name  # verdicts on data sets are found anew
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SCRIPTS = sorted(path for path in ROOT.glob("*.py") if "# 1 ROLLOUT" in path.read_text())  # none can be missed
-CRITIC_FREE = [path for path in SCRIPTS if "# >>> ALGORITHM" in path.read_text()]
+SCRIPTS = sorted(path for path in ROOT.glob("*.py") if "# 6 CHECKPOINT" in path.read_text())  # none can be missed
+CRITIC_FREE = [ROOT / "magrpo.py", ROOT / "marloo.py", ROOT / "maremax.py", ROOT / "mareinforce.py"]
 # what the scripts share needs one with a critic and one without: the others differ by advantages only (test_copies.py)
 two_scripts = pytest.mark.parametrize("script", [ROOT / "magrpo.py", ROOT / "ippo.py"], ids=lambda path: path.stem)
 CHAT = (
@@ -30,6 +30,7 @@ CHAT = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 END, START, STOP = 0, 1, 2  # ids of <|endoftext|> (the pad), <|im_start|> and <|im_end|>
+STOP_IDS = {STOP, *range(10, 30)}  # of models made here: 21 of 259 tokens, so that completions stop early
 
 
 def make_tokenizer(chat_template=CHAT, pad="<|endoftext|>"):
@@ -37,15 +38,16 @@ def make_tokenizer(chat_template=CHAT, pad="<|endoftext|>"):
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: k for k, token in enumerate(["<|endoftext|>", "<|im_start|>", "<|im_end|>", *alphabet])}
     raw = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
     raw.add_special_tokens(list(vocab)[:3])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|im_end|>", pad_token=pad)
     tokenizer.chat_template = chat_template
     return tokenizer
 
 
-def save_model(path, seed=0, stops=(STOP, *range(10, 30)), tokenizer=None, model_class=Qwen2ForCausalLM, **config):
-    """A random model that stops early: `stops` are its stop ids, 21 of 259 tokens unless told otherwise."""
+def save_model(path, seed=0, stops=STOP_IDS, tokenizer=None, model_class=Qwen2ForCausalLM, **config):
+    """Saves a random model with its tokenizer."""
     torch.manual_seed(seed)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     sizes |= {"num_key_value_heads": 2, "vocab_size": 259, "max_position_embeddings": 1024, "initializer_range": 0.2}
@@ -57,9 +59,23 @@ def save_model(path, seed=0, stops=(STOP, *range(10, 30)), tokenizer=None, model
     return str(path)
 
 
-def metrics_of(run_dir, but=("time/", "tokens_per_second")):
-    lines = [json.loads(line) for line in open(os.path.join(run_dir, "metrics.jsonl"))]
-    return [{key: value for key, value in line.items() if not key.startswith(but)} for line in lines]
+def metrics_of(run_dir, without=("time/", "tokens_per_second")):
+    """The lines of metrics.jsonl, without what depends on the clock."""
+    with open(os.path.join(run_dir, "metrics.jsonl")) as file:
+        lines = [json.loads(line) for line in file]
+    return [{key: value for key, value in line.items() if not key.startswith(without)} for line in lines]
+
+
+def load_policy(script, path, **arguments):
+    """The policy of a saved model, by the function of a script (its module, or a namespace of its names)."""
+    args = script.Args(learning_rate=0.1, **arguments)
+    return script.load_agent(args, path, torch.device("cpu"), {})
+
+
+def policies_of(names):
+    """The policy of each of the N agents, from the global names of a script."""
+    N = names["N"]
+    return (names["policies"] * N)[:N]
 
 
 def names_of_script():
@@ -68,6 +84,14 @@ def names_of_script():
     while "turns" not in frame.f_globals:
         frame = frame.f_back
     return frame.f_globals
+
+
+def trained_by(optimizer):
+    """The global names of the script that calls step(), the policy that it trains, and the agents of that policy."""
+    names = names_of_script()
+    (policy,) = (policy for policy in names["policies"] if policy.optimizer is optimizer)
+    agents = [k for k, player in enumerate(policies_of(names)) if player is policy]
+    return names, policy, agents
 
 
 @pytest.fixture(scope="session")

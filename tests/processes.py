@@ -19,7 +19,8 @@ def _become(script, args, cwd, environment):
     os.chdir(cwd)
     for number in (1, 2):
         os.dup2(os.open("printed.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT), number)
-    sys.argv, sys.path[:0] = [script, *args], [str(ROOT / "tests"), str(ROOT)]
+    sys.argv = [script, *args]
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
     runpy.run_path(script, run_name="__main__")
 
 
@@ -32,15 +33,17 @@ def start(script, *args, cwd, count=1, code=0, **environment):
         environment |= {"WORLD_SIZE": count, "MASTER_ADDR": "localhost", "MASTER_PORT": free.getsockname()[1]}
     processes = []
     for rank in range(count):
-        given = {key: str(value) for key, value in (environment | {"RANK": rank, "LOCAL_RANK": rank}).items()}
-        processes.append(FORKING.Process(target=_become, args=(str(script), list(map(str, args)), str(cwd), given)))
+        variables = environment | {"RANK": rank, "LOCAL_RANK": rank}
+        variables = {key: str(value) for key, value in variables.items()}
+        call = str(script), list(map(str, args)), str(cwd), variables
+        processes.append(FORKING.Process(target=_become, args=call))
         processes[-1].start()
     running = {process.sentinel for process in processes}
     while running and not any(process.exitcode for process in processes):
-        ended = wait(running, timeout=300)
-        if not ended:
+        ready = wait(running, timeout=300)
+        if not ready:
             break
-        running -= set(ended)
+        running -= set(ready)
     for process in processes:
         if process.is_alive():
             process.kill()

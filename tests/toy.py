@@ -23,8 +23,8 @@ class Letters:
         return [{"letter": letter} for letter in ("abcdef" if split == "train" else "ghij")]
 
     def observe(self, task, history):
-        said = "".join(f" You said {step.actions}." for step in history)
-        return [f"Say {task['letter'] * (i + 1)}.{said}" for i in range(self.num_agents)]
+        earlier = "".join(f" You said {step.actions}." for step in history)
+        return [f"Say {task['letter'] * (i + 1)}.{earlier}" for i in range(self.num_agents)]
 
     def step(self, branches):
         steps = []
@@ -47,7 +47,7 @@ class Sequential(Letters):
 
 
 class Selfish(Letters):
-    """Every agent has a reward of its own: the length of its text, minus half of what the others wrote."""
+    """Every agent has a reward of its own: it earns by its length, and pays for all lengths."""
 
     def step(self, branches):
         steps = []
@@ -71,9 +71,8 @@ class Cases:
         self.num_agents = num_agents
 
     def tasks(self, split):
-        return [
-            {"word": word} for word in (["tea", "sun", "sea"] if split == "train" else ["hat", "ant", "elm", "ivy"])
-        ]
+        words = {"train": ["tea", "sun", "sea"], "test": ["hat", "ant", "elm", "ivy"]}
+        return [{"word": word} for word in words[split]]
 
     def observe(self, task, history):
         return [f"{i} {task['word']}" for i in range(self.num_agents)]
@@ -81,9 +80,10 @@ class Cases:
     def step(self, branches):
         steps = []
         for _, _, actions in branches:
-            earning = [ascii_lowercase] + [ascii_uppercase] * (self.num_agents - 1)
-            shares = [sum(c in letters for c in text) / 8 for letters, text in zip(earning, actions)]
-            steps.append(Step(actions, sum(shares) / self.num_agents, {}, done=False))
+            count = sum(c in ascii_lowercase for c in actions[0])
+            for text in actions[1:]:
+                count += sum(c in ascii_uppercase for c in text)
+            steps.append(Step(actions, count / 8 / self.num_agents, {}, done=False))
         return steps
 
 
@@ -101,8 +101,10 @@ class Kuhn:
 
     def observe(self, task, history):
         player = len(history) % 2
-        said = " ".join("bet" if step.feedback else "check" for step in history)
-        return [f"Card {task['cards'][player]}. {said}" if i == player else None for i in range(2)]
+        prompts = [None, None]
+        moves = ["bet" if step.feedback else "check" for step in history]
+        prompts[player] = f"Card {task['cards'][player]}. {' '.join(moves)}"
+        return prompts
 
     def step(self, branches):
         steps = []
@@ -119,22 +121,27 @@ class Kuhn:
         if bets in ([False], [True], [False, True]):
             return [0.0, 0.0], False
         if bets == [False, False]:
-            won = showdown
+            gain = showdown
         elif bets[-1]:  # a bet was called
-            won = 2 * showdown
+            gain = 2 * showdown
         else:  # the last to speak folded: the other one wins the ante
-            won = 1 if len(bets) == 2 else -1
-        return [float(won), float(-won)], True
+            gain = 1 if len(bets) == 2 else -1
+        return [float(gain), float(-gain)], True
 
 
 def value_of_kuhn(first, second):
     """The expected reward of the first player. first: card -> (P(bet), P(call after check, bet)); second: likewise
     card -> (P(bet after check), P(call after bet)). The slow, obvious way: every deal and every line of play.
     """
-    game, total = Kuhn(2, 3, None, None), 0.0
-    for cards in ((a, b) for a in range(3) for b in range(3) if a != b):
-        for bets in ([True, True], [True, False], [False, False], [False, True, True], [False, True, False]):
-            chances = [first[cards[0]][0], second[cards[1]][1 if bets[0] else 0], first[cards[0]][1]]
+    game = Kuhn(2, 3, None, None)
+    lines = [[True, True], [True, False], [False, False], [False, True, True], [False, True, False]]
+    deals = game.tasks("train")
+    total = 0.0
+    for deal in deals:
+        mine, theirs = deal["cards"]
+        for bets in lines:
+            chances = [first[mine][0], second[theirs][1 if bets[0] else 0], first[mine][1]]
             chance = math.prod(p if bet else 1 - p for p, bet in zip(chances, bets))
-            total += chance * game.payoff(cards, bets)[0][0] / 6
+            rewards, _ = game.payoff(deal["cards"], bets)
+            total += chance * rewards[0] / len(deals)
     return total
