@@ -3,111 +3,155 @@
 import json
 import math
 import runpy
-from types import SimpleNamespace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
-from conftest import END, ROOT, STOP, metrics_of, names_of_script, save_model
+from conftest import END, ROOT, STOP, metrics_of, policies_of, save_model, trained_by
 from transformers import AutoModelForCausalLM
 
 SCRIPT = ROOT / "madpo.py"
-TOY = ("--env", "toy:Letters", "--num-generations", 3, "--num-tasks", 2, "--max-new-tokens", 24, "--eval-tasks", 1)
-TOY = (*TOY, "--max-grad-norm", 1e9, "--no-anneal-lr")
+TOY = "--env toy:Letters --num-generations 3 --num-tasks 2 --max-new-tokens 24 --eval-tasks 1 --max-grad-norm 1e9"
+TOY = f"{TOY} --no-anneal-lr --num-iterations 2".split()
 
 
 def test_pairs_are_of_strict_preferences_and_half_differ_in_one_answer():
-    """Pairs of equal returns, turned round, drawn twice, or without what one agent's answer was worth."""
+    """Fails if a pair is of equal returns, turned round or drawn twice, or shows no single answer's worth."""
     choose_pairs = runpy.run_path(str(SCRIPT))["choose_pairs"]
     joint = np.array([(a, b) for a in range(4) for b in range(4)])
     returns = np.array([0.0, 1.0, 1.0, 3.0] * 4) + joint[:, 0]
     np.random.seed(0)
     better, worse = choose_pairs(joint, returns, 12)
-    assert (returns[better] > returns[worse]).all() and len({*zip(better, worse)}) == 12
-    differ = (joint[better] != joint[worse]).sum(1)
-    assert (differ[:6] == 1).all() and (differ == 2).any()
-    assert [len(part) for part in choose_pairs(joint, np.ones(16), 12)] == [0, 0]
+    assert (returns[better] > returns[worse]).all()
+    assert len(set(zip(better, worse))) == 12
+    differences = (joint[better] != joint[worse]).sum(1)
+    assert (differences[:6] == 1).all()
+    assert (differences == 2).any()
+    better, worse = choose_pairs(joint, np.ones(16), 12)
+    assert len(better) == len(worse) == 0
+
+
+@dataclass
+class Update:
+    """What led to an optimizer step."""
+
+    agent: int
+    turns: list  # the rollout: the nodes of each turn
+    gradients: list
+    weights: list  # of each agent's policy
 
 
 @pytest.fixture
 def updates(monkeypatch):
-    """The gradients, the tree and all weights at each optimizer step, which is taken."""
-    seen, original = [], torch.optim.AdamW.step
+    """Every optimizer step of a run, which is taken."""
+    updates, original = [], torch.optim.AdamW.step
 
     def step(optimizer, closure=None):
-        names = names_of_script()
-        gradients = [p.grad.clone() for p in names["agent"].trained.values()]
-        weights = [[p.data.clone() for p in agent.trained.values()] for agent in names["policies"]]
-        seen.append(SimpleNamespace(turns=names["turns"], gradients=gradients, weights=weights))
+        names, policy, (agent,) = trained_by(optimizer)
+        gradients = [p.grad.clone() for p in policy.trained.values()]
+        weights = []
+        for policy in names["policies"]:
+            weights.append([p.data.clone() for p in policy.trained.values()])
+        updates.append(Update(agent, names["turns"], gradients, weights))
         return original(optimizer)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
-    return seen
+    return updates
 
 
-def likelihood(path, weights, group, g):
-    """log pi of one completion, in float64, and the model."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64, attn_implementation="eager")
-    for p, value in zip(model.parameters(), weights or model.parameters()):
-        p.data = value.data.double()
-    prompt, ids = group.prompt_ids, group.completion_ids[g]
-    logprobs = model(torch.tensor([[*prompt, *ids]])).logits[0].log_softmax(-1)
-    return sum(logprobs[len(prompt) + k - 1, token] for k, token in enumerate(ids)), model
+def slow_logprobs(model, group):
+    """log pi of each completion: (G,)."""
+    totals = []
+    for completion in group.completion_ids:
+        P = len(group.prompt_ids)
+        ids = torch.tensor([[*group.prompt_ids, *completion]])
+        logprobs = model(ids).logits[0, P - 1 : -1].log_softmax(-1)
+        totals.append(logprobs.gather(-1, ids[0, P:, None]).sum())
+    return torch.stack(totals)
 
 
-@pytest.mark.parametrize("agents, more", [(2, ()), (1, ()), (2, ("--label-smoothing", 0.2, "--nll-coef", 0.3))])
-def test_the_gradient_is_that_of_joint_dpo(agents, more, run, updates, model_dir, monkeypatch):
-    """A missing agent in the margin, a sign, a last token, a mean; the second step, where margins are not 0."""
-    flags = ("--model", model_dir, "--num-agents", agents, "--num-iterations", 2, "--num-pairs", 4, *more)
-    pairs, original = [], np.divmod  # choose_pairs ends with it
-    monkeypatch.setattr(np, "divmod", lambda *args: pairs.append(original(*args)) or pairs[-1])
-    names = run(SCRIPT, *TOY, *flags, "--learning-rate", 0.01, "--beta", 0.5)
-    args = names["args"]
-    assert len(pairs) == 4 and len(updates) == 2 * agents
-    for i, seen in enumerate(updates[agents:]):
-        total, expected = 0.0, [torch.zeros_like(p, dtype=torch.float64) for p in seen.gradients]
-        for node, (better, worse) in zip(seen.turns[0], pairs[2:]):
-            for w, z in zip(better, worse):
-                values = {}  # agent, completion -> log pi, log ref
-                for k, group in node.groups.items():
-                    weights = updates[agents].weights[k]
-                    for j in (w, z):
-                        own, model = likelihood(model_dir, weights, group, node.joint[j][k])
-                        values[k, j] = own, likelihood(model_dir, None, group, node.joint[j][k])[0].detach(), model
-                m = sum(values[k, w][0] - values[k, w][1] - values[k, z][0] + values[k, z][1] for k in node.groups)
-                right, wrong = (torch.nn.functional.softplus(sign * args.beta * m) for sign in (-1, 1))
-                loss = (1 - args.label_smoothing) * right + args.label_smoothing * wrong
-                total += loss.item() / len(better) / 2
-                for k, group in node.groups.items():
-                    loss = loss - args.nll_coef * values[k, w][0] / len(group.completion_ids[node.joint[w][k]])
-                (loss / len(better) / 2).backward()
-                for j in (w, z):
-                    for p, sum_of in zip(values[i, j][2].parameters(), expected):
-                        sum_of += p.grad
-        scale = max(p.abs().max() for p in expected)
-        assert all((a - b).abs().max() < 1e-4 * scale for a, b in zip(seen.gradients, expected))
-    lines = metrics_of(names["run_dir"])
-    assert lines[1]["train/margin"] == 0
-    assert lines[1]["train/preference_loss"] == pytest.approx(math.log(2))
-    assert lines[2]["train/preference_loss"] == pytest.approx(total, rel=1e-3)
+def slow_losses(models, reference, node, args):
+    """What DPO loses on each preference of a node, and the likelihood term of each: (pairs,), (pairs,)."""
+    logprobs = {i: slow_logprobs(models[i], group) for i, group in node.groups.items()}
+    with torch.no_grad():
+        reference_logprobs = {i: slow_logprobs(reference, group) for i, group in node.groups.items()}
+    losses, likelihoods = [], []
+    for better, step in zip(node.joint, node.steps):
+        for worse, other in zip(node.joint, node.steps):
+            if step.reward - other.reward > 1e-6:  # more than a rounding error
+                margin = likelihood = 0.0
+                for i, group in node.groups.items():
+                    drift = logprobs[i] - reference_logprobs[i]
+                    margin += drift[better[i]] - drift[worse[i]]
+                    likelihood += logprobs[i][better[i]] / len(group.completion_ids[better[i]])
+                right = torch.nn.functional.softplus(-args.beta * margin)
+                wrong = torch.nn.functional.softplus(args.beta * margin)
+                losses.append((1 - args.label_smoothing) * right + args.label_smoothing * wrong)
+                likelihoods.append(args.nll_coef * likelihood)
+    return torch.stack(losses), torch.stack(likelihoods)
 
 
-def test_it_learns_from_a_file_and_never_from_evaluations(run, model_dir, tmp_path):
-    """Held-out answers in training; a stop token that is lost; answers of a silent agent."""
+@pytest.mark.parametrize("flags", ["--num-agents 2", "--num-agents 1", "--label-smoothing 0.2 --nll-coef 0.3"])
+def test_the_gradient_is_that_of_joint_dpo(flags, run, updates, model_dir):
+    """Fails if an agent, a sign, a last token or a mean is missing in the margin.
+
+    In the second step, where margins are not 0; with so many pairs that all preferences are taken.
+    """
+    more = f"{flags} --num-pairs 1000 --learning-rate 0.01 --beta 0.5"
+    names = run(SCRIPT, *TOY, "--model", model_dir, *more.split())
+    N = names["N"]
+    second = updates[N:]
+    assert len(second) == N
+    reference = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64)
+    models = []
+    for weights in second[0].weights:
+        model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64)
+        for p, weight in zip(model.parameters(), weights):
+            p.data.copy_(weight)
+        models.append(model)
+
+    all_losses = []
+    for node in second[0].turns[0]:
+        losses, likelihoods = slow_losses(models, reference, node, names["args"])
+        loss = (losses - likelihoods).mean() / 2  # two tasks
+        loss.backward()
+        all_losses.append(losses)
+    for update in second:
+        expected = [p.grad for p in models[update.agent].parameters()]
+        scale = max(gradient.abs().max() for gradient in expected)
+        for ours, slow in zip(update.gradients, expected):
+            assert (ours - slow).abs().max() < 1e-4 * scale
+    _, first, last = metrics_of(names["run_dir"])
+    assert first["train/margin"] == 0
+    assert first["train/preference_loss"] == pytest.approx(math.log(2))
+    assert last["train/preference_loss"] == pytest.approx(torch.cat(all_losses).mean().item(), rel=1e-3)
+
+
+def test_it_learns_from_a_file_of_pairs(run, tmp_path):
+    """Fails if the answers of a file lose their stop token, or are not learned."""
     path = save_model(tmp_path / "model", stops=(END, STOP))  # END is the lower id, and ends no turn
-    flags = ("--model", path, *TOY, "--num-iterations", 4, "--learning-rate", 0.002)
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps({"prompt": "Say a.", "chosen": "ab", "rejected": "ba"}) + "\n")
-    names = run(SCRIPT, *flags, "--num-agents", 1, "--data", rows)
-    lines = metrics_of(names["run_dir"])
-    assert names["turns"][0][0].groups[0].completion_ids[0][-1] == STOP
-    assert lines[1]["train/chosen_length"] == 3
-    assert lines[4]["train/margin"] > 0.01 and lines[4]["train/accuracy"] == 1
-    ours = run(SCRIPT, "--model", model_dir, *TOY, "--num-iterations", 2)
-    names = run(SCRIPT, *flags, "--data", f"{ours['run_dir']}/rollouts.jsonl")
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text(json.dumps({"prompt": "Say a.", "chosen": "ab", "rejected": "ba"}) + "\n")
+    flags = "--num-agents 1 --num-iterations 4 --learning-rate 0.002"
+    names = run(SCRIPT, *TOY, "--model", path, "--data", pairs, *flags.split())
+    ((node, *_),) = names["turns"]
+    assert node.groups[0].completion_ids[0][-1] == STOP
+    metrics = metrics_of(names["run_dir"])
+    assert metrics[1]["train/chosen_length"] == 3
+    assert metrics[4]["train/margin"] > 0.01
+    assert metrics[4]["train/accuracy"] == 1
+
+
+def test_it_learns_from_the_training_lines_of_a_run(run, model_dir):
+    """Fails if it trains on held-out answers, or reads others than the run wrote."""
+    run_dir = run(SCRIPT, *TOY, "--model", model_dir)["run_dir"]
+    names = run(SCRIPT, *TOY, "--model", model_dir, "--data", f"{run_dir}/rollouts.jsonl")
     assert [line["split"] for line in names["train_tasks"]] == ["train"] * 4
-    again, group = names["turns"][0][0], names["tasks"][0]
-    assert [again.joint, [step.reward for step in again.steps]] == [group["joint"], group["rewards"]]
-    for i, said in enumerate(group["agents"]):
-        texts = names["agents"][i].tokenizer.batch_decode(again.groups[i].completion_ids, skip_special_tokens=True)
-        assert texts == said["completions"]
+    node, line = names["turns"][0][0], names["tasks"][0]
+    assert node.joint == line["joint"]
+    assert [step.reward for step in node.steps] == line["rewards"]
+    for i, agent in enumerate(line["agents"]):
+        tokenizer = policies_of(names)[i].tokenizer
+        ids = node.groups[i].completion_ids
+        assert tokenizer.batch_decode(ids, skip_special_tokens=True) == agent["completions"]

@@ -143,27 +143,6 @@ def test_only_those_who_speak_multiply(grow):
     assert actions_of(children[0]) == [["0", "", "0"], ["1", "", "1"]]
 
 
-def test_cross_has_the_counterfactual_baseline_of_coma(grow):
-    """Fails if a partner's answer is lost.
-
-    COMA subtracts, for each joint answer of the partners, the mean over the agent's own.
-    """
-    rewards = np.random.default_rng(0).normal(size=(3, 3, 3))
-
-    def pay(task, before, now):
-        a, b, c = map(int, now)
-        return rewards[a, b, c]
-
-    ((node,),) = grow(Paid(3, pay), [3], "cross")
-    for agent, group in node.groups.items():
-        own_first = np.moveaxis(rewards, agent, 0)  # (G, of each partner G)
-        baselines = {"magrpo": own_first.mean(0), "marloo": (own_first.sum(0) - own_first) / 2}
-        for name, baseline in baselines.items():
-            counterfactual = (own_first - baseline).mean((1, 2))
-            advantages = advantages_of(ROOT / f"{name}.py", group.returns)
-            np.testing.assert_allclose(advantages, counterfactual, atol=1e-12)
-
-
 def test_messages_in_turn_are_credited_as_in_c3(grow):
     """Fails if a leaf of another context counts.
 

@@ -1,6 +1,5 @@
 """Small environments for the tests, as a user would write them."""
 
-import math
 from string import ascii_lowercase, ascii_uppercase
 from typing import NamedTuple
 
@@ -127,21 +126,3 @@ class Kuhn:
         else:  # the last to speak folded: the other one wins the ante
             gain = 1 if len(bets) == 2 else -1
         return [float(gain), float(-gain)], True
-
-
-def value_of_kuhn(first, second):
-    """The expected reward of the first player. first: card -> (P(bet), P(call after check, bet)); second: likewise
-    card -> (P(bet after check), P(call after bet)). The slow, obvious way: every deal and every line of play.
-    """
-    game = Kuhn(2, 3, None, None)
-    lines = [[True, True], [True, False], [False, False], [False, True, True], [False, True, False]]
-    deals = game.tasks("train")
-    total = 0.0
-    for deal in deals:
-        mine, theirs = deal["cards"]
-        for bets in lines:
-            chances = [first[mine][0], second[theirs][1 if bets[0] else 0], first[mine][1]]
-            chance = math.prod(p if bet else 1 - p for p, bet in zip(chances, bets))
-            rewards, _ = game.payoff(deal["cards"], bets)
-            total += chance * rewards[0] / len(deals)
-    return total
