@@ -254,36 +254,33 @@ def sample(agent, prompts, G, temperature, C):
 
 
 def continued(model, prompt, completions, **options):
-    """Yields parts of completions sorted by length: tokens (R of C), logits (R, C, V), states (R, C, D) before them.
+    """Of completions the logits (R, C, V) of each token and the states (R, C, D) before it.
 
     They continue from the prompt's cache, with gradients. Causal attention never sees padding on the right.
     """
     cache = DynamicCache(config=model.config)
     prompt = torch.tensor([prompt], device=model.device)  # (1, P)
     first = model(prompt, past_key_values=cache, logits_to_keep=1, output_hidden_states=True)
-    for _, part in groupby(completions, key=lambda ids: len(ids).bit_length() // 2):  # within a factor of four
-        rows = [torch.tensor(ids, device=model.device) for ids in part]
-        target, branch = pad_sequence(rows, batch_first=True), copy.copy(cache)  # (R, C)
-        branch.layers = [copy.copy(layer) for layer in cache.layers]
-        branch.batch_repeat_interleave(len(rows))
-        later = model(target, past_key_values=branch, output_hidden_states=True, **options)
-        pairs = (first.logits, later.logits), (first.hidden_states[-1][:, -1:], later.hidden_states[-1])
-        logits, states = (torch.cat([x.expand(len(rows), -1, -1), y[:, :-1]], 1).float() for x, y in pairs)
-        yield rows, logits, states
+    R = len(completions)
+    cache.batch_repeat_interleave(R)
+    rows = [torch.tensor(ids, device=model.device) for ids in completions]
+    target = pad_sequence(rows, batch_first=True)  # (R, C)
+    later = model(target, past_key_values=cache, output_hidden_states=True, **options)
+    pairs = (first.logits, later.logits), (first.hidden_states[-1][:, -1:], later.hidden_states[-1])
+    logits, states = (torch.cat([x.expand(R, -1, -1), y[:, :-1]], 1).float() for x, y in pairs)
+    return rows, logits, states
 
 
 def evaluate_tokens(args, agent, prompt, critic_prompt, completions):
-    """Log-probabilities, entropies and T values of the tokens of completions sorted by length: (2 + T, tokens)."""
-    outputs, critic = [], continued(agent.critic, critic_prompt, completions, logits_to_keep=1)
-    for rows, logits, hidden in continued(agent.model, prompt, completions):
-        if agent.critic is not agent.model:
-            hidden = next(critic)[2]
-        logprobs = (logits / args.temperature).log_softmax(-1)  # (R, C, V)
-        chosen = logprobs.gather(-1, pad_sequence(rows, batch_first=True)[..., None])  # (R, C, 1)
-        entropies = -(logprobs.exp() * logprobs).sum(-1, keepdim=True)
-        columns = torch.cat([chosen, entropies, agent.value_head(hidden)], -1)  # (R, C, 2 + T)
-        outputs += [row[: len(ids)] for row, ids in zip(columns, rows)]
-    return torch.cat(outputs).T
+    """Log-probabilities, entropies and T values of the tokens of completions: (2 + T, tokens)."""
+    rows, logits, hidden = continued(agent.model, prompt, completions)
+    if agent.critic is not agent.model:
+        _, _, hidden = continued(agent.critic, critic_prompt, completions, logits_to_keep=1)
+    logprobs = (logits / args.temperature).log_softmax(-1)  # (R, C, V)
+    chosen = logprobs.gather(-1, pad_sequence(rows, batch_first=True)[..., None])  # (R, C, 1)
+    entropies = -(logprobs.exp() * logprobs).sum(-1, keepdim=True)
+    columns = torch.cat([chosen, entropies, agent.value_head(hidden)], -1)  # (R, C, 2 + T)
+    return torch.cat([row[: len(ids)] for row, ids in zip(columns, rows)]).T.contiguous()
 
 
 def gae(rewards, values, gamma, gae_lambda):
@@ -628,9 +625,9 @@ if __name__ == "__main__":
                 following = iter(batch)
                 completions = [said.ids for said in batch]
                 with torch.no_grad(), agent.autocast:
-                    for rows, _, hidden in continued(agent.critic, prompt, completions, logits_to_keep=1):
-                        for ids, values in zip(rows, agent.value_head(hidden)):
-                            next(following).values = values[: len(ids), turn].tolist()
+                    rows, _, hidden = continued(agent.critic, prompt, completions, logits_to_keep=1)
+                    for ids, values in zip(rows, agent.value_head(hidden)):
+                        next(following).values = values[: len(ids), turn].tolist()
             for trajectory, path in zip(trajectories, paths[i]):
                 rewards = [np.broadcast_to(node.steps[j].reward, N)[i] for node, j in trajectory]
                 values = [said.values if said else [] for said in path]

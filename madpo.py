@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from importlib import import_module
-from itertools import chain, groupby, product
+from itertools import chain, product
 from signal import SIG_DFL, SIGINT, SIGTERM, signal
 from time import perf_counter
 from types import SimpleNamespace
@@ -232,24 +232,21 @@ def sample(agent, prompts, G, temperature, C):
 
 
 def token_logprobs(agent, prompt, completions, temperature):
-    """Log-probabilities of the tokens of completions, which are sorted by length: one tensor (C,) each.
+    """Log-probabilities of the tokens of completions: one tensor (C,) each.
 
     They continue from the prompt's cache, with gradients. Causal attention never sees padding on the right.
     """
-    model, cache, logprobs = agent.model, DynamicCache(config=agent.model.config), []
+    model, R, cache = agent.model, len(completions), DynamicCache(config=agent.model.config)
     prompt = torch.tensor([prompt], device=model.device)  # (1, P)
     first = model(prompt, past_key_values=cache, logits_to_keep=1).logits  # (1, 1, V)
-    for _, part in groupby(completions, key=lambda ids: len(ids).bit_length() // 2):  # within a factor of four
-        rows = [torch.tensor(ids, device=model.device) for ids in part]
-        target, branch = pad_sequence(rows, batch_first=True), copy.copy(cache)  # (R, C)
-        R, C = target.shape
-        branch.layers = [copy.copy(layer) for layer in cache.layers]
-        branch.batch_repeat_interleave(R)
-        later = model(target[:, : max(1, C - 1)], past_key_values=branch).logits  # the last token predicts nothing
-        logits = torch.cat([first.expand(R, -1, -1), later], 1)[:, :C].float() / temperature  # (R, C, V)
-        values = logits.log_softmax(-1).gather(-1, target[..., None])[..., 0]  # (R, C)
-        logprobs += [value[: len(ids)] for value, ids in zip(values, rows)]
-    return logprobs
+    cache.batch_repeat_interleave(R)
+    rows = [torch.tensor(ids, device=model.device) for ids in completions]
+    target = pad_sequence(rows, batch_first=True)  # (R, C)
+    later = model(target, past_key_values=cache).logits
+    # each token is predicted one position before it, the first one by the prompt's last
+    logits = torch.cat([first.expand(R, -1, -1), later[:, :-1]], 1).float() / temperature  # (R, C, V)
+    values = logits.log_softmax(-1).gather(-1, target[..., None])[..., 0]  # (R, C)
+    return [value[: len(ids)] for value, ids in zip(values, rows)]
 
 
 @torch.no_grad()
