@@ -423,7 +423,7 @@ FAULTS = [  # script, fault, what the sentence names
 
 @pytest.mark.parametrize("name, fault, remedy", FAULTS)
 def test_a_fault_in_mid_training_leaves_the_checkpoint(name, fault, remedy, run, model_dir, monkeypatch, capsys):
-    """Fails if it ends in a traceback, weights of NaN are saved, or lines come twice after a resume."""
+    """Fails if it ends in a traceback, weights of NaN are saved, or the run cannot go on from its checkpoint."""
     script = ROOT / f"{name}.py"
     flags = [*TOY, "--model", model_dir, "--save-every", 1, "--num-iterations", 3, "--env", "test_runs:Faulty"]
     whole = run(script, *flags, "--output-dir", "whole")["run_dir"]
