@@ -15,8 +15,8 @@ from envs.data import read_rows
 from envs.tried import TRIVIAL, example_asserts, remembered, tried
 from rewards.bugfix import Repair, bugfix_rewards
 from rewards.coding import Answer, coding_rewards
-from rewards.reasoning import spoken
 from rewards.sandbox import require_protection
+from rewards.texts import drop_thoughts
 
 WORDS = 30  # of a note that are read
 PUBLISHED = {
@@ -142,7 +142,7 @@ class BugFix:
 
 def _note(history):
     """What the agent that speaks next reads of the last note."""
-    text = spoken(history[-1].actions[len(history) - 1])
+    text = drop_thoughts(history[-1].actions[len(history) - 1])
     return " ".join(text.split()[:WORDS])
 
 

@@ -10,7 +10,8 @@ import random
 from envs import Step, debate_tasks
 from envs.data import read_rows
 from rewards.debate import debate_reward, verdict_reward
-from rewards.reasoning import LONGEST, spoken
+from rewards.reasoning import LONGEST
+from rewards.texts import drop_thoughts
 
 SAMPLE_COUNTS = {"train": 1000, "test": 200}
 DEMONSTRATED = 3000  # questions; there are fewer claims
@@ -36,7 +37,7 @@ def right_answers(rows):
 
 def shown(text):
     """A text as others read it: without thoughts, in one line, so that it cannot pose as several agents, and cut."""
-    words = spoken(text).split()
+    words = drop_thoughts(text).split()
     return " ".join(words)[-SHOWN:] or "(nothing)"
 
 

@@ -6,8 +6,8 @@ After Lewis's signalling games. Nothing but success is paid, so what a word mean
 import random
 
 from envs import Step
-from rewards.reasoning import answer, is_right, spoken
-from rewards.writing import words
+from rewards.reasoning import answer, is_right
+from rewards.texts import drop_thoughts, words
 
 SAMPLE_COUNTS = {"train": 1000, "test": 200}
 MOODS = ["angry", "tired", "lonely", "guilty", "hurt", "nervous"]  # words that models/tiny knows
@@ -38,7 +38,7 @@ def sample_tasks(split, seed):
 
 def message(text):
     """What the listener reads of a speaker's text: its first word for a mood or a role, "" without one."""
-    return next((word for word in words(spoken(text)) if word in WORDS), "")
+    return next((word for word in words(drop_thoughts(text)) if word in WORDS), "")
 
 
 def true_people(people, said):

@@ -9,7 +9,7 @@ import random
 from itertools import pairwise
 
 from envs import Step
-from rewards.reasoning import spoken
+from rewards.texts import drop_thoughts
 
 PROTOCOLS = ["simultaneous", "sequential", "discussion"]
 SHOWN = 2000  # characters of an answer that agents read
@@ -85,7 +85,7 @@ class Protocol:
 
     def _prompt(self, prompt, agent, answers):
         for i, text in answers.items():
-            said = spoken(text).strip()
+            said = drop_thoughts(text).strip()
             shown = said if len(said) <= SHOWN else f"{said[:SHOWN]} [cut off]"
             header = "Your answer" if i == agent else f"Answer of agent {i + 1}"
             prompt += f"\n\n{header}:\n{shown}"

@@ -6,18 +6,27 @@ is in rewards/reasoning.py.
 
 import random
 import re
+from functools import partial
 
 from envs import Step
 from envs.data import read_rows
 from envs.problems import problems
-from rewards.reasoning import answer, is_right, spoken, team_reward
+from rewards.reasoning import answer, is_right, team_reward
+from rewards.texts import drop_thoughts
 
 SAMPLE_COUNTS = {"train": 1000, "test": 200}
 SHOWN = 400  # characters of a solution that others read: the last ones, where its answer is
 WORDS = 16  # of a message
-FLAWED, FALSE_VERDICTS, VAGUE = 0.4, 0.3, 0.3  # shares of the demonstrations
+FLAWED = 0.4  # share of the demonstrated solutions
+FALSE_VERDICTS = 0.3
+VAGUE = 0.3  # share of the demonstrated messages, and of the answers after them that are wrong
 ANNOTATION = re.compile(r"<<[^<>]*>>")  # a step of GSM8K's solutions once more, for a calculator
-SENTENCE = re.compile(r"(?<!Mr\.)(?<!Mrs\.)(?<!Ms\.)(?<!Dr\.)(?<=[.!?])\s+")  # between two sentences
+SENTENCE = re.compile(r"(?<=[.!?])(?<!\b[DJMS][rst]\.)(?<!\bMrs\.)(?<!\bProf\.)\s+")  # between two sentences
+NUMBER = re.compile(
+    r"\d|\b(?:two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty|sixty|seventy"
+    r"|eighty|ninety|hundred|thousand|dozen|half|twice|thirds?|quarters?)\b",
+    re.IGNORECASE,
+)
 
 SOLVE = "Solve this step by step. End with \\boxed{answer}."
 REVISE = "Check your solution and solve this again. End with \\boxed{answer}."
@@ -34,12 +43,22 @@ def solution(text):
     return f"{working}\\boxed{{{gold.strip()}}}"
 
 
-def dealt(question, num_agents):
-    """A problem in parts: the facts that each agent is given, sentence by sentence, and the question itself."""
-    sentences = SENTENCE.split(question.strip())
-    asked = max((k for k, sentence in enumerate(sentences) if sentence.endswith("?")), default=len(sentences) - 1)
-    asked = sentences.pop(asked)
-    return [" ".join(sentences[i::num_agents]) for i in range(num_agents)], asked
+def deal(problem, num_agents):
+    """A problem in parts: the facts that each agent knows, and the question, the last sentence with a question mark.
+
+    Sentences with a number are dealt first, in turn, so they go to as many agents as possible.
+    """
+    sentences = SENTENCE.split(problem.strip())
+    last = max((k for k, sentence in enumerate(sentences) if sentence.endswith("?")), default=-1)
+    question = sentences.pop(last)
+    order = sorted(range(len(sentences)), key=lambda k: not NUMBER.search(sentences[k]))
+    shares = [sorted(order[agent::num_agents]) for agent in range(num_agents)]
+    return [" ".join(sentences[k] for k in share) for share in shares], question
+
+
+def shown(text):
+    """A solution as others read it: without thoughts, and its end only."""
+    return drop_thoughts(text).strip()[-SHOWN:]
 
 
 def vague(message, rng):
@@ -48,19 +67,20 @@ def vague(message, rng):
 
 
 class Reasoning:
-    r"""Problems with a short answer, which a text gives as \boxed{answer}. The last agent's last text is the team's.
+    r"""Problems with a short answer, which a completion gives as \boxed{answer}. The last agent's last one is the team's.
 
     name: "gsm8k"
     num_agents: 1 or more; split: 2 or more
     num_turns: 1 or 2. Several agents always take 2. A single one solves the problem, and in a second turn it reads
         its own solution and solves it again.
     dataset: "sample", "hub" (openai/gsm8k, its first 1000 rows of train and of test), a hub id or a file; columns
-        `question` and `answer`, with the result behind ####
+        `question` and `answer`, with the result after ####
     seed: int, seeds the sample tasks
-    roles: "check": all agents but the last solve the problem; then the last one reads it and what they wrote, gives a
-        verdict on it, and an answer of its own.
-        "split": the sentences before the question are dealt out in turn. All agents but the last, to whom nobody
-        would listen after its answer, write a message of which 16 words are read; then the last one answers.
+    roles: "check": all agents except the last solve the problem; then the last one reads it and what they wrote, gives
+        a verdict on it, and an answer of its own.
+        "split": the sentences next to the question are dealt out in turn, first those with numbers; problems with
+        numbers in only one of them are left out. All agents except the last write a message of which 16 words are
+        read; then the last one answers.
 
     The reward, paid in the last turn: 1.0 for the right answer, and with roles check 0.1 for a true verdict and 0.1
     for right solutions; so at most 1.2 (one agent: 1.0, or 1.1 in two turns), or 1.0 with roles split. Nobody is ever
@@ -90,16 +110,16 @@ class Reasoning:
         """For each row its task, or why it cannot be used."""
         judged = []
         for row in rows:
-            boxed = answer(solution(row["answer"]))
-            if not self.right(row, boxed):
-                row = "no short result behind ####"
-            elif self.roles == "split" and not any(dealt(row["question"], self.num_agents)[0]):
-                row = "no sentence beside the question, which roles split could deal out"
+            shares, _ = deal(row["question"], 2)
+            if not self.right(row, answer(solution(row["answer"]))):
+                row = "no short result after ####"
+            elif self.roles == "split" and not all(map(NUMBER.search, shares)):
+                row = "numbers in fewer than two sentences, so that roles split has nothing to deal out"
             judged.append(row)
         return judged
 
-    def right(self, task, given):
-        return is_right(given, task["answer"].rpartition("####")[2])
+    def right(self, task, attempt):
+        return is_right(attempt, task["answer"].rpartition("####")[2])
 
     def tasks(self, split):
         """The rows of "train" or "test"."""
@@ -113,27 +133,32 @@ class Reasoning:
         prompts = self.split_prompts if self.roles == "split" else self.check_prompts
         return prompts(task["question"], history[0].actions if history else None)
 
-    def check_prompts(self, problem, said):
-        """Prompts of roles check; `said`: what was written in the first turn, None in that turn."""
-        silent = [None] * (self.num_agents - 1)
-        if said is None:
-            return [f"{problem}\n\n{SOLVE}"] * max(1, len(silent)) + [None] * (len(silent) > 0)
-        said = [spoken(text).strip()[-SHOWN:] for text in said]
-        if not silent:
-            return [f"{problem}\n\nYour solution:\n{said[0]}\n\n{REVISE}"]
-        told = "\n\n".join(f"Solution of agent {i}:\n{text}" for i, text in enumerate(said[:-1], 1))
-        return [*silent, f"{problem}\n\n{told}\n\n{CHECK if len(silent) == 1 else CHECK_ALL}"]
+    def check_prompts(self, problem, solutions):
+        """Prompts of roles check; solutions: what was written in the first turn, None in that turn."""
+        if self.num_agents == 1 and solutions is None:
+            return [f"{problem}\n\n{SOLVE}"]
+        if self.num_agents == 1:
+            return [f"{problem}\n\nYour solution:\n{shown(solutions[0])}\n\n{REVISE}"]
+        solvers = self.num_agents - 1
+        if solutions is None:
+            return [f"{problem}\n\n{SOLVE}"] * solvers + [None]
+        read = [f"Solution of agent {i}:\n{shown(text)}" for i, text in enumerate(solutions[:-1], 1)]
+        request = CHECK if solvers == 1 else CHECK_ALL
+        return [None] * solvers + ["\n\n".join([problem, *read, request])]
 
-    def split_prompts(self, problem, said):
-        """Prompts of roles split. Who was dealt nothing is silent."""
-        (*facts, own), asked = dealt(problem, self.num_agents)
-        if said is None:
-            tell = TELL.format(n=self.num_agents)
-            return [f"You know: {known}\nQuestion: {asked}\n\n{tell}" if known else None for known in facts] + [None]
-        texts = [" ".join(spoken(text).split()[:WORDS]) for text in said[:-1]]
-        told = [f"Agent {i} says: {text}" for i, (known, text) in enumerate(zip(facts, texts), 1) if known]
-        lines = [f"You know: {own}"] * bool(own) + [*told, f"Question: {asked}"]
-        return [None] * len(facts) + ["\n".join(lines) + f"\n\n{SOLVE}"]
+    def split_prompts(self, problem, messages):
+        """Prompts of roles split; messages: of the first turn, None in that turn. Who knows nothing is silent."""
+        (*shares, own), question = deal(problem, self.num_agents)
+        if messages is None:
+            request = f"Question: {question}\n\n{TELL.format(n=self.num_agents)}"
+            return [f"You know: {facts}\n{request}" if facts else None for facts in shares] + [None]
+        lines = [f"You know: {own}"] if own else []
+        for i, facts in enumerate(shares):
+            if facts:
+                message = drop_thoughts(messages[i]).split()[:WORDS]
+                lines.append(f"Agent {i + 1} says: {' '.join(message)}")
+        lines.append(f"Question: {question}\n\n{SOLVE}")
+        return [None] * len(shares) + ["\n".join(lines)]
 
     def step(self, branches):
         steps = []
@@ -144,7 +169,7 @@ class Reasoning:
             solutions = []
             if history and self.roles == "check":
                 solutions = history[0].actions[: max(1, self.num_agents - 1)]
-            reward, parts = team_reward(actions[-1], lambda given, task=task: self.right(task, given), solutions)
+            reward, parts = team_reward(actions[-1], partial(self.right, task), solutions)
             steps.append(Step(actions, reward, parts, done=True))
         return steps
 
@@ -154,30 +179,47 @@ class Reasoning:
         Those of the sample tasks are flawed by chance: wrong solutions, false verdicts, messages without a number.
         Those of a data set are its solutions; the ones that a checker reads are another problem's by chance.
         """
-        rng, rows, pairs = random.Random(f"demonstrations {self.seed}"), self.splits["train"], []
-
-        def draw(task, flawed):
-            wrong = task["flawed"] if "flawed" in task else rng.choice(rows)["answer"]
-            return solution(wrong if rng.random() < flawed else task["answer"])
-
-        for task in rows:
-            problem, sample = task["question"], "flawed" in task
-            said = [draw(task, FLAWED) for _ in range(self.num_agents)]
-            turns = [(self.check_prompts(problem, None), [draw(task, FLAWED * sample) for _ in said])]
-            if self.num_turns == 2:
-                head = ""
-                if self.num_agents > 1:
-                    true = all(self.right(task, answer(text)) for text in said[:-1])
-                    told = true != (rng.random() < FALSE_VERDICTS * sample)
-                    head = f"VERDICT: {'right' if told else 'wrong'}\n"
-                turns.append((self.check_prompts(problem, said), [head + draw(task, FLAWED * sample)] * len(said)))
-            facts, _ = dealt(problem, self.num_agents)
-            if any(facts[:-1]):
-                said = [" ".join(known.split()[:WORDS]) for known in facts]
-                if sample:
-                    said = [vague(text, rng) if rng.random() < VAGUE else text for text in said]
-                turns.append((self.split_prompts(problem, None), said))
-                turns.append((self.split_prompts(problem, said), [draw(task, VAGUE * sample)] * len(said)))
-            for prompts, texts in turns:
-                pairs += [{"prompt": p, "completion": c} for p, c in zip(prompts, texts) if p is not None]
+        rng = random.Random(f"demonstrations {self.seed}")
+        pairs = []
+        for task in self.splits["train"]:
+            for prompts, completions in self.check_turns(task, rng) + self.split_turns(task, rng):
+                pairs += [{"prompt": p, "completion": c} for p, c in zip(prompts, completions) if p is not None]
         return pairs
+
+    def draw(self, task, flawed, rng):
+        """A solution of a task; `flawed` is the chance that it is wrong."""
+        wrong = task["flawed"] if "flawed" in task else rng.choice(self.splits["train"])["answer"]
+        return solution(wrong if rng.random() < flawed else task["answer"])
+
+    def check_turns(self, task, rng):
+        """For each turn of roles check its prompts, and a completion for each."""
+        problem = task["question"]
+        sample = "flawed" in task
+        read = [self.draw(task, FLAWED, rng) for _ in range(self.num_agents)]
+        own = [self.draw(task, FLAWED * sample, rng) for _ in range(self.num_agents)]
+        turns = [(self.check_prompts(problem, None), own)]
+        if self.num_turns == 2:
+            verdict = ""
+            if self.num_agents > 1:
+                all_right = all(self.right(task, answer(text)) for text in read[:-1])
+                false = rng.random() < FALSE_VERDICTS * sample
+                verdict = "VERDICT: right\n" if all_right != false else "VERDICT: wrong\n"
+            last = verdict + self.draw(task, FLAWED * sample, rng)
+            turns.append((self.check_prompts(problem, read), [last] * self.num_agents))
+        return turns
+
+    def split_turns(self, task, rng):
+        """For each turn of roles split its prompts, and a completion for each; none if nobody can tell anything."""
+        problem = task["question"]
+        sample = "flawed" in task
+        shares, _ = deal(problem, self.num_agents)
+        if not any(shares[:-1]):
+            return []
+        messages = [" ".join(facts.split()[:WORDS]) for facts in shares]
+        if sample:
+            messages = [vague(message, rng) if rng.random() < VAGUE else message for message in messages]
+        last = self.draw(task, VAGUE * sample, rng)
+        return [
+            (self.split_prompts(problem, None), messages),
+            (self.split_prompts(problem, messages), [last] * self.num_agents),
+        ]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from envs import Step, samples
 from envs.data import read_rows
-from rewards.reasoning import spoken
+from rewards.texts import drop_thoughts
 from rewards.writing import ARXIV, TLDR, Scale, ladder_reward
 
 SAMPLE_COUNTS = {"train": 1000, "test": 200}
@@ -145,7 +145,7 @@ class Writing:
     def step(self, branches):
         kind, steps = self.kind, []
         for task, _, actions in branches:
-            texts = [spoken(action) for action in actions]
+            texts = [drop_thoughts(action) for action in actions]
             texts = MARKER_LINE.split(LEADING_MARKERS.sub("", texts[0]), 1) if self.num_agents == 1 else texts
             texts = texts if len(texts) > 1 else [*texts, ""]  # without the marker there is no second paragraph
             reference = task[kind.reference] if kind.reference else None

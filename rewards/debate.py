@@ -1,26 +1,32 @@
-"""The rewards of debates. Only what stands in a box is read, and only whether it is right is paid for.
+r"""The rewards of debates. Only what is in a box is read, and only whether it is right is paid for.
 
 Agreement, style, length and a change of mind earn nothing. A bonus for "was wrong, is right", as others pay it, would
 be earned most easily by a wrong answer on purpose at first. So it is the other way round: an answer that was right
 from the start is worth a little more.
 """
 
+import re
 from itertools import pairwise
 
 from rewards.reasoning import answer, is_right
 
 ALL_RIGHT = 0.2
 STEADY = 0.1
+CHOICE = re.compile(
+    r"(?:(?:option|choice|answer):? )?\(?([A-D])(?:[).:]| ?$| -?\d)"  # A, (A), A) 9, A: 9, A. 9, A 9 or Option A
+    r"(?!.*\b[A-D]\b)",  # and no other letter
+    re.IGNORECASE,
+)
 
 
 def debate_reward(rounds, gold):
     """Score a debate after its last round.
 
-    rounds: list of at least one round, a list with one text for each of N agents
-    gold: str, the right answer
+    rounds: list of at least one round, a list with one completion for each of N agents
+    gold: str, the right answer; where it is a letter from A to D, an answer is the letter that it begins with
 
     Returns (reward, parts), with reward = correct + 0.2 all_passed + 0.1 steady, 0 to 1.3. An agent is right in a
-    round if the one answer that its text gives (see rewards/reasoning.py) equals gold.
+    round if the one answer that its completion gives (see rewards/reasoning.py) equals gold.
         correct: share of agents that are right in the last round
         all_passed: 1 if all are, else 0
         steady: share that is right in the first and in the last round
@@ -29,13 +35,15 @@ def debate_reward(rounds, gold):
     if all give the same answer there, right or wrong); flips (share of answers that differ from the agent's answer of
     the round before).
     """
-    answers = [[answer(text) for text in texts] for texts in rounds]
+    read = choice if gold in {*"ABCD"} else answer
+    answers = [[read(completion) for completion in completions] for completions in rounds]
     N = len(answers[0])
-    first = [is_right(given, gold) for given in answers[0]]
-    last = [is_right(given, gold) for given in answers[-1]]
+    first = [is_right(attempt, gold) for attempt in answers[0]]
+    last = [is_right(attempt, gold) for attempt in answers[-1]]
     both = list(zip(first, last))
-    changes = [not _same(*pair) for before, after in pairwise(answers) for pair in zip(before, after)]
     leader = answers[-1][0]
+    pairs = [pair for before, after in pairwise(answers) for pair in zip(before, after)]
+    changes = [not _same(earlier, later) for earlier, later in pairs]
     parts = {
         "correct": sum(last) / N,
         "all_passed": float(all(last)),
@@ -44,20 +52,27 @@ def debate_reward(rounds, gold):
         "corrected": both.count((False, True)) / N,
         "persuaded_wrongly": both.count((True, False)) / N,
         "majority_correct": float(sum(last) > N / 2),
-        "agree": float(leader is not None and all(_same(leader, given) for given in answers[-1])),
+        "agree": float(leader is not None and all(_same(leader, attempt) for attempt in answers[-1])),
         "flips": sum(changes) / max(1, len(changes)),
     }
-    return parts["correct"] + ALL_RIGHT * parts["all_passed"] + STEADY * parts["steady"], parts
+    bonus = ALL_RIGHT * parts["all_passed"] + STEADY * parts["steady"]
+    return parts["correct"] + bonus, parts
 
 
-def verdict_reward(text, truth):
-    """Score a judge's text on a claim: (1.0 if its answer is `truth`, "true" or "false", else 0.0, parts).
+def choice(completion):
+    """The letter that a completion's one answer begins with, or None: also where another letter is in it."""
+    match = CHOICE.match(answer(completion) or "")
+    return match and match[1]
+
+
+def verdict_reward(completion, truth):
+    """Score a judge on a claim: (1.0 if its answer is `truth`, "true" or "false", else 0.0, parts).
 
     Parts: all_passed, the reward; said_true, 1 if the answer is true: with a mean of 0 or 1 the judge does not read.
     """
-    given = answer(text)
-    right = float(is_right(given, truth))
-    return right, {"all_passed": right, "said_true": float(is_right(given, "true"))}
+    attempt = answer(completion)
+    right = float(is_right(attempt, truth))
+    return right, {"all_passed": right, "said_true": float(is_right(attempt, "true"))}
 
 
 def _same(one, other):

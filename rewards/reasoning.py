@@ -1,4 +1,4 @@
-"""Reads a short answer out of a text, compares it, and pays a team for it: no dependency, and nothing that a model
+r"""Reads a short answer in a completion, compares it, and pays a team for it: no dependency, and nothing that a model
 wrote is evaluated.
 
 Only right answers are paid, and a verdict that is true. Form, agreement, length and copying are worth nothing.
@@ -7,96 +7,141 @@ Only right answers are paid, and a verdict that is true. Form, agreement, length
 import re
 from fractions import Fraction
 
-# 1,022, 18, .5 or 3/8; as an answer also behind a sign or $, and before % or the name of a unit
-DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+"
-NUMBER = re.compile(rf"([+-]?)\s?\$?\s?({DIGITS})(?:\s?/\s?(\d*[1-9]\d*))?\s?(?:%|[A-Za-z ]*)", re.ASCII)
+from rewards.texts import drop_thoughts, words
+
+BOX = re.compile(r"\\boxed\s*\{")
+ARGUMENT = r" ?(?:\{ ?([^{} ]+) ?\}|(\d))"  # of \frac: {10} or a single digit
+# LaTeX, and what one would type for it; what is not here keeps its backslash, and so is no number.
+LATEX = {
+    r"\\([$%])": r"\1",
+    "−": "-",
+    r"(?<=\d)(?:\{,\}|\\[,;:!]|,\\!)(?=\d{3}(?!\d))": ",",  # between thousands
+    r"\\[,;:! ]|\\q?quad(?![a-z])|~": " ",
+    r"\^ ?(?:\{ ?)?\\circ(?: ?\})?|\\degree|°": " degrees ",
+    r"\\(?:text|math|mbox|boldsymbol)[a-z]*\{([^{}]*)\}": r" \1 ",
+    rf"\\[cdt]?frac{ARGUMENT}{ARGUMENT}(?!\d)": r" \1\2/\3\4",  # the blank makes 2\frac{1}{2} a mixed number
+    "[{}]": " ",
+}
+
+# A number is 1,022, 18, .5, 3/8 or 2 1/2, also after `x =`, a sign or a currency, and before % or a unit
+DIGITS = r"(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+"
+UNIT = r"(?:[A-Za-z]{2,}|[CFLghlms])(?: ?\^ ?[23]|[²³])?"  # a word of it: km or cm^2, but no variable
+NUMBER = re.compile(
+    r"(?:[A-Za-z] ?= ?)?([+-]?) ?[$€£]? ?(?:(\d+) (?=[1-9]\d?/))?"
+    rf"({DIGITS})(?: ?/ ?(\d*[1-9]\d*))? ?%?((?:(?: | ?/ ?){UNIT})*)",
+    re.ASCII,
+)
+# With these words it is another number, or several: 3 million, 18 minus two, 3 quarters
+NO_UNITS = set(
+    words("""
+    hundred hundreds thousand thousands million millions billion billions trillion trillions dozen dozens score
+    gross grand lakh lakhs crore crores mil mln bn half halves third thirds quarter quarters fourth fourths fifth
+    fifths sixth sixths seventh sevenths eighth eighths ninth ninths tenth tenths hundredth hundredths thousandth
+    thousandths plus minus times over divided multiplied by mod modulo squared cubed factorial root pi point
+    remainder and or to not less more fewer below under above zero one two three four five six seven eight nine ten
+    eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty
+    seventy eighty ninety""")
+)
+# A verdict is the first word of its line, unless the other one comes after it.
+VERDICT_LINE = re.compile(
+    r"^[ \t*#>_`-]*verdict[ \t*_`]*:[ \t*_`]*((?:right\b(?!.*\bwrong\b)|wrong\b(?!.*\bright\b))?)", re.MULTILINE
+)
 LONGEST = 64  # characters of an answer
-VERDICT, SOLVER = 0.1, 0.1  # beside 1.0 for the team's answer
+VERDICT, SOLVER = 0.1, 0.1  # in addition to 1.0 for the team's answer
 
 
-def spoken(text):
-    """A text without its thoughts; the last one may be unclosed."""
-    return text.rpartition("</think>")[2].partition("<think>")[0]
-
-
-def answer(text):
-    r"""The one answer that a text gives, or None: what its \boxed{...} hold, or else what stands behind its ####.
+def answer(completion):
+    r"""The one answer that a completion gives, or None: what its \boxed{...} hold, or else what comes after its ####.
 
     Thoughts do not count. Two different answers are none, so listing candidates earns nothing; nor does a number that
     merely occurs in the text.
     """
-    text = spoken(text)
-    found = [_braced(rest) for rest in text.split("\\boxed{")[1:]]
-    found = found or [rest.partition("\n")[0] for rest in text.split("####")[1:]]
-    found = [plain for plain in map(_plain, found) if plain]
-    one = len(set(map(_value, found))) == 1
-    return found[-1] if one and len(found[-1]) <= LONGEST else None
+    completion = drop_thoughts(completion)
+    boxes = [_braced(rest) for rest in BOX.split(completion)[1:]]
+    lines = [rest.partition("\n")[0] for rest in completion.split("####")[1:]]
+    attempts = [_plain(attempt) for attempt in boxes or lines]
+    attempts = [attempt for attempt in attempts if attempt]
+    values = {_value(attempt) for attempt in attempts}
+    if len(values) != 1 or len(attempts[-1]) > LONGEST:
+        return None
+    return attempts[-1]
 
 
-def is_right(given, gold):
-    """Whether an answer, or None, equals the gold one: as numbers if gold is one, else as texts in any case."""
-    if given is None:
+def is_right(attempt, gold):
+    """Whether an answer, or None, equals the gold one: as numbers if gold is one, else as strings in any case."""
+    if attempt is None:
         return False
-    given, gold = _plain(given), _plain(gold)
+    attempt, gold = _plain(attempt), _plain(gold)
     value = None if gold[-1:].isalpha() else number(gold)
-    return given.casefold() == gold.casefold() if value is None else number(given) == value
+    if value is None:
+        return attempt.casefold() == gold.casefold()
+    return number(attempt) == value
 
 
 def number(text):
-    """The Fraction that a text is, with or without a unit, or None. Exponents are refused: 1e999999999 would hang."""
+    """The Fraction that a string is, with or without a unit, or None: also for what might be another number.
+
+    Exponents are refused: 1e999999999 would hang.
+    """
     match = NUMBER.fullmatch(text) if len(text) <= LONGEST else None
     if not match:
         return None
-    sign, digits, below = match.groups()
-    return Fraction(f"{sign}{digits}".replace(",", "")) / int(below or 1)
+    sign, whole, top, bottom, unit = match.groups()
+    value = Fraction(top.replace(",", "")) / int(bottom or 1)
+    improper = whole and value >= 1  # 17 18/2 is no mixed number
+    if improper or NO_UNITS.intersection(words(unit)):
+        return None
+    value += int(whole or 0)
+    return -value if sign == "-" else value
 
 
-def verdict(text):
-    """True if a text has a line VERDICT: right, False for VERDICT: wrong, None for neither, both or any other word."""
-    found = set()
-    for line in spoken(text).splitlines():
-        head, _, rest = line.partition(":")
-        if head.strip(" \t*#>").casefold() == "verdict":
-            found.add(rest.strip(" \t*.").casefold())
-    return {"right": True, "wrong": False}.get(found.pop()) if len(found) == 1 else None
+def verdict(completion):
+    """True for a line VERDICT: right, False for VERDICT: wrong, None for neither, both or any other word."""
+    verdicts = set(VERDICT_LINE.findall(drop_thoughts(completion).lower()))
+    only = verdicts.pop() if len(verdicts) == 1 else ""
+    return {"right": True, "wrong": False}.get(only)
 
 
-def team_reward(text, right, solutions=()):
-    """Score a team by the answer in its last text; `solutions` are the texts that were written before it, if any.
+def team_reward(completion, right, solutions=()):
+    """Score a team by the answer in its last completion.
 
-    text: str, the last text; with solutions it may judge them by a verdict: right means that all of them are
+    completion: str, the last one; with solutions it may judge them by a verdict: right means that all of them are
     right: (answer or None) -> bool
+    solutions: the completions that were written before it, if any
 
     Returns (reward, parts). The reward is the sum of correct (0 or 1), verdict (0.1 if there is one and it is true)
-    and solver_correct (0.1 x the share of solutions that are right). Diagnostics: parsed (the last text has an
+    and solver_correct (0.1 x the share of solutions that are right). Diagnostics: parsed (the last completion has an
     answer), all_passed, and with solutions agree (the verdict is right, true or not), answer_copied (the share of
-    solutions with the last text's answer), fixed (the share that is wrong, where the team is right) and broken (the
-    share that is right, where the team is wrong).
+    solutions with the last completion's answer), fixed (the share that is wrong, where the team is right) and broken
+    (the share that is right, where the team is wrong).
     """
-    final, judged = answer(text), verdict(text)
+    final = answer(completion)
     correct = float(right(final))
     parts = {"correct": correct, "parsed": float(final is not None), "all_passed": correct}
     if not solutions:
         return correct, parts
-    given = list(map(answer, solutions))
-    marks = list(map(right, given))
+    attempts = [answer(solution) for solution in solutions]
+    marks = [right(attempt) for attempt in attempts]
+    copies = [None not in (attempt, final) and _value(attempt) == _value(final) for attempt in attempts]
+    judged = verdict(completion)
     share = sum(marks) / len(marks)
-    copied = [final is not None and each is not None and _value(each) == _value(final) for each in given]
     parts["verdict"] = VERDICT * (judged is not None and judged == all(marks))
     parts["solver_correct"] = SOLVER * share
-    parts |= {"agree": float(judged is True), "answer_copied": sum(copied) / len(copied)}
-    parts |= {"fixed": correct * (1 - share), "broken": (1 - correct) * share}
+    parts["agree"] = float(judged is True)
+    parts["answer_copied"] = sum(copies) / len(copies)
+    parts["fixed"] = correct * (1 - share)
+    parts["broken"] = (1 - correct) * share
     return correct + parts["verdict"] + parts["solver_correct"], parts
 
 
 def _value(text):
-    """What two answers have in common if they are the same: a number, or a text in any case."""
+    """What two answers have in common if they are the same: a number, or a string in any case."""
     value = number(text)
     return text.casefold() if value is None else value
 
 
 def _braced(text):
-    """The start of a text up to the brace that closes it, "" if none does."""
+    """The start of a string up to the brace that closes it, "" if none does."""
     depth = 1
     for place, letter in enumerate(text):
         depth += {"{": 1, "}": -1}.get(letter, 0)
@@ -106,9 +151,8 @@ def _braced(text):
 
 
 def _plain(text):
-    r"""LaTeX as one would type it: 1{,}022, 1\,022, \frac{3}{8}, 18 \text{ dollars}, \$5, 50\%, a hyphen for minus."""
-    text = text.replace("{,}", ",").replace("\\$", "$").replace("\\%", "%").replace("−", "-").strip().strip("$")
-    text = re.sub(r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}", r"\1/\2", text)
-    text = re.sub(r"\\(?:text|math)[a-z]*\{([^{}]*)\}", r"\1", text)
-    text = re.sub(r"\\[,!;]", "", text)  # thin spaces
-    return " ".join(text.split()).rstrip(".")
+    r"""A string as one would type it: 18 dollars for 18~\text{dollars}, 3/8 for \frac{3}{8}, 18 for **18**."""
+    text = " ".join(text.split())
+    for pattern, typed in LATEX.items():
+        text = re.sub(pattern, typed, text)
+    return " ".join(text.split()).strip(" *$`").removesuffix(".").strip(" *$`")

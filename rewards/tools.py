@@ -1,6 +1,6 @@
-"""Tools without a process (a calculator, a search), how a call of them is read, and what an answer found so is worth.
+"""Tools without a process (a calculator, a search), how a call of them is read, and what the answer is worth.
 
-Everything that comes in here was written by a model: nothing raises, and nothing takes long. A call is
+Everything that is read here was written by a model: nothing raises, and nothing takes long. A call is
 
     <tool_call>{"name": "calculator", "arguments": {"expression": "2 * 3"}}</tool_call>
 """
@@ -13,25 +13,27 @@ import re
 from collections import Counter, defaultdict
 from fractions import Fraction
 
-from rewards.reasoning import is_right, spoken
-from rewards.writing import words
+from rewards.reasoning import is_right
+from rewards.texts import drop_thoughts, words
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+OPEN = "<tool_call>"
+CLOSE = "</tool_call>"
 LONGEST_CALL = 2000  # characters of a call's JSON
 LONGEST_EXPRESSION = 200  # text that nests deeper can crash the parser, and with it the trainer
-DEEPEST, LARGEST = 50, 10**30
+DEEPEST = 50
+LARGEST = 10**30
 
 
-def split_message(text):
-    """(what stands before the first call, the text from its opening tag on, or ""). Thoughts do not count."""
-    before, tag, behind = spoken(text).partition(OPEN)
-    return before, tag + behind
+def split_message(completion):
+    """(what comes before the first call, the rest from its opening tag on, or ""). Thoughts do not count."""
+    before, tag, rest = drop_thoughts(completion).partition(OPEN)
+    return before, tag + rest
 
 
 def read_call(text):
-    """(call, error, rest) of a text that begins with an opening tag; rest is the text behind the closing one.
+    """(call, error, rest) of a text that begins with an opening tag; rest is what comes after the closing one.
 
-    call: dict of name and arguments, or None if there is an error. A tag within a string of its JSON is only text.
+    call: dict of name and arguments, or None if there is an error. A tag in a string of its JSON is only text.
     """
     text = text.removeprefix(OPEN).lstrip()
     try:
@@ -49,7 +51,7 @@ def read_call(text):
 
 
 def calculator(expression):
-    """The value of an arithmetic expression as a text, exact or with ten decimals; or "error: ..."."""
+    """The value of an arithmetic expression as a string, exact or with ten decimals; or "error: ..."."""
     if len(expression) > LONGEST_EXPRESSION:
         return f"error: the expression has more than {LONGEST_EXPRESSION} characters"
     try:
@@ -68,11 +70,15 @@ def evaluate(node, depth):
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         value = Fraction(str(node.value))  # 0.1 is a tenth
     elif isinstance(node, ast.UnaryOp) and type(node.op) in SIGNS:
-        value = SIGNS[type(node.op)](evaluate(node.operand, depth - 1))
+        sign = SIGNS[type(node.op)]
+        value = sign(evaluate(node.operand, depth - 1))
     elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        value = OPERATORS[type(node.op)](evaluate(node.left, depth - 1), evaluate(node.right, depth - 1))
+        left = evaluate(node.left, depth - 1)
+        right = evaluate(node.right, depth - 1)
+        value = OPERATORS[type(node.op)](left, right)
     elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in FUNCTIONS and not node.keywords:
-        value = FUNCTIONS[node.func.id](*[evaluate(part, depth - 1) for part in node.args])
+        arguments = [evaluate(argument, depth - 1) for argument in node.args]
+        value = FUNCTIONS[node.func.id](*arguments)
     else:
         raise ValueError(f"only numbers, + - * / // % **, parentheses and {', '.join(FUNCTIONS)} are known")
     value = Fraction(value)
@@ -100,23 +106,31 @@ def square_root(x):
 
 
 SIGNS = {ast.UAdd: operator.pos, ast.USub: operator.neg}
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
-OPERATORS |= {ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: power}
+OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: power,
+}
 FUNCTIONS = {"abs": abs, "min": min, "max": max, "round": rounded, "sqrt": square_root}
 
 
 class Search:
-    """Okapi BM25 over a list of texts: search(query) is the start of the three that fit best, one a line."""
+    """Okapi BM25 over a list of articles: search(query) is the start of the three that fit best, one a line."""
 
-    def __init__(self, texts, k1=1.2, b=0.75):
-        self.texts, self.weights = texts, defaultdict(dict)  # word -> {number of a text: its weight there}
-        counts = [Counter(words(text)) for text in texts]
+    def __init__(self, articles, k1=1.2, b=0.75):
+        self.articles = articles
+        self.weights = defaultdict(dict)  # word -> {number of an article: its weight there}
+        counts = [Counter(words(article)) for article in articles]
         mean = sum(map(Counter.total, counts)) / max(1, len(counts))
         containing = Counter(word for count in counts for word in count)
         for number, count in enumerate(counts):
             norm = k1 * (1 - b + b * count.total() / max(1, mean))
             for word, n in count.items():
-                idf = math.log(1 + (len(texts) - containing[word] + 0.5) / (containing[word] + 0.5))
+                idf = math.log(1 + (len(articles) - containing[word] + 0.5) / (containing[word] + 0.5))
                 self.weights[word][number] = idf * n * (k1 + 1) / (n + norm)
 
     def __call__(self, query):
@@ -124,32 +138,34 @@ class Search:
         for word in set(words(query)):
             scores.update(self.weights.get(word, {}))
         best = sorted(scores, key=lambda number: (-scores[number], number))[:3]
-        return "\n".join(self.texts[number][:200] for number in best) or "nothing found"
+        return "\n".join(self.articles[number][:200] for number in best) or "nothing found"
 
 
-def tools_reward(given, gold, calls, needed):
-    """(reward, parts) of an answer that was found by calls.
+def tools_reward(attempt, gold, calls, needed):
+    """(reward, parts) of an answer after calls.
 
-    given: the answer that a box holds, or None
+    attempt: the answer that a box holds, or None
     calls: list of dict(call, output) of this branch; call is None where it was malformed
     needed: names of the tools, one for each call that the task takes; empty if that is not known
 
     The reward, 0 to 1, is 1 for a right answer, times max(0.5, 1 - 0.05 a call) for calls (also malformed ones) beyond
     those needed. Nothing is paid for a call, for JSON or for the choice of a tool. Diagnostics: calls, malformed,
-    tool_errors (outputs that are errors of well-formed calls), repeated_calls, answer_in_output (the gold answer
-    stands in some output), needed_tools_used (share of the needed calls whose tool was called without an error).
+    tool_errors (outputs that are errors of well-formed calls), repeated_calls, answer_in_output (the gold answer is in
+    some output), needed_tools_used (share of the needed calls whose tool was called without an error).
     """
-    right, surplus = is_right(given, gold), max(0, len(calls) - len(needed)) if needed else 0
-    made = [call for call in calls if call["call"]]
-    worked = Counter(call["call"]["name"] for call in made if not call["output"].startswith("error:"))
+    right = is_right(attempt, gold)
+    surplus = max(0, len(calls) - len(needed)) if needed else 0
+    formed = [call for call in calls if call["call"]]
+    different = {json.dumps(call["call"], sort_keys=True) for call in formed}
+    successes = Counter(call["call"]["name"] for call in formed if not call["output"].startswith("error:"))
     whole = re.compile(rf"(?<![\w-]){re.escape(gold)}(?!\w)", re.IGNORECASE)
     parts = {
         "calls": len(calls),
-        "malformed": len(calls) - len(made),
-        "tool_errors": len(made) - worked.total(),
-        "repeated_calls": len(made) - len({json.dumps(call["call"], sort_keys=True) for call in made}),
-        "answer_in_output": any(whole.search(call["output"]) for call in made),
-        "needed_tools_used": (worked & Counter(needed)).total() / max(1, len(needed)),
+        "malformed": len(calls) - len(formed),
+        "tool_errors": len(formed) - successes.total(),
+        "repeated_calls": len(formed) - len(different),
+        "answer_in_output": any(whole.search(call["output"]) for call in formed),
+        "needed_tools_used": (successes & Counter(needed)).total() / max(1, len(needed)),
         "all_passed": right,
     }
     reward = right * max(0.5, 1 - 0.05 * surplus)

@@ -15,6 +15,8 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
+from rewards.texts import words
+
 
 class Scale(NamedTuple):
     """The constants of one reward. A ramp (a, b, c, d) is 0 at a, 1 from b to c, 0 at d; outside a..d the sum ends."""
@@ -26,10 +28,22 @@ class Scale(NamedTuple):
     transitions_in_both: bool  # look for transition phrases in both texts, or only in the second
 
 
-TLDR = Scale((8, 256), (1.1, 1.6, 3.2, 5.0), (1.3, 2.0, inf, inf), overlap_cap=0.03, transitions_in_both=False)
+TLDR = Scale(
+    words=(8, 256),
+    length=(1.1, 1.6, 3.2, 5.0),
+    unique=(1.3, 2.0, inf, inf),
+    overlap_cap=0.03,
+    transitions_in_both=False,
+)
 # Two texts of equal rank, with the paper's constants. A later repository of its authors trains with the length ramp
 # (0.8, 1.3, 1.6, 2.0), but still logs with these.
-ARXIV = Scale((128, 256), (0.8, 1.0, 1.3, 1.5), (0.5, 0.7, 1.3, 1.7), overlap_cap=0.23, transitions_in_both=True)
+ARXIV = Scale(
+    words=(128, 256),
+    length=(0.8, 1.0, 1.3, 1.5),
+    unique=(0.5, 0.7, 1.3, 1.7),
+    overlap_cap=0.23,
+    transitions_in_both=True,
+)
 
 TRANSITIONS = {
     "elaboration": ["moreover", "furthermore", "in addition", "additionally", "also", "besides", "what is more"],
@@ -50,24 +64,16 @@ TRANSITION_PATTERNS = [
     for phrases in TRANSITIONS.values()
 ]
 
-STOP_WORDS = frozenset(
-    re.findall(
-        r"\S+",
-        """a an the this that these those i me my mine myself we us our ours you your yours he him his she her hers it
-        its they them their theirs who whom whose which what where when why how be am is are was were been
-        being do does did doing done have has had having will would shall should can could may might must
-        not no nor and or but if then so than as of at by for with about against between into through during
-        before after above below to from up down in out on off over under again once here there all any both
-        each few more most other some such only own same too very just also because while until now i'm i've
-        it's don't didn't doesn't isn't wasn't can't""",
-    )
+STOP_WORDS = set(
+    words("""
+    a an the this that these those i me my mine myself we us our ours you your yours he him his she her hers it
+    its they them their theirs who whom whose which what where when why how be am is are was were been
+    being do does did doing done have has had having will would shall should can could may might must
+    not no nor and or but if then so than as of at by for with about against between into through during
+    before after above below to from up down in out on off over under again once here there all any both
+    each few more most other some such only own same too very just also because while until now i'm i've
+    it's don't didn't doesn't isn't wasn't can't""")
 )
-WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
-
-
-def words(text: str) -> list[str]:
-    """Lower-case words without punctuation."""
-    return [word.replace("’", "'") for word in WORD.findall(text.lower())]
 
 
 def content_words(text: str) -> set[str]:
@@ -104,12 +110,28 @@ def rouge1(text: str, reference: str) -> float:
 
 def repetition(text: str) -> float:
     """Share of three-word sequences that already occurred in the text, 0 to 1."""
-    w = words(text)
-    runs = list(zip(w, w[1:], w[2:]))
-    return 1 - len(set(runs)) / len(runs) if runs else 0.0
+    sequence = words(text)
+    triples = list(zip(sequence, sequence[1:], sequence[2:]))
+    return 1 - len(set(triples)) / len(triples) if triples else 0.0
 
 
-def pair_reward(text1, text2, scale=TLDR, source="", reference=None, grounded=False) -> tuple[float, dict[str, float]]:
+def diagnostics(text1, text2, source, reference):
+    """What the plain reward does not read: grounded, content and repetition, and rouge if there is a reference."""
+    content1 = content_words(text1)
+    content2 = content_words(text2)
+    both = content1 | content2
+    count = max(1, len(words(text1) + words(text2)), len(f"{text1} {text2}".split()))
+    parts = {
+        "grounded": len(both & content_words(source)) / max(1, len(both)),
+        "content": (len(content1) + len(content2)) / count,
+        "repetition": (repetition(text1) + repetition(text2)) / 2,
+    }
+    if reference is not None:
+        parts["rouge"] = (rouge1(text1, reference) + rouge1(text2, reference)) / 2
+    return parts
+
+
+def pair_reward(text1, text2, scale=TLDR, source="", reference=None, grounded=False):
     """Score two texts that belong together, such as a plain one and a richer one.
 
     text1, text2: str, the two texts; any string is allowed
@@ -127,22 +149,21 @@ def pair_reward(text1, text2, scale=TLDR, source="", reference=None, grounded=Fa
     unique_ratio, transitions (categories, 0 to 12) and overlap (Jaccard), 0 where they were not reached; and the
     diagnostics grounded (the share), content, repetition, and rouge if there is a reference.
     """
-    content1, content2 = content_words(text1), content_words(text2)
-    share = len((content1 | content2) & content_words(source)) / max(1, len(content1 | content2))
-    parts = dict.fromkeys(("structure", "length", "unique", "style"), 0.0)
-    parts |= dict.fromkeys(("length_ratio", "unique_ratio", "transitions", "overlap"), 0.0)
-    count = max(1, len(words(text1) + words(text2)), len(f"{text1} {text2}".split()))
-    content = (len(content1) + len(content2)) / count
-    parts |= {"grounded": share, "content": content, "repetition": (repetition(text1) + repetition(text2)) / 2}
-    if reference is not None:
-        parts["rouge"] = (rouge1(text1, reference) + rouge1(text2, reference)) / 2
-    weight = min(1.0, share / 0.5) * min(1.0, content / 0.3) * (1 - parts["repetition"]) if grounded else 1.0
+    levels = ("structure", "length", "unique", "style")
+    ratios = ("length_ratio", "unique_ratio", "transitions", "overlap")
+    parts = dict.fromkeys(levels + ratios, 0.0) | diagnostics(text1, text2, source, reference)
+    weight = 1.0
+    if grounded:
+        weight = min(1.0, parts["grounded"] / 0.5) * min(1.0, parts["content"] / 0.3) * (1 - parts["repetition"])
+    content1 = content_words(text1)
+    content2 = content_words(text2)
 
     def reward():
         return parts["structure"] + parts["length"] + parts["unique"] + parts["style"], parts
 
     # Level 1, structure
-    if not all(scale.words[0] <= len(text.split()) <= scale.words[1] for text in (text1, text2)):
+    fewest, most = scale.words
+    if not all(fewest <= len(text.split()) <= most for text in (text1, text2)):
         return reward()
     parts["structure"] = 0.5
 
@@ -160,15 +181,18 @@ def pair_reward(text1, text2, scale=TLDR, source="", reference=None, grounded=Fa
         return reward()
     parts["unique"] = weight * 0.5 * unique
 
-    # Level 4, style
-    k = transition_categories(text1 + " | " + text2 if scale.transitions_in_both else text2)  # no phrase spans both
-    transition = 0.4 + 0.05 * (k - 1) if k else 0.0  # k is at most 12, so the published limit of 1 is never reached
-    parts["transitions"], parts["overlap"] = float(k), jaccard(content1, content2)
-    parts["style"] = weight * (0.4 * transition + 0.6 * min(parts["overlap"], scale.overlap_cap) / scale.overlap_cap)
+    # Level 4, style; with at most 12 categories the published limit of 1 is never reached
+    searched = f"{text1} | {text2}" if scale.transitions_in_both else text2  # no phrase spans both
+    categories = transition_categories(searched)
+    transition = 0.4 + 0.05 * (categories - 1) if categories else 0.0
+    overlap = jaccard(content1, content2)
+    parts["transitions"] = float(categories)
+    parts["overlap"] = overlap
+    parts["style"] = weight * (0.4 * transition + 0.6 * min(overlap, scale.overlap_cap) / scale.overlap_cap)
     return reward()
 
 
-def ladder_reward(texts, scale=TLDR, source="", reference=None, grounded=False) -> tuple[float, dict[str, float]]:
+def ladder_reward(texts, scale=TLDR, source="", reference=None, grounded=False):
     """Score a sequence of texts, such as a ladder of ever richer ones: the mean `pair_reward` of neighbours.
 
     texts: list of at least two str. Returns (reward, parts), every part a mean over neighbours. Raises ValueError for
@@ -177,5 +201,6 @@ def ladder_reward(texts, scale=TLDR, source="", reference=None, grounded=False) 
     if len(texts) < 2:
         raise ValueError(f"A ladder needs at least two texts, not {len(texts)}.")
     pairs = [pair_reward(a, b, scale, source, reference, grounded) for a, b in pairwise(texts)]
-    parts = {key: sum(p[key] for _, p in pairs) / len(pairs) for key in pairs[0][1]}
-    return sum(r for r, _ in pairs) / len(pairs), parts
+    rewards, parts = zip(*pairs)
+    mean_parts = {name: sum(each[name] for each in parts) / len(parts) for name in parts[0]}
+    return sum(rewards) / len(rewards), mean_parts
