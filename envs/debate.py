@@ -1,6 +1,6 @@
 r"""Debates about questions whose answers can be checked.
 
-In rounds, after Du et al. (arXiv 2305.14325): each agent answers alone, reads what others said, and answers again.
+In rounds, after Du et al. (arXiv 2305.14325): each agent answers alone, reads what others wrote, and answers again.
 With a judge: one argues for a claim, another against it, and a third decides. Prompts, tasks and rewards are our own.
 Only the answer in \boxed{} is compared with the right one (rewards/debate.py): no text is judged by its style.
 """
@@ -27,16 +27,16 @@ def right_answers(rows):
     """For each row of a dataset its task, or why it cannot be used."""
     tasks = []
     for row in rows:
-        *before, gold = row["answer"].split("####")
+        *working, gold = row["answer"].split("####")
         gold = gold.strip()
-        usable = len(before) < 2 and 0 < len(gold) <= LONGEST
-        fault = f"its answer is not one of 1 to {LONGEST} characters, alone or behind a single ####"
+        usable = len(working) < 2 and 0 < len(gold) <= LONGEST
+        fault = f"its answer is not one of 1 to {LONGEST} characters, alone or after a single ####"
         tasks.append({**row, "answer": gold} if usable else fault)
     return tasks
 
 
 def shown(text):
-    """A text as others read it: without thoughts, in one line, so that it cannot pose as several agents, and cut."""
+    """A text as others read it: without thoughts, cut, and in one line, or else it could pose as several agents."""
     words = drop_thoughts(text).split()
     return " ".join(words)[-SHOWN:] or "(nothing)"
 
@@ -47,7 +47,7 @@ class Debate:
     num_agents: 1 or more; a single one revises its own answer
     num_turns: the number of rounds, at least 2: fewer become 2
     dataset: "sample", "hub" (openai/gsm8k, main), a hub id or a file, with columns `question` and `answer`: the right
-        answer stands behind its only ####, or is all of it
+        answer comes after its only ####, or is all of it
     seed: int, seeds the sample tasks
     form: "rounds": at first each agent sees the question only; later also its own last text and those of the others,
         the last 400 characters of each, as Agent 1, Agent 2 and so on, never who is right. Reward 0 to 1.3, paid in
@@ -63,24 +63,30 @@ class Debate:
     def __init__(
         self, name="debate", num_agents=2, num_turns=1, dataset="sample", seed=1, form="rounds", topic="number"
     ):
-        for option, value, known in ("form", form, ["rounds", "judge"]), ("topic", topic, ["number", "choice"]):
-            if value not in known:
+        options = [("form", form, ["rounds", "judge"]), ("topic", topic, ["number", "choice"])]
+        for option, value, values in options:
+            if value not in values:
                 raise ValueError(
-                    f"--env-kwargs {option} {value}: {name} knows {' and '.join(known)}; use one of them."
+                    f"--env-kwargs {option} {value}: {name} knows {' and '.join(values)}; use one of them."
                 )
-            if value != known[0] and dataset != "sample":
+            if value != values[0] and dataset != "sample":
                 raise ValueError(f"--env-kwargs {option} {value}: only sample tasks have it; use --dataset sample.")
         if form == "judge" and (num_agents != 3 or num_turns > 2):
-            given = f"--num-agents {num_agents}, --num-turns {num_turns}"
             raise ValueError(
-                f"{given}: with a judge there are 3 agents and 2 turns; use --num-agents 3 --num-turns 2."
+                f"--num-agents {num_agents}, --num-turns {num_turns}: with a judge there are 3 agents and 2 turns; "
+                "use --num-agents 3 --num-turns 2."
             )
-        self.num_agents, self.num_turns, self.dataset, self.seed = num_agents, max(2, num_turns), dataset, seed
-        self.judged, self.choice = form == "judge", topic == "choice"
+        self.num_agents = num_agents
+        self.num_turns = max(2, num_turns)
+        self.dataset = dataset
+        self.seed = seed
+        self.judged = form == "judge"
+        self.choice = topic == "choice"
         if dataset == "sample":
             self.splits = {split: self._sample(split, count) for split, count in SAMPLE_COUNTS.items()}
         else:
-            columns, splits = ["question", "answer"], {"train": "train", "test": "test"}
+            columns = ["question", "answer"]
+            splits = {"train": "train", "test": "test"}
             self.splits = read_rows(dataset, columns, "openai/gsm8k", splits, hub_config="main", judge=right_answers)
 
     def _sample(self, split, count):
@@ -94,24 +100,27 @@ class Debate:
         return self.splits[split]
 
     def observe(self, task, history):
-        question, said = task["question"], [shown(text) for text in history[-1].actions] if history else []
+        question = task["question"]
+        texts = [shown(text) for text in history[-1].actions] if history else []
+        if self.judged and history:
+            return [None, None, f"Claim: {question}\n\nFor: {texts[0]}\nAgainst: {texts[1]}\n\n{JUDGE}"]
         if self.judged:
-            if history:
-                return [None, None, f"Claim: {question}\n\nFor: {said[0]}\nAgainst: {said[1]}\n\n{JUDGE}"]
-            return [*(f"Claim: {question}\n\n{ARGUE.format(side=side)}" for side in ("true", "false")), None]
+            sides = [f"Claim: {question}\n\n{ARGUE.format(side=side)}" for side in ("true", "false")]
+            return [*sides, None]
         if not history:
             return [f"{question}\n\n{ALONE}"] * self.num_agents
         prompts = []
         for own in range(self.num_agents):
-            others = [f"Agent {i}: {text}" for i, text in enumerate(said, 1) if i != own + 1]
-            texts = "\n".join([f"You: {said[own]}", *others])
-            prompts.append(f"{question}\n\n{texts}\n\n{AGAIN}")
+            others = [f"Agent {i}: {text}" for i, text in enumerate(texts, 1) if i != own + 1]
+            debate = "\n".join([f"You: {texts[own]}", *others])
+            prompts.append(f"{question}\n\n{debate}\n\n{AGAIN}")
         return prompts
 
     def step(self, branches):
         steps = []
         for task, history, actions in branches:
-            reward, parts, done = 0.0, {}, len(history) + 1 == self.num_turns
+            reward, parts = 0.0, {}
+            done = len(history) + 1 == self.num_turns
             if done and self.judged:
                 reward, parts = verdict_reward(actions[2], task["answer"])
             elif done:
@@ -128,17 +137,19 @@ class Debate:
         """
         if self.dataset != "sample":
             raise ValueError(f"--dataset {self.dataset}: debate demonstrates sample tasks only; use sample.")
-        rng, pairs = random.Random(f"demonstrated debates {self.seed}"), []
+        rng = random.Random(f"demonstrated debates {self.seed}")
+        pairs = []
         for task in self._sample("train", DEMONSTRATED):
-            history, held = [], []
+            history = []
+            stances = []
             for _ in range(self.num_turns):
                 if not self.judged:
-                    held, actions = debate_tasks.answers(task, held, self.num_agents, rng)
+                    stances, actions = debate_tasks.answers(task, stances, self.num_agents, rng)
                 elif not history:
                     actions = [*debate_tasks.speeches(task, rng), ""]
                 else:
                     actions = ["", "", debate_tasks.verdict(task, history[0].actions[:2], rng)]
                 prompts = self.observe(task, history)
-                pairs += [{"prompt": p, "completion": c} for p, c in zip(prompts, actions) if p is not None]
+                pairs += [{"prompt": p, "completion": c} for p, c in zip(prompts, actions) if p]
                 history.append(Step(actions, 0.0, {}, False))
         return pairs

@@ -19,7 +19,8 @@ STORIES = [  # (how it goes on, the sign between a and b that leads to the answe
     ("That is {b} more {thing} than {friend} has. How many {thing} does {friend} have?", "-", "+"),
     ("That is {b} fewer {thing} than {friend} has. How many {thing} does {friend} have?", "+", "-"),
 ]
-FIRST, SECOND = range(8, 16), range(2, 7)  # numbers in a sum or difference
+FIRST = range(8, 16)  # numbers in a sum or difference
+SECOND = range(2, 7)
 RELATIONS = ["larger", "smaller"]
 DISTANCES = [-4, -3, -2, -1, 1, 2, 3, 4]  # from the result to the number that it is compared with
 
@@ -82,30 +83,34 @@ def claims(split, count, rng):
     return rng.sample(tasks, min(count, len(tasks)))
 
 
-def answers(task, held, num_agents, rng):
-    """What agents may say in a round: the ways that they take after those they `held`, and a text for each.
+def answers(task, stances, num_agents, rng):
+    """What agents may say in a round: the ways that they take after their earlier `stances`, and a text for each.
 
     A first answer, or a new one, is right in half of the cases. Whether an answer is kept, taken from another agent or
     made anew does not depend on what is right.
     """
-    taken, texts = [], []
+    new_stances = []
+    texts = []
     right, *wrong = task["ways"]
     for agent in range(num_agents):
-        opening, way = "", right if rng.random() < 0.5 else rng.choice(wrong)
-        if held:
+        opening = ""
+        way = right if rng.random() < 0.5 else rng.choice(wrong)
+        if stances:
             others = [other for other in range(num_agents) if other != agent]
             chance = rng.random()
             if chance < 0.4:
-                opening, way = "I keep mine: ", held[agent]
+                opening = "I keep mine: "
+                way = stances[agent]
             elif chance < 0.8 and others:
                 other = rng.choice(others)
-                opening, way = f"Agent {other + 1} is right: ", held[other]
+                opening = f"Agent {other + 1} is right: "
+                way = stances[other]
             else:
                 opening = "I start anew: "
         working, answer = way
-        taken.append(way)
+        new_stances.append(way)
         texts.append(f"{opening}{working}, so the answer is \\boxed{{{answer}}}.")
-    return taken, texts
+    return new_stances, texts
 
 
 def speeches(task, rng):
@@ -114,14 +119,14 @@ def speeches(task, rng):
     return [honest if task["answer"] == side or rng.random() < 1 / 3 else lie for side in ("true", "false")]
 
 
-def verdict(task, said, rng):
+def verdict(task, speeches, rng):
     """What a judge may say who believes one of two speeches by chance."""
-    believed = rng.choice(said)
-    holds = (believed == task["ways"][0]) == (task["answer"] == "true")
-    return f"{believed} So the claim is \\boxed{{{'true' if holds else 'false'}}}."
+    speech = rng.choice(speeches)
+    is_true = (speech == task["ways"][0]) == (task["answer"] == "true")
+    return f"{speech} So the claim is \\boxed{{{str(is_true).lower()}}}."
 
 
 def _work(a, sign, b):
-    """An addition or subtraction as text, and its result."""
+    """An addition or subtraction as a string, and its result."""
     result = a + b if sign == "+" else a - b
     return f"{a} {sign} {b} = {result}", result

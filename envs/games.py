@@ -14,10 +14,11 @@ MOODS = ["angry", "tired", "lonely", "guilty", "hurt", "nervous"]  # words that 
 ROLES = ["sister", "brother", "boss", "friend", "neighbor", "cousin"]
 WORDS = {*MOODS, *ROLES}  # all that a message can say: no positions, no joined words
 NEW = {f"{mood} {role}" for mood, role in zip(MOODS, ROLES)}  # whom only test tasks show
-FALSE, ASTRAY = 0.25, 0.25  # shares of demonstrated messages and answers that are any word and anybody of the picture
+FALSE = 0.25  # share of demonstrated messages that are any word of the picture
+ASTRAY = 0.25  # share of demonstrated answers that are anybody of the picture
 
-# What is known comes first, so that the list is read in its light.
-SPEAKER = "{what}: {known}.\nPeople: {people}.\nTell a listener with one word, a mood or a role, who it is."
+# The fact comes first: a model reads the list in its light.
+SPEAKER = "{what}: {fact}.\nPeople: {people}.\nTell a listener with one word, a mood or a role, who it is."
 LISTENER = "Message: {message}.\nPeople: {people}.\nWho is it? Write mood and role in \\boxed{{}}."
 
 
@@ -26,9 +27,11 @@ def sample_tasks(split, seed):
 
     Test tasks show at least two people that no training task shows: new combinations of known words.
     """
-    rng, tasks = random.Random(f"reference {split} {seed}"), []
+    rng = random.Random(f"reference {split} {seed}")
+    tasks = []
     while len(tasks) < SAMPLE_COUNTS[split]:
-        moods, roles = rng.sample(MOODS, 3), rng.sample(ROLES, 3)
+        moods = rng.sample(MOODS, 3)
+        roles = rng.sample(ROLES, 3)
         people = rng.sample([f"{mood} {role}" for mood in moods for role in roles], 4)
         new = len(NEW.intersection(people))
         if new >= 2 if split == "test" else new == 0:
@@ -41,9 +44,9 @@ def message(text):
     return next((word for word in words(drop_thoughts(text)) if word in WORDS), "")
 
 
-def true_people(people, said):
-    """Those of the people that all words of a message are true of."""
-    return [each for each in people if said <= set(each.split())]
+def true_people(people, message):
+    """Those of the people that all words of a message, a set, are true of."""
+    return [each for each in people if message <= set(each.split())]
 
 
 def game_reward(task, messages, text):
@@ -51,18 +54,20 @@ def game_reward(task, messages, text):
 
     success, all_passed: the reward. true_message: something was said, and it is true of the target. informative: and
     of nobody else. literal: what a listener would earn who picks at random among the people that the message is
-    true of. consistent: the listener names one of these.
+    true of. consistent: the listener names one of them.
     """
-    said, given = set(messages) - {""}, answer(text)
-    meant = true_people(task["people"], said)
-    is_true = task["target"] in meant
-    success = float(is_right(given, task["target"]))
+    target = task["target"]
+    message = set(messages) - {""}
+    choice = answer(text)
+    people = true_people(task["people"], message)
+    is_true = target in people
+    success = float(is_right(choice, target))
     parts = {
         "success": success,
-        "true_message": float(bool(said) and is_true),
-        "informative": float(bool(said) and meant == [task["target"]]),
-        "literal": is_true / max(1, len(meant)),
-        "consistent": float(any(is_right(given, each) for each in meant)),
+        "true_message": float(bool(message) and is_true),
+        "informative": float(bool(message) and people == [target]),
+        "literal": is_true / max(1, len(people)),
+        "consistent": float(any(is_right(choice, each) for each in people)),
         "all_passed": success,
     }
     return success, parts
@@ -92,7 +97,9 @@ class Reference:
             raise ValueError(f"--num-turns {num_turns}: {name} has two turns; use --num-turns 2.")
         if dataset != "sample":
             raise ValueError(f"--dataset {dataset}: {name} has only sample tasks; use --dataset sample.")
-        self.num_agents, self.num_turns, self.seed = num_agents, 2, seed
+        self.num_agents = num_agents
+        self.num_turns = 2
+        self.seed = seed
         self.splits = {split: sample_tasks(split, seed) for split in SAMPLE_COUNTS}
 
     def tasks(self, split):
@@ -100,14 +107,15 @@ class Reference:
 
     def observe(self, task, history):
         if history:
-            heard = ", ".join(message(text) or "nothing" for text in history[0].actions[:-1])
+            messages = ", ".join(message(text) or "nothing" for text in history[0].actions[:-1])
             silent = [None] * (self.num_agents - 1)
-            return [*silent, LISTENER.format(message=heard, people=", ".join(task["people"]))]
-        known = [("Target", task["target"])]
+            return [*silent, LISTENER.format(message=messages, people=", ".join(task["people"]))]
+        facts = {"Target": task["target"]}
         if self.num_agents == 3:
-            known = zip(("Mood of the target", "Role of the target"), task["target"].split())
+            mood, role = task["target"].split()
+            facts = {"Mood of the target": mood, "Role of the target": role}
         people = ", ".join(task["shown"])
-        return [SPEAKER.format(what=what, known=fact, people=people) for what, fact in known] + [None]
+        return [SPEAKER.format(what=what, fact=fact, people=people) for what, fact in facts.items()] + [None]
 
     def step(self, branches):
         steps = []
@@ -125,16 +133,19 @@ class Reference:
         Speakers say a true word, but which of the target's two is left to chance, or any word of the picture (FALSE).
         Listeners pick one of the people that the message is true of, or any (ASTRAY).
         """
-        rng, pairs = random.Random(f"moves {self.seed}"), []
+        rng = random.Random(f"moves {self.seed}")
+        pairs = []
         for task in self.splits["train"]:
-            people, known = task["people"], [task["target"].split()]
+            people = task["people"]
+            vocabulary = " ".join(people).split()
+            facts = [task["target"].split()]  # what each speaker may say of the target
             if self.num_agents == 3:
-                known = [[word] for word in known[0]]
-            every = " ".join(people).split()
-            moves = [rng.choice(every if rng.random() < FALSE else own) for own in known]
-            meant = true_people(people, set(moves))
-            moves.append(f"\\boxed{{{rng.choice(people if rng.random() < ASTRAY else meant or people)}}}")
-            history = self.step([(task, [], [*moves[:-1], ""])])
+                facts = [[word] for word in facts[0]]
+            messages = [rng.choice(vocabulary if rng.random() < FALSE else own) for own in facts]
+            candidates = true_people(people, set(messages))
+            choice = rng.choice(people if rng.random() < ASTRAY else candidates or people)
+            actions = [*messages, f"\\boxed{{{choice}}}"]
+            history = self.step([(task, [], actions)])
             for prompts in self.observe(task, []), self.observe(task, history):
-                pairs += [{"prompt": p, "completion": move} for p, move in zip(prompts, moves) if p]
+                pairs += [{"prompt": p, "completion": c} for p, c in zip(prompts, actions) if p]
         return pairs

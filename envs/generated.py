@@ -47,12 +47,12 @@ class Generated(Reasoning):
             raise ValueError(f"--env-kwargs task {self.generator}: no answer is short enough; use another generator.")
         return {"train": judged[:cut], "test": judged[cut:]}
 
-    def right(self, task, given):
-        if given is None or not HARMLESS.fullmatch(given):
+    def right(self, task, attempt):
+        if attempt is None or not HARMLESS.fullmatch(attempt):
             return False
         try:
-            return self.source.score_answer(given, task["entry"]) >= 1
-        except Exception:  # not every scorer expects every text
+            return self.source.score_answer(attempt, task["entry"]) >= 1
+        except Exception:  # not every scorer expects every string
             return False
 
     def demonstrations(self):

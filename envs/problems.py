@@ -28,9 +28,12 @@ def problems(split, count, seed):
     Returns dicts in the columns of GSM8K, question and answer (a line for each step, then #### and the result), and
     with `flawed`, a wrong answer: it stops after one step, or takes the second for another one.
     """
-    rng, rows = random.Random(f"problems {split} {seed}"), {}
+    rng = random.Random(f"problems {split} {seed}")
+    rows = {}
     while len(rows) < count:
-        first, second, thing = (rng.randrange(len(options)) for options in (OPERATIONS, OPERATIONS, THINGS))
+        first = rng.randrange(len(OPERATIONS))
+        second = rng.randrange(len(OPERATIONS))
+        thing = rng.randrange(len(THINGS))
         if SPLITS.get((first + second + thing) % 6, "train") == split:
             row = _problem(OPERATIONS[first], OPERATIONS[second], THINGS[thing], rng)
             rows[row["question"]] = row
@@ -46,7 +49,8 @@ def _problem(first, second, thing, rng):
         f"Then {name} {second[0].format(n=m, friend=friend)}",
     ]
     if rng.random() < 1 / 3:  # a number that is not needed
-        place, surplus = rng.randrange(3), rng.choice([" at {} o'clock", " on day {}"])
+        place = rng.randrange(3)
+        surplus = rng.choice([" at {} o'clock", " on day {}"])
         facts[place] += surplus.format(rng.randint(1, 9))
     steps = [(start, first[1], n, one), (one, second[1], m, two)]
     flawed = steps[:1]
@@ -60,7 +64,9 @@ def _problem(first, second, thing, rng):
 def _numbers(first, second, rng):
     """A start, the numbers of two operations, and both results, which a very small model can learn to compute."""
     while True:
-        start, n, m = rng.randint(2, 30), rng.randint(2, 9), rng.randint(2, 9)
+        start = rng.randint(2, 30)
+        n = rng.randint(2, 9)
+        m = rng.randint(2, 9)
         one = _result(start, first, n)
         two = one and _result(one, second, m)
         if two:

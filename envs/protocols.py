@@ -27,7 +27,9 @@ class Protocol:
     """
 
     def __init__(self, env, name, protocol, num_agents, num_turns):
-        self.env, self.protocol, self.num_agents = env, protocol, num_agents
+        self.env = env
+        self.protocol = protocol
+        self.num_agents = num_agents
         self.num_turns = num_agents if protocol == "sequential" else 2
         if getattr(env, "num_turns", 1) > 1:
             raise ValueError(f"--env-kwargs protocol {protocol}: {name} has turns of its own; leave protocol out.")
@@ -46,16 +48,17 @@ class Protocol:
 
     def step(self, branches):
         """In the last turn the reward, parts and feedback of env; before it 0, and no parts."""
-        steps, scored = [], []
+        steps = []
+        finished = []  # branches for env
         for task, history, actions in branches:
             turns = self._turns(self.env.observe(task, []))
-            said = [*(step.actions for step in history), actions]
-            last = len(said) == len(turns)
-            steps.append(Step(actions, 0.0, {}, done=last))
-            if last:
-                answers = latest(turns, said)
-                scored.append((task, [], [answers.get(i, "") for i in range(self.num_agents)]))
-        results = iter(self.env.step(scored) if scored else [])
+            rounds = [*(step.actions for step in history), actions]
+            done = len(rounds) == len(turns)
+            steps.append(Step(actions, 0.0, {}, done=done))
+            if done:
+                answers = latest(turns, rounds)
+                finished.append((task, [], [answers.get(i, "") for i in range(self.num_agents)]))
+        results = iter(self.env.step(finished) if finished else [])
         return [next(results)._replace(actions=step.actions, done=True) if step.done else step for step in steps]
 
     def demonstrations(self):
@@ -64,19 +67,22 @@ class Protocol:
         By chance, half of the answers that are read in them are those to a similar task. So agents that imitate them
         still have to learn to go by what they read: a function by its helper, say.
         """
-        pairs, rng, demonstrated = self.env.demonstrations(), random.Random(0), []
+        rng = random.Random(0)
+        pairs = self.env.demonstrations()
         groups = [pairs[k : k + self.num_agents] for k in range(0, len(pairs), self.num_agents)]  # one for each task
-        order = sorted(range(len(groups)), key=lambda k: groups[k][0]["prompt"])  # similar tasks are neighbours
-        similar = {k: groups[near] for near, k in pairwise([order[-1], *order])}
+        # A group's similar one is its neighbour in the order of the prompts.
+        order = sorted(range(len(groups)), key=lambda k: groups[k][0]["prompt"])
+        similar = {k: groups[neighbour] for neighbour, k in pairwise([order[-1], *order])}
+        examples = []
         for k, group in enumerate(groups):
             prompts = [pair["prompt"] for pair in group]
             turns = self._turns(prompts)
             for t, speaking in enumerate(turns):
                 for i in speaking:
-                    read = [[rng.choice(pair)["completion"] for pair in zip(group, similar[k])]] * t
-                    prompt = self._prompt(prompts[i], i, latest(turns, read))
-                    demonstrated.append({"prompt": prompt, "completion": group[i]["completion"]})
-        return demonstrated
+                    answers = [rng.choice(choices)["completion"] for choices in zip(group, similar[k])]
+                    prompt = self._prompt(prompts[i], i, latest(turns, [answers] * t))
+                    examples.append({"prompt": prompt, "completion": group[i]["completion"]})
+        return examples
 
     def _turns(self, prompts):
         """The agents that answer in each turn."""
@@ -85,8 +91,9 @@ class Protocol:
 
     def _prompt(self, prompt, agent, answers):
         for i, text in answers.items():
-            said = drop_thoughts(text).strip()
-            shown = said if len(said) <= SHOWN else f"{said[:SHOWN]} [cut off]"
+            shown = drop_thoughts(text).strip()
+            if len(shown) > SHOWN:
+                shown = f"{shown[:SHOWN]} [cut off]"
             header = "Your answer" if i == agent else f"Answer of agent {i + 1}"
             prompt += f"\n\n{header}:\n{shown}"
         if answers:
@@ -94,6 +101,10 @@ class Protocol:
         return prompt
 
 
-def latest(turns, said):
-    """agent -> its latest answer: turns has the agents that speak in each turn, said what all said so far."""
-    return {i: actions[i] for speaking, actions in zip(turns, said) for i in speaking}
+def latest(turns, rounds):
+    """agent -> its latest answer.
+
+    turns: list of list of the agents that speak in a turn
+    rounds: list of the actions of a turn, of the turns so far
+    """
+    return {i: actions[i] for speaking, actions in zip(turns, rounds) for i in speaking}

@@ -67,7 +67,7 @@ def vague(message, rng):
 
 
 class Reasoning:
-    r"""Problems with a short answer, which a completion gives as \boxed{answer}. The last agent's last one is the team's.
+    r"""Problems with a short answer, which a completion gives as \boxed{answer}. The last one is the team's.
 
     name: "gsm8k"
     num_agents: 1 or more; split: 2 or more
@@ -142,9 +142,9 @@ class Reasoning:
         solvers = self.num_agents - 1
         if solutions is None:
             return [f"{problem}\n\n{SOLVE}"] * solvers + [None]
-        read = [f"Solution of agent {i}:\n{shown(text)}" for i, text in enumerate(solutions[:-1], 1)]
+        others = [f"Solution of agent {i}:\n{shown(text)}" for i, text in enumerate(solutions[:-1], 1)]
         request = CHECK if solvers == 1 else CHECK_ALL
-        return [None] * solvers + ["\n\n".join([problem, *read, request])]
+        return [None] * solvers + ["\n\n".join([problem, *others, request])]
 
     def split_prompts(self, problem, messages):
         """Prompts of roles split; messages: of the first turn, None in that turn. Who knows nothing is silent."""
@@ -183,29 +183,29 @@ class Reasoning:
         pairs = []
         for task in self.splits["train"]:
             for prompts, completions in self.check_turns(task, rng) + self.split_turns(task, rng):
-                pairs += [{"prompt": p, "completion": c} for p, c in zip(prompts, completions) if p is not None]
+                pairs += [{"prompt": p, "completion": c} for p, c in zip(prompts, completions) if p]
         return pairs
 
     def draw(self, task, flawed, rng):
         """A solution of a task; `flawed` is the chance that it is wrong."""
-        wrong = task["flawed"] if "flawed" in task else rng.choice(self.splits["train"])["answer"]
+        wrong = task.get("flawed") or rng.choice(self.splits["train"])["answer"]
         return solution(wrong if rng.random() < flawed else task["answer"])
 
     def check_turns(self, task, rng):
         """For each turn of roles check its prompts, and a completion for each."""
         problem = task["question"]
         sample = "flawed" in task
-        read = [self.draw(task, FLAWED, rng) for _ in range(self.num_agents)]
-        own = [self.draw(task, FLAWED * sample, rng) for _ in range(self.num_agents)]
-        turns = [(self.check_prompts(problem, None), own)]
+        solutions = [self.draw(task, FLAWED, rng) for _ in range(self.num_agents)]
+        first = [self.draw(task, FLAWED * sample, rng) for _ in range(self.num_agents)]
+        turns = [(self.check_prompts(problem, None), first)]
         if self.num_turns == 2:
             verdict = ""
             if self.num_agents > 1:
-                all_right = all(self.right(task, answer(text)) for text in read[:-1])
+                all_right = all(self.right(task, answer(text)) for text in solutions[:-1])
                 false = rng.random() < FALSE_VERDICTS * sample
                 verdict = "VERDICT: right\n" if all_right != false else "VERDICT: wrong\n"
             last = verdict + self.draw(task, FLAWED * sample, rng)
-            turns.append((self.check_prompts(problem, read), [last] * self.num_agents))
+            turns.append((self.check_prompts(problem, solutions), [last] * self.num_agents))
         return turns
 
     def split_turns(self, task, rng):
@@ -216,8 +216,7 @@ class Reasoning:
         if not any(shares[:-1]):
             return []
         messages = [" ".join(facts.split()[:WORDS]) for facts in shares]
-        if sample:
-            messages = [vague(message, rng) if rng.random() < VAGUE else message for message in messages]
+        messages = [vague(text, rng) if rng.random() < VAGUE * sample else text for text in messages]
         last = self.draw(task, VAGUE * sample, rng)
         return [
             (self.split_prompts(problem, None), messages),

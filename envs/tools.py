@@ -1,11 +1,12 @@
 """A caller uses tools, one call a message, and an answerer reads what came out and answers.
 
-The protocol is that of Hermes and Qwen models. What tools give back stands in the next prompt and never in a
+The protocol is that of Hermes and Qwen models. What tools give back is in the next prompt and never in a
 completion, so no tool's token is ever trained. Reward, calculator and search are in rewards/tools.py.
 """
 
 import json
 import re
+from urllib.parse import unquote
 
 from envs import Step, tools_samples
 from envs.data import read_rows
@@ -34,10 +35,11 @@ SHOWN = 400  # characters of an output that agents see
 FILE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MOST_FILES, LONGEST_FILE = 8, 10_000
 STOP = re.compile(r"^\s*DONE\W*$", re.MULTILINE)
-# What runs in the sandbox: all code of a branch, in order, of which the last one's output counts.
+# What runs in the sandbox: all code of a branch, in order, of which the last one's output counts. The grader shows the
+# repr of what it returns: quoted, any text is its own repr.
 CELLS = """
 def printed():
-    import contextlib, io
+    import contextlib, io, urllib.parse
     scope = {{"files": {files!r}}}
     for code in {cells!r}:
         with contextlib.redirect_stdout(io.StringIO()) as out:
@@ -45,17 +47,17 @@ def printed():
                 exec(code, scope)
             except BaseException as error:
                 print(f"{{type(error).__name__}}: {{error}}")
-    return out.getvalue().strip()[:180]
+    return urllib.parse.quote(out.getvalue().strip(), " !#$&()*+,/:;<=>?@[]^`{{|}}", errors="replace")[:180]
 """
 
 
 class Tools:
     """Agents find an answer with tools.
 
-    num_agents: 2: a caller speaks in all turns but the last, alone: it reads the question, the tools and the outputs
-        so far, and writes one call, or DONE, which makes the next turn the last. Then an answerer, alone, reads the
-        question and the outputs, and boxes the answer. 3: before them a planner writes one plan, whose first 40 words
-        the caller reads. 1: one agent calls, and ends with a box.
+    num_agents: 2: a caller speaks in all turns except the last, alone: it reads the question, the tools and the
+        outputs so far, and writes one call, or DONE, which makes the next turn the last. Then an answerer, alone,
+        reads the question and the outputs, and boxes the answer. 3: before them a planner writes one plan, whose first
+        40 words the caller reads. 1: one agent calls, and ends with a box.
     num_turns: (plan and) calls and answer; at least 2 (3 with a planner). Sample tasks take at most as many calls
     dataset: "sample", or a file with the columns question, answer and tools (names separated by blanks), and optional
         ones: needed (the tools of a shortest way, one for each call), files (an object of texts, or its JSON), kind
@@ -72,7 +74,9 @@ class Tools:
             raise ValueError(f"--num-agents {num_agents}: planner, caller and answerer are three; use at most 3.")
         if dataset == "hub":
             raise ValueError("--dataset hub: there is no public set of tools; use sample or a file.")
-        self.num_agents, self.dataset, self.seed = num_agents, dataset, seed
+        self.num_agents = num_agents
+        self.dataset = dataset
+        self.seed = seed
         self.num_turns = max(num_turns, 3 if num_agents == 3 else 2)
         self.limits = float(timeout), allow_unsafe_code == "yes"
         if dataset == "sample":
@@ -96,48 +100,54 @@ class Tools:
         return "alone" if self.num_agents == 1 else "caller"
 
     def observe(self, task, history):
-        role, made = self.role(history), _made(history)
+        role = self.role(history)
+        calls = _calls(history)
         prompt = [task["question"]]
         if role != "answerer":
-            described = [f"{name}({', '.join(TOOLS[name][0])}): {TOOLS[name][1]}" for name in task["tools"].split()]
-            prompt.append("\n".join(["Tools:", *described]))
+            tools = [f"{name}({', '.join(TOOLS[name][0])}): {TOOLS[name][1]}" for name in task["tools"].split()]
+            prompt.append("\n".join(["Tools:", *tools]))
         if role == "caller" and self.num_agents == 3:
             prompt.append(f"Plan: {' '.join(history[0].actions[0].split()[:40])}")
-        prompt += ["\n".join(["Calls so far:", *map(_shown, made)])] if made else []
+        if calls:
+            prompt.append("\n".join(["Calls so far:", *map(_shown, calls)]))
         prompts = [None] * self.num_agents
         prompts[SEATS[role]] = "\n\n".join([*prompt, REQUESTS[role]])
         return prompts
 
     def step(self, branches):
-        """Reads what was said and runs the calls, Python code of all branches at once; see rewards/tools.py."""
-        found = [self._read(*branch) for branch in branches]
-        coded = [k for k, heard in enumerate(found) if heard["output"] is None]
-        jobs = [_job(branches[k][0], [*_made(branches[k][1]), found[k]]) for k in coded]
+        """Reads the completions and runs the calls, Python code of all branches at once; see rewards/tools.py."""
+        messages = [self._read(*branch) for branch in branches]
+        coded = [k for k, message in enumerate(messages) if message["output"] is None]
+        jobs = [_job(branches[k][0], [*_calls(branches[k][1]), messages[k]]) for k in coded]
         for k, result in zip(coded, run_tests(jobs, *self.limits) if jobs else []):
-            found[k]["output"] = result.examples[0].removeprefix("returned ") or "nothing"
+            shown = result.examples[0].removeprefix("returned ").strip("'")
+            messages[k]["output"] = unquote(shown) or "nothing"
         steps = []
-        for (task, history, actions), heard in zip(branches, found):
-            made = [*_made(history), *([heard] if heard["output"] else [])]
-            reward, parts = tools_reward(heard["answer"], task["answer"], made, task["needed"].split())
-            steps.append(Step(actions, reward, parts, heard["stopped"] == "answer", heard))
+        for (task, history, actions), message in zip(branches, messages):
+            calls = _calls(history) + [message] * (message["output"] != "")
+            reward, parts = tools_reward(message["answer"], task["answer"], calls, task["needed"].split())
+            steps.append(Step(actions, reward, parts, message["stopped"] == "answer", message))
         return steps
 
     def _read(self, task, history, actions):
         """dict: call (None if malformed), output (None: Python has to run; "": no call was meant), answer, stopped."""
         role = self.role(history)
-        heard = {"call": None, "output": "", "answer": None, "stopped": ""}
+        message = {"call": None, "output": "", "answer": None, "stopped": ""}
         before, text = split_message(actions[SEATS[role]])
         if role in ("answerer", "alone"):  # nobody else's box counts
-            heard["answer"] = answer(before)
-        if role == "answerer" or heard["answer"] is not None:
-            return heard | {"stopped": "answer"}
-        if role == "planner" or (role == "caller" and STOP.search(before)):
-            return heard | {"stopped": "DONE" * (role == "caller")}
+            message["answer"] = answer(before)
+        if role == "answerer" or message["answer"] is not None:
+            return message | {"stopped": "answer"}
+        if role == "planner":
+            return message
+        if role == "caller" and STOP.search(before):
+            return message | {"stopped": "DONE"}
         call, error, _ = read_call(text) if text else (None, "there is no <tool_call>", "")
-        if error := error or _refusal(call, task["tools"].split()):
-            return heard | {"output": f"error: {error}"}
-        output = None if call["name"] == "python" else self._output(call, _files(task, _made(history)))
-        return heard | {"call": call, "output": output}
+        error = error or _refusal(call, task["tools"].split())
+        if error:
+            return message | {"output": f"error: {error}"}
+        output = None if call["name"] == "python" else self._output(call, _files(task, _calls(history)))
+        return message | {"call": call, "output": output}
 
     def _output(self, call, files):
         run = {"calculator": calculator, "search": self.search, "list_files": lambda: ", ".join(files)}
@@ -153,37 +163,38 @@ class Tools:
         return tools_samples.demonstrated(self, self.tasks("train"), self.seed)
 
 
-def _made(history):
-    """The calls so far, also malformed ones."""
+def _calls(history):
+    """The messages so far that are calls, also malformed ones."""
     return [step.feedback for step in history if step.feedback["output"]]
 
 
-def _named(name, made):
+def _arguments(tool, calls):
     """The arguments of the calls of one tool."""
-    return [each["call"]["arguments"] for each in made if each["call"] and each["call"]["name"] == name]
+    return [each["call"]["arguments"] for each in calls if each["call"] and each["call"]["name"] == tool]
 
 
-def _shown(made):
-    if not made["call"]:
-        return made["output"]
-    texts = ", ".join(json.dumps(text) for text in made["call"]["arguments"].values())
-    return f"{made['call']['name']}({texts}): {made['output'][:SHOWN]}"
+def _shown(message):
+    call = message["call"]
+    if not call:
+        return message["output"]
+    arguments = ", ".join(json.dumps(text) for text in call["arguments"].values())
+    return f"{call['name']}({arguments}): {message['output'][:SHOWN]}"
 
 
-def _refusal(call, offered):
+def _refusal(call, tools):
     """Why a well-formed call cannot be run, or ""."""
-    if call["name"] not in offered:
-        return f"the tools are {', '.join(offered)}"
+    if call["name"] not in tools:
+        return f"the tools are {', '.join(tools)}"
     arguments = TOOLS[call["name"]][0]
     if call["arguments"].keys() != {*arguments}:
         return f"the arguments of {call['name']} are {', '.join(arguments) or 'none'}"
     return "" if all(isinstance(text, str) for text in call["arguments"].values()) else "an argument is no text"
 
 
-def _files(task, made):
+def _files(task, calls):
     """The files as they are after the calls so far."""
     files = dict(task["files"])
-    for arguments in _named("write_file", made):
+    for arguments in _arguments("write_file", calls):
         _write(files, **arguments)
     return files
 
@@ -197,16 +208,18 @@ def _write(files, name, text):
     return f"{len(text)} characters are in {name}"
 
 
-def _job(task, made):
-    cells = [arguments["code"] for arguments in _named("python", made)]
-    source = CELLS.format(files=_files(task, made), cells=cells)
+def _job(task, calls):
+    cells = [arguments["code"] for arguments in _arguments("python", calls)]
+    source = CELLS.format(files=_files(task, calls), cells=cells)
     # what an example shows is the candidate's word, cut by the grader: agents may read it, and nothing scores it
     return Job([source], "", ["printed"], "prepare_text", examples=["assert printed() is None"])
 
 
 def _task(row):
     """The task of a row, or why it cannot be used."""
-    files, needed, gold = row.get("files") or {}, row.get("needed") or "", row.get("answer")
+    files = row.get("files") or {}
+    needed = row.get("needed") or ""
+    gold = row.get("answer")
     try:
         files = dict(json.loads(files) if isinstance(files, str) else files)
         unknown = {*row["tools"].split(), *needed.split()} - TOOLS.keys()

@@ -1,6 +1,6 @@
 """Sample tasks for the environment tools, and what its agents could say: made offline from a seed.
 
-400 invented towns make the corpus, so that no fact can be known without a search. As in envs/samples.py, train and
+The corpus is about 400 invented towns: no fact can be known without a search. As in envs/samples.py, train and
 test combine known pieces in ways that do not overlap: syllables and questions, numbers and wordings.
 """
 
@@ -38,10 +38,10 @@ def towns(seed):
 
 
 def articles(path, seed):
-    """What can be searched: the lines of a text file, or without a path what is known of the towns."""
+    """What can be searched: the lines of a text file, or without a path an article about each town."""
     if not path:
-        known = "{0} was founded in {1}. The mayor of {0} comes from {2}."
-        return [known.format(town, year, home) for town, (year, home) in towns(seed).items()]
+        article = "{0} was founded in {1}. The mayor of {0} comes from {2}."
+        return [article.format(town, year, home) for town, (year, home) in towns(seed).items()]
     try:
         with open(path, encoding="utf-8") as file:
             return file.read().splitlines()
@@ -53,16 +53,21 @@ def tool_tasks(split, count, seed, most_calls):
     """`count` tasks that take at most `most_calls` calls, dict with the columns that envs/tools.py reads.
 
     question, answer, tools, kind, needed (the tool of each call), files; and calls (those needed) and plan, which are
-    for demonstrations only.
+    for demonstrations only. No test task repeats another. Training tasks may: models/tiny was trained on them.
     """
-    rng, known, tasks = random.Random(f"tools {split} {seed}"), towns(seed), []
+    rng = random.Random(f"tools {split} {seed}")
+    corpus = towns(seed)
+    tasks = []
     while len(tasks) < count:
         kind = rng.choice(["product", "column", *QUESTIONS])
         make = {"product": _product, "column": _column}.get(kind, _question)
-        choices, task = make(kind, known, rng)
-        if _split_of(*choices) == split and len(task["calls"]) <= most_calls:
-            needed = " ".join(call["name"] for call in task["calls"])
-            tasks.append({"kind": kind, "tools": TOOLS, "needed": needed, "files": {}, **task})
+        choices, parts = make(kind, corpus, rng)
+        if _split_of(*choices) != split or len(parts["calls"]) > most_calls:
+            continue
+        needed = " ".join(call["name"] for call in parts["calls"])
+        task = {"kind": kind, "tools": TOOLS, "needed": needed, "files": {}, **parts}
+        if split == "train" or task not in tasks:
+            tasks.append(task)
     return tasks
 
 
@@ -70,33 +75,46 @@ def _call(name, argument, text):
     return {"name": name, "arguments": {argument: text}}
 
 
-def _product(kind, known, rng):
+def _product(kind, corpus, rng):
     numbers = [rng.randint(100, 999), rng.randint(12, 99), rng.randint(12, 99)]
     wording = rng.randrange(len(PRODUCTS))
-    asked, expression = (text.format(*numbers) for text in list(PRODUCTS.items())[wording])
-    calls = [_call("calculator", "expression", expression)]
-    task = {"question": f"What is {asked}?", "answer": str(eval(expression)), "calls": calls}
-    return [*numbers, wording], task | {"plan": "Use the calculator."}
+    words, expression = (text.format(*numbers) for text in list(PRODUCTS.items())[wording])
+    task = {
+        "question": f"What is {words}?",
+        "answer": str(eval(expression)),
+        "calls": [_call("calculator", "expression", expression)],
+        "plan": "Use the calculator.",
+    }
+    return [*numbers, wording], task
 
 
-def _column(kind, known, rng):
-    numbers, name = [rng.randint(12, 499) for _ in range(rng.randint(3, 4))], f"{rng.choice(THINGS)}.csv"
-    calls = [_call("read_file", "name", name), _call("calculator", "expression", " + ".join(map(str, numbers)))]
-    task = {"question": f"What is the sum of the numbers in {name}?", "answer": str(sum(numbers)), "calls": calls}
-    return numbers, task | {"files": {name: "\n".join(map(str, numbers))}, "plan": f"Read {name}, then add."}
+def _column(kind, corpus, rng):
+    numbers = [rng.randint(12, 499) for _ in range(rng.randint(3, 4))]
+    name = f"{rng.choice(THINGS)}.csv"
+    lines = [str(number) for number in numbers]
+    task = {
+        "question": f"What is the sum of the numbers in {name}?",
+        "answer": str(sum(numbers)),
+        "calls": [_call("read_file", "name", name), _call("calculator", "expression", " + ".join(lines))],
+        "files": {name: "\n".join(lines)},
+        "plan": f"Read {name}, then add.",
+    }
+    return numbers, task
 
 
-def _question(kind, known, rng):
-    start, end = rng.randrange(len(STARTS)), rng.randrange(len(ENDS))
+def _question(kind, corpus, rng):
+    start = rng.randrange(len(STARTS))
+    end = rng.randrange(len(ENDS))
     town = STARTS[start] + ENDS[end]
-    year, home = known[town]
+    year, home = corpus[town]
+    home_year, _ = corpus[home]
     searches = [_call("search", "query", name) for name in (town, home)]
-    compare = _call("calculator", "expression", f"abs({year} - {known[home][0]})")
+    compare = _call("calculator", "expression", f"abs({year} - {home_year})")
     answer, calls = {
         "founded": (year, searches[:1]),
         "mayor": (home, searches[:1]),
-        "hop": (known[home][0], searches),
-        "years": (abs(year - known[home][0]), [*searches, compare]),
+        "hop": (home_year, searches),
+        "years": (abs(year - home_year), [*searches, compare]),
     }[kind]
     question, plan = (text.format(town=town) for text in QUESTIONS[kind])
     task = {"question": question, "answer": str(answer), "calls": calls, "plan": plan}
@@ -106,28 +124,32 @@ def _question(kind, known, rng):
 # ---------------------------------------------------------------- what agents could say
 
 
-def said(role, task, made, plan, tasks, rng):
+def completion(role, task, messages, plan, tasks, rng):
     """A text to imitate, for the turn of a planner, a caller, an answerer or one who does both ("alone").
 
-    made: the dicts (call, output) so far; plan: what the planner said, if there is one. Some three of ten texts are
-    flawed, whatever the prompt: a plan or a call for another task (which a caller may also have taken from a wrong
+    messages: the dicts (call, output) so far; plan: what the planner wrote, if there is one. Some three of ten texts
+    are flawed, whatever the prompt: a plan or a call for another task (which a caller may also have taken from a wrong
     plan), a malformed or superfluous call, DONE too early, a wrong number.
     """
-    flawed, other = rng.random() < 0.28, rng.choice(tasks)
+    flawed = rng.random() < 0.28
+    other = rng.choice(tasks)
     if role == "planner":
         return (other if flawed else task)["plan"]
-    done = [call["call"] for call in made]
+    done = [message["call"] for message in messages]
     due = [call for call in task["calls"] if call not in done]
     if role == "answerer" or (role == "alone" and not due):
-        outputs = "\n".join(call["output"] for call in made)
-        found = re.findall(r"\d+|[A-Z][a-z]+", outputs) or [other["answer"]]
+        outputs = "\n".join(message["output"] for message in messages)
+        candidates = re.findall(r"\d+|[A-Z][a-z]+", outputs) or [other["answer"]]
         present = re.search(rf"\b{task['answer']}\b", outputs)
-        return f"\\boxed{{{task['answer'] if present and not flawed else rng.choice(found)}}}"
+        answer = task["answer"] if present and not flawed else rng.choice(candidates)
+        return f"\\boxed{{{answer}}}"
     if due and not done and plan and plan != task["plan"] and rng.random() < 0.5:
-        due = [call for found in tasks if found["plan"] == plan for call in found["calls"]][:1] or due
+        planned = [call for each in tasks if each["plan"] == plan for call in each["calls"]]
+        due = planned[:1] or due
     if flawed:
+        early = due and role == "caller" and rng.random() < 0.3
         mistakes = [*other["calls"][:1], *done[-1:], None]
-        due = [] if due and role == "caller" and rng.random() < 0.3 else [rng.choice(mistakes)]
+        due = [] if early else [rng.choice(mistakes)]
     if not due:
         return "DONE"
     text = json.dumps(due[0] or other["calls"][0])
@@ -135,15 +157,17 @@ def said(role, task, made, plan, tasks, rng):
 
 
 def demonstrated(env, tasks, seed):
-    """list of dict(prompt, completion): what is said in a branch of each task, every turn of it."""
-    rng, pairs, branches = random.Random(f"said {seed}"), [], [(task, []) for task in tasks]
+    """list of dict(prompt, completion): a branch of each task, every turn of it."""
+    rng = random.Random(f"said {seed}")
+    pairs = []
+    branches = [(task, []) for task in tasks]
     while branches:
         joint = []
         for task, history in branches:
-            role, plan = env.role(history), history[0].actions[0] if env.num_agents == 3 and history else ""
-            made = [step.feedback for step in history if step.feedback["output"]]
+            plan = history[0].actions[0] if env.num_agents == 3 and history else ""
+            messages = [step.feedback for step in history if step.feedback["output"]]
+            text = completion(env.role(history), task, messages, plan, tasks, rng)
             prompts = env.observe(task, history)
-            text = said(role, task, made, plan, tasks, rng)
             joint.append((task, history, ["" if prompt is None else text for prompt in prompts]))
             pairs += [{"prompt": prompt, "completion": text} for prompt in prompts if prompt is not None]
         steps = env.step(joint)
