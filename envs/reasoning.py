@@ -114,7 +114,7 @@ class Reasoning:
             if not self.right(row, answer(solution(row["answer"]))):
                 row = "no short result after ####"
             elif self.roles == "split" and not all(map(NUMBER.search, shares)):
-                row = "numbers in fewer than two sentences, so that roles split has nothing to deal out"
+                row = "numbers in fewer than two sentences, too little for roles split to deal out"
             judged.append(row)
         return judged
 

@@ -10,63 +10,171 @@ from conftest import ROOT
 import envs
 from envs import Step
 from envs.problems import NAMES, problems
-from envs.reasoning import dealt
+from envs.reasoning import NUMBER, deal
 from rewards.reasoning import answer, is_right, team_reward, verdict
 
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k.jsonl"
 
+# What a box may hold | the gold answer | whether it is right
+FORMS = r"""
+18 | 18 | right
+18.0 | 18 | right
+18. | 18 | right
++18 | 18 | right
+\$18 | 18 | right
+\$18.00 | 18 | right
+$18$ | 18 | right
+€18 | 18 | right
+{18} | 18 | right
+\textbf{18} | 18 | right
+**18** | 18 | right
+x = 18 | 18 | right
+36/2 | 18 | right
+18 eggs | 18 | right
+18 square feet | 18 | right
+18 \text{ dollars} | 18 | right
+18\ \text{dollars} | 18 | right
+18~\text{dollars} | 18 | right
+18\text{dollars} | 18 | right
+18\quad | 18 | right
+18 km/h | 18 | right
+18 \mathrm{~km} / \mathrm{h} | 18 | right
+18\text{ cm}^2 | 18 | right
+\$18/hour | 18 | right
+29^\circ | 29 | right
+29^{\circ}\text{C} | 29 | right
+50\% | 50 | right
+50 % | 50 | right
+1,022 | 1022 | right
+1022 | 1,022 | right
+1{,}022 | 1022 | right
+1\,022 | 1022 | right
+1,\!022 | 1022 | right
+-5 | -5 | right
+−5 | -5 | right
+- 5 | -5 | right
+-\$5 | -5 | right
+\$-5 | -5 | right
+-\frac{10}{2} | -5 | right
+3/8 | 0.375 | right
+\dfrac{3}{8} | 0.375 | right
+.375 | 3/8 | right
+\frac52 | 2.5 | right
+2\frac{1}{2} | 2.5 | right
+2\frac12 | 2.5 | right
+3\,\frac{1}{2} | 3.5 | right
+-2\frac{1}{2} | -2.5 | right
+2 1/2 \text{ cups} | 2.5 | right
+Paris | paris | right
+\text{Paris}. | Paris | right
+17 | 18 | wrong
+18.5 | 18 | wrong
+17, 18 | 18 | wrong
+17 18 | 18 | wrong
+18 or 20 | 18 | wrong
+18 or nineteen | 18 | wrong
+18 minus two | 18 | wrong
+18 and a half | 18 | wrong
+18 below zero | 18 | wrong
+18 dozen | 18 | wrong
+18 hundred | 18 | wrong
+3 million | 3 | wrong
+3 million dollars | 3 | wrong
+3\text{ million} | 3 | wrong
+3 quarters | 3 | wrong
+5x | 5 | wrong
+5 x | 5 | wrong
+5k | 5 | wrong
+5\pi | 5 | wrong
+5\sqrt{2} | 5 | wrong
+5! | 5 | wrong
+5^2 | 5 | wrong
+5 \times 10^3 | 5 | wrong
+5e0 | 5 | wrong
+4+1 | 5 | wrong
+> 5 | 5 | wrong
+5:00 | 5 | wrong
+2\frac{1}{2} | 10.5 | wrong
+3\,\frac{1}{2} | 15.5 | wrong
+\frac{1}{2}3 | 1/23 | wrong
+\frac523 | 5/23 | wrong
+17 36/2 | 35 | wrong
+3/8 | 3 | wrong
+0.3750001 | 3/8 | wrong
+1,8 | 18 | wrong
+0,018 | 18 | wrong
+1,022 | 1 | wrong
+1.022 | 1022 | wrong
+18/0 | 18 | wrong
+٥ | 5 | wrong
+9^{9^{9^{9}}} | 9 | wrong
+1e999999999 | 1 | wrong
+"""
 
-def gold(task):
-    return task["answer"].rpartition("#### ")[2]
-
-
-RIGHT = {  # gold -> what boxes may hold, between ;
-    "18": r"18; 18.0; \$18; 18 \text{ dollars}; 36/2; +18; 18 eggs} or \boxed{18",
-    "1022": r"1,022; 1{,}022; 1\,022; \textbf{1022}; $1022$",
-    "-5": r"-5; −5; - 5; -\$5; \$-5; -\frac{10}{2}",
-    "0.375": r"3/8; \dfrac{3}{8}; .375",
-    "50": r"50\%; 50%",
-    "paris": r"Paris; \text{Paris}.",
-}
-WRONG = {
-    "18": f"17, 18; 18 or 19; 17 18; 18.5; 1,8; 9+9; ١٨; 18/0; 9^{{9^{{9^{{9}}}}}}; 1e999999999; {'9' * 10**6}",
-    "3/8": "3; 0.3750001",
-    "1,022": "1; 22; 1.022",
-}
-RIGHT_TEXTS = "so\n#### 18 eggs.\nx", "<think>\\boxed{17}</think> \\boxed{18}", "\\boxed{18}<think>\\boxed{17}"
-WRONG_TEXTS = [
+RIGHT_COMPLETIONS = [
+    "so\n#### 18 eggs.\nx",
+    "#### **18**",
+    "so $\\boxed {18}$",
+    "\\boxed{18} or \\boxed{18.0}",
+    "<think>\\boxed{17}</think> \\boxed{18}",
+    "\\boxed{18}<think>\\boxed{17}",
+]
+WRONG_COMPLETIONS = [
     "18",
+    "The answer is $18.",
     "\\boxed{}",
     "\\boxed{18",
     "<think>\\boxed{18}",
     "\\boxed{17} \\boxed{18}",
-    "\\boxed{" * 30_000,  # these are read in one pass
+    "\\boxed{" + "9" * 10**6 + "}",  # these are read in one pass
+    "\\boxed{" * 30_000,
     "\\boxed{" + "\\frac{" * 200_000 + "}",
     "\\boxed{" + " " * 10**6 + "x}",
 ]
+VERDICTS = [
+    ("VERDICT: right", True),
+    ("x\n**Verdict: Right.** \ny", True),
+    ("- VERDICT: right", True),
+    ("`VERDICT: right`", True),
+    ("VERDICT: **right** because 2 + 2 = 4", True),
+    ("VERDICT:wrong", False),
+    ("> VERDICT: wrong, it is 5", False),
+    ("right", None),
+    ("My VERDICT: right", None),
+    ("VERDICT: not right", None),
+    ("VERDICT: right or wrong", None),
+    ("VERDICT: right or VERDICT: wrong", None),
+    ("VERDICT: right\nVERDICT: wrong", None),
+    ("VERDICT: right\nVERDICT: maybe", None),
+    ("<think>\nVERDICT: right\n", None),
+    ("\n" * 10**6, None),
+]
 
 
-@pytest.mark.parametrize("right", [True, False])
-def test_only_one_answer_in_its_place_is_right(right):
-    """A list of candidates, a number in passing or in a thought that is paid; 1 of 1,022; a number that hangs."""
-    for gold, boxes in (RIGHT if right else WRONG).items():
-        for box in boxes.split("; "):
-            assert is_right(answer(f"so \\boxed{{{box}}}."), gold) is right, box[:30]
-    for text in RIGHT_TEXTS if right else WRONG_TEXTS:
-        assert is_right(answer(text), "18") is right, text[:30]
+def test_usual_forms_are_read_and_none_as_another_number():
+    """Fails if a form that models write is refused, or pays for a number that it is not."""
+    for row in FORMS.strip().splitlines():
+        form, gold, judgement = row.split(" | ")
+        attempt = answer(f"so \\boxed{{{form}}}.")
+        assert is_right(attempt, gold) == (judgement == "right"), row
 
 
-def test_a_verdict_is_a_line_of_its_own():
-    """A missing or garbled verdict, or one of each kind, that counts as one."""
-    lines = {True: ["VERDICT: right", "x\n**Verdict: Right.** \ny"], False: ["VERDICT:wrong"]}
-    lines[None] = ["right", "My VERDICT: right", "VERDICT: not right", "VERDICT: right or VERDICT: wrong"]
-    lines[None] += ["VERDICT: right\nVERDICT: wrong", "<think>\nVERDICT: right\n", "\n" * 10**6]
-    for value, texts in lines.items():
-        assert all(verdict(text) is value for text in texts), value
+def test_only_one_answer_in_its_place_is_right():
+    """Fails if a list of candidates, a number in passing or in a thought is paid, or if a long one hangs."""
+    for completion in RIGHT_COMPLETIONS:
+        assert is_right(answer(completion), "18"), completion
+    for completion in WRONG_COMPLETIONS:
+        assert not is_right(answer(completion), "18"), completion[:30]
+
+
+def test_a_verdict_is_the_first_word_of_its_line():
+    """Fails if a missing or garbled verdict, or one of each kind, counts as one."""
+    for completion, value in VERDICTS:
+        assert verdict(completion) is value, completion[:30]
 
 
 @pytest.mark.parametrize(
-    "text, solutions, reward, parts",
+    "completion, solutions, reward, parts",
     [
         ("VERDICT: right\n\\boxed{18}", ["\\boxed{18}"], 1.2, {"agree": 1, "answer_copied": 1, "fixed": 0}),
         ("VERDICT: wrong\n\\boxed{18}", ["\\boxed{17}"], 1.1, {"fixed": 1, "broken": 0, "answer_copied": 0}),
@@ -76,34 +184,41 @@ def test_a_verdict_is_a_line_of_its_own():
         ("VERDICT: right\n\\boxed{7}", ["\\boxed{7}"], 0, {"agree": 1, "answer_copied": 1}),  # one constant for all
     ],
 )
-def test_only_right_answers_and_true_verdicts_are_paid(text, solutions, reward, parts):
-    """Agreement, copying or form that earns; a missing verdict taken for right, as Dr. MAS does."""
-    got, found = team_reward(text, lambda given: is_right(given, "18"), solutions)
-    assert got == pytest.approx(reward) and parts.items() <= found.items()
-    assert got == pytest.approx(sum(found.get(name, 0) for name in ("correct", "verdict", "solver_correct")))
+def test_only_right_answers_and_true_verdicts_are_paid(completion, solutions, reward, parts):
+    """Fails if agreement, copying or form earns, or if a missing verdict is taken for right, as Dr. MAS does."""
+    total, all_parts = team_reward(completion, lambda attempt: is_right(attempt, "18"), solutions)
+    assert total == pytest.approx(reward)
+    assert parts.items() <= all_parts.items()
+    assert total == pytest.approx(all_parts["correct"] + all_parts["verdict"] + all_parts["solver_correct"])
+
+
+def gold(task):
+    return task["answer"].rpartition("#### ")[2]
 
 
 VERBS = {"buys": "+", "finds": "+", "gives": "-", "loses": "-", "keeps": "/", "times": "*"}
 
 
-def solved(facts):
-    """The result of a problem from its sentences, read once more."""
-    value, *numbers = (re.search(r"\d+", fact)[0] for fact in facts)
-    for fact, n in zip(facts[1:], numbers):
-        value = eval(f"{value} {next(sign for verb, sign in VERBS.items() if verb in fact)} {n}")
+def solve(facts):
+    """The result of a problem from its sentences, found in another way than where it was made."""
+    value, *numbers = [re.search(r"\d+", fact)[0] for fact in facts]
+    for fact, number in zip(facts[1:], numbers):
+        sign = next(sign for verb, sign in VERBS.items() if verb in fact)
+        value = eval(f"{value} {sign} {number}")
     return value
 
 
 def test_sample_problems():
-    """A wrong gold answer, and combinations of the test split that were trained on."""
+    """Fails if a gold answer is wrong, or if the test split has combinations that were trained on."""
     kinds = {"train": set(), "test": set()}
+    surplus = "|".join(NAMES) + r"|\d+| on day| at| o'clock| How.*"
     for split, seed in ("train", 1), ("test", 2):
         rows = problems(split, 600, seed)
         assert rows == problems(split, 600, seed) != problems(split, 600, seed + 1)
         for row in rows:
-            facts = dealt(row["question"], 3)[0]
-            assert solved(facts) == int(gold(row)) != int(row["flawed"].rpartition(" ")[2]), row
-            kinds[split].add(re.sub("|".join(NAMES) + r"|\d+| on day| at| o'clock| How.*", "", row["question"]))
+            facts, _ = deal(row["question"], 3)
+            assert solve(facts) == int(gold(row)) != int(row["flawed"].rpartition(" ")[2]), row
+            kinds[split].add(re.sub(surplus, "", row["question"]))
     assert not kinds["test"] & kinds["train"]
 
 
@@ -113,63 +228,90 @@ def first(actions):
 
 @pytest.mark.parametrize("num_agents, num_turns", [(1, 1), (1, 2), (2, 1), (3, 2)])
 def test_solvers_then_a_checker(num_agents, num_turns):
-    """A checker that speaks too early or does not read a solution, or reads a thought; one agent with a checker."""
+    """Fails if a checker speaks too early, does not read a solution or reads a thought, or if one agent has one."""
     env = envs.make("gsm8k", num_agents, num_turns)
-    task, *_ = env.tasks("test")
-    prompts, solvers = env.observe(task, []), max(1, num_agents - 1)
+    task = env.tasks("test")[0]
+    solvers = max(1, num_agents - 1)
     assert env.num_turns == (num_turns if num_agents == 1 else 2)
-    assert None not in prompts[:solvers] and prompts[solvers:] == [None] * (num_agents - solvers)
-    texts = [f"<think>a thought</think>{'long ' * 200} and so \\boxed{{{i}}}" for i in range(101, 101 + num_agents)]
-    *silent, prompt = env.observe(task, first(texts))
-    assert silent == [None] * (num_agents - 1) and prompt.startswith(task["question"])
-    assert [f"\\boxed{{{i}}}" in prompt for i in range(101, 102 + solvers)] == [True] * solvers + [False]
-    assert "thought" not in prompt and prompt.count("long") <= 80 * solvers
+    silent = [prompt is None for prompt in env.observe(task, [])]
+    assert silent == [False] * solvers + [True] * (num_agents - solvers)
+    boxes = [f"\\boxed{{{101 + i}}}" for i in range(num_agents)]
+    solutions = [f"<think>a thought</think>{'long ' * 200} and so {box}" for box in boxes]
+    *others, prompt = env.observe(task, first(solutions))
+    assert others == [None] * (num_agents - 1)
+    assert prompt.startswith(task["question"])
+    assert [box for box in boxes if box in prompt] == boxes[:solvers]
+    assert "thought" not in prompt
+    assert prompt.count("long") <= 80 * solvers
 
 
 @pytest.mark.parametrize("num_agents", [2, 3, 5])
 def test_a_problem_is_dealt_out(num_agents):
-    """A fact that two agents or none are dealt, a longer message than allowed, or one that nobody reads."""
+    """Fails if two agents or none know a fact, or if a message is longer than allowed or read by nobody."""
     env = envs.make("gsm8k", num_agents, roles="split")
-    task, *_ = env.tasks("test")
-    *facts, asked = re.split(r"\. ", task["question"])
+    task = env.tasks("test")[0]
+    *facts, question = re.split(r"\. ", task["question"])
     *tellers, listener = env.observe(task, [])
-    assert listener is None and tellers[3:] == [None] * (num_agents - 4)
-    said = [" ".join(f"w{i}-{k}" for k in range(30)) for i in range(num_agents)]
-    *_, prompt = env.observe(task, first(said))
+    assert listener is None
+    assert tellers[3:] == [None] * (num_agents - 4)
+    messages = [" ".join(f"w{i}-{k}" for k in range(30)) for i in range(num_agents)]
+    *_, prompt = env.observe(task, first(messages))
     for agent, text in enumerate([*tellers, prompt]):
         known = [k for k, fact in enumerate(facts) if fact in (text or "")]
         assert known == list(range(3))[agent::num_agents]
-        assert text is None or asked in text
-        heard = 16 if agent < num_agents - 1 and known else 0
-        assert set(re.findall(rf"w{agent}-\d+", prompt)) == {f"w{agent}-{k}" for k in range(heard)}
+        assert text is None or question in text
+        length = 16 if agent < num_agents - 1 and known else 0
+        assert re.findall(rf"w{agent}-\d+", prompt) == messages[agent].split()[:length]
     assert env.state(task, []) == task["question"]
 
 
+def test_sentences_with_numbers_are_dealt_first():
+    """Fails if the answerer alone could solve a problem, or if a title ends a sentence."""
+    problem = "Prof. Lee has 5 pens. They are red. Each costs $2. How much are they?"
+    assert deal(problem, 2) == (["Prof. Lee has 5 pens. They are red.", "Each costs $2."], "How much are they?")
+    row = {"question": problem, "answer": "#### 10"}
+    one_number = {"question": "It is 10. It is blue. How many?", "answer": "#### 10"}
+    env = envs.make("gsm8k", 2, roles="split")
+    judged, fault = env.judge([row, one_number])
+    assert judged == row
+    assert isinstance(fault, str)
+
+
 @pytest.mark.parametrize("roles, best", [("check", 1.1), ("split", 1.0)])
-def test_only_the_last_text_is_the_answer(roles, best):
-    """An answer that earns in both turns, or whoever gives it."""
+def test_only_the_last_completion_is_the_answer(roles, best):
+    """Fails if an answer earns in both turns, or whoever gives it."""
     env = envs.make("gsm8k", 2, roles=roles)
-    task, *_ = env.tasks("train")
+    task = env.tasks("train")[0]
     box = f"\\boxed{{{gold(task)}}}"
-    branches = [(task, [], [box, ""]), (task, first([box, ""]), ["", box]), (task, first([box, box]), [box, "no"])]
-    early, late, wrong = env.step(branches)
+    early, late, wrong = env.step(
+        [
+            (task, [], [box, ""]),
+            (task, first([box, ""]), ["", box]),
+            (task, first([box, box]), [box, "no"]),
+        ]
+    )
     assert (early.reward, early.done, late.done) == (0, False, True)
-    assert late.reward == pytest.approx(best) and wrong.reward == pytest.approx(best - 1)
+    assert late.reward == pytest.approx(best)
+    assert wrong.reward == pytest.approx(best - 1)
 
 
 @pytest.mark.skipif(not GSM8K.exists(), reason="no ../shared/data/gsm8k.jsonl")
-def test_the_reference_solutions_of_gsm8k_are_right():
-    """A form of an answer that is not read, such as 1,022 or -3, and annotations in what is imitated."""
+def test_gsm8k():
+    """Fails if a public answer such as 1,022 or -3 is not read, or if the messenger or the answerer has no number."""
     env = envs.make("gsm8k", 2, dataset=str(GSM8K))  # leaves out what its own solution does not answer
     assert len(env.tasks("train") + env.tasks("test")) == 200
     assert not any("<<" in pair["completion"] for pair in env.demonstrations())
+    env = envs.make("gsm8k", 2, dataset=str(GSM8K), roles="split")
+    for task in env.tasks("train"):
+        facts, _ = deal(task["question"], 2)
+        assert all(NUMBER.search(fact) for fact in facts), task
 
 
 class Generator:
     """A stand-in for a data set of reasoning-gym. Its scorer evaluates answers, as some do, and pays for form."""
 
     def __init__(self, name, size, seed):
-        self.entries = [{"question": f"A is {k}. What is A?", "answer": str(k)} for k in range(1, size)]
+        self.entries = [{"question": f"A is {k}. B is 0. What is A?", "answer": str(k)} for k in range(1, size)]
         self.entries += self.entries[:50]
 
     def __iter__(self):
@@ -181,15 +323,15 @@ class Generator:
 
 @pytest.mark.parametrize("roles", ["check", "split"])
 def test_a_generator_of_reasoning_gym(roles, monkeypatch):
-    """Model-written text that is evaluated, partial credit that counts as right, or trained tasks in the test."""
+    """Fails if model-written text is evaluated, partial credit counts as right, or trained tasks are in the test."""
     monkeypatch.setitem(sys.modules, "reasoning_gym", SimpleNamespace(create_dataset=Generator))
     env = envs.make("reasoning", 2, roles=roles, task="sums")
-    train, test = ({task["question"] for task in env.tasks(split)} for split in ("train", "test"))
-    assert not train & test
-    task = next(task for task in env.tasks("train") if task["answer"] == "18")
-    ran = []
-    monkeypatch.setattr("builtins.ran", ran, raising=False)
-    wrong = "17", "ran.append(1) or 18", "9**9**9**9", "18e0", ""
-    texts = ["\\boxed{18}", *(f"\\boxed{{{text}}}" for text in wrong)]
-    steps = env.step([(task, first(["", ""]), ["", text]) for text in texts])
-    assert [step.reward for step in steps] == [1] + [0] * len(wrong) and not ran
+    train = {task["question"]: task for task in env.tasks("train")}
+    assert not any(task["question"] in train for task in env.tasks("test"))
+    task = train["A is 18. B is 0. What is A?"]
+    evaluated = []
+    monkeypatch.setattr("builtins.evaluated", evaluated, raising=False)
+    boxes = ["18", "17", "evaluated.append(1) or 18", "9**9**9**9", "18e0", ""]
+    steps = env.step([(task, first(["", ""]), ["", f"\\boxed{{{box}}}"]) for box in boxes])
+    assert [step.reward for step in steps] == [1, 0, 0, 0, 0, 0]
+    assert not evaluated
