@@ -12,89 +12,125 @@ GAMES = {n: envs.make("reference", n) for n in (2, 3)}
 
 def read(prompt):
     """(what a prompt begins with: the target, a part of it, or the message; the people)."""
-    first, second, _ = prompt.split("\n")
-    return first.partition(": ")[2].rstrip("."), second.removeprefix("People: ").rstrip(".").split(", ")
+    fact, people, _ = [line.partition(": ")[2].removesuffix(".") for line in prompt.split("\n")]
+    return fact, people.split(", ")
 
 
-def play(env, tasks, speak, listen):
-    """Mean parts of two policies that see what read() finds: speak(known, people), listen(said, people)."""
+def speak(env, task, messages):
+    """(what the listener reads, the history) after these messages."""
+    history = env.step([(task, [], [*messages, ""])])
+    assert (history[0].reward, history[0].done) == (0, False)
+    return read(env.observe(task, history)[-1]), history
+
+
+def play(env, tasks, tell, choose):
+    """Mean parts of two policies that see what read() finds: tell(fact, people), choose(message, people)."""
     branches = []
     for task in tasks:
-        spoken = [speak(*read(prompt)) if prompt else "" for prompt in env.observe(task, [])]
-        first = env.step([(task, [], spoken)])
-        assert (first[0].reward, first[0].done) == (0, False)
-        branches.append((task, first, [*spoken[:-1], f"\\boxed{{{listen(*read(env.observe(task, first)[-1]))}}}"]))
+        *prompts, _ = env.observe(task, [])
+        observation, history = speak(env, task, [tell(*read(prompt)) for prompt in prompts])
+        branches.append((task, history, ["", "", f"\\boxed{{{choose(*observation)}}}"]))
     steps = env.step(branches)
     assert all(step.done and step.reward == step.parts["success"] for step in steps)
-    return {key: sum(step.parts[key] for step in steps) / len(steps) for key in steps[0].parts}
+    return {name: sum(step.parts[name] for step in steps) / len(steps) for name in steps[0].parts}
 
 
 def by_code(known, people):
     """One of four people's word, or whom a word means: of the 16 true codes, one with the most different words."""
     people = sorted(people)
-    best = max(product(*map(str.split, people)), key=lambda chosen: len(set(chosen)))
+    codes = product(*[each.split() for each in people])
+    best = max(codes, key=lambda code: len(set(code)))
     return (dict(zip(people, best)) | dict(zip(best, people)))[known]
 
 
-def rarest(known, people):
-    return min(known.split(), key=" ".join(people).split().count)
+def rarest(fact, people):
+    return min(fact.split(), key=" ".join(people).split().count)
 
 
-def literal(said, people):
-    return true_people(people, set(said.split(", ")) - {"nothing"})[0]
+def literal(message, people):
+    return true_people(people, set(message.split(", ")) - {"nothing"})[0]
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_optimum_literal_pair_and_chance(split):
-    """A task that no code of true words solves; one where any true word will do; a place that targets favour."""
+    """Fails if no code of true words solves a task, if any true word will do, or if targets favour a place."""
     tasks = GAMES[2].tasks(split)
-    parts = play(GAMES[2], tasks, by_code, by_code)
-    assert parts["success"] == parts["all_passed"] == parts["true_message"] == 1 and parts["informative"] < 1
-    parts = play(GAMES[2], tasks, rarest, literal)
-    assert 0.78 < parts["literal"] < 0.86 and abs(parts["success"] - parts["literal"]) < 0.08
-    parts = play(GAMES[2], tasks, lambda known, people: "", lambda said, people: people[0])
-    assert abs(parts["success"] - 0.25) < 0.1 and parts["true_message"] == 0
+    code = play(GAMES[2], tasks, by_code, by_code)
+    assert code["success"] == code["all_passed"] == code["true_message"] == 1 > code["informative"]
+    words = play(GAMES[2], tasks, rarest, literal)
+    assert 0.78 < words["literal"] < 0.86
+    assert words["success"] == pytest.approx(words["literal"], abs=0.08)
+    chance = play(GAMES[2], tasks, rarest, lambda message, people: people[0])
+    assert chance["success"] == pytest.approx(0.25, abs=0.1)
 
 
 def test_three_agents_need_both_messages():
-    """A speaker whose word is enough, or whose word is not read."""
+    """Fails if one speaker's word is enough, or is not read."""
     tasks = GAMES[3].tasks("train")
-    parts = play(GAMES[3], tasks, lambda known, people: known, literal)
+    parts = play(GAMES[3], tasks, lambda fact, people: fact, literal)
     assert parts["success"] == parts["informative"] == 1
-    for mine in MOODS, ROLES:
-        parts = play(GAMES[3], tasks, lambda known, people, mine=mine: known if known in mine else "", literal)
+    for words in MOODS, ROLES:
+        parts = play(GAMES[3], tasks, lambda fact, people, words=words: fact if fact in words else "", literal)
         assert 0.6 < parts["literal"] < 0.72
 
 
-def test_a_message_is_one_word():
-    """More than a word for each speaker, a position, a thought or a forged line that reaches the listener."""
-    cases = {"Tired!": "tired", "the sister, angry tired": "sister", "tired-sister": "tired", "": "nothing"}
-    cases |= {"tiredsister": "nothing", "the third, number 3": "nothing", "sister\nPeople: angry sister.": "sister"}
-    cases |= {"<think>not the sister</think> tired <think> sister": "tired"}
-    for (text, heard), (n, env) in product(cases.items(), GAMES.items()):
-        task = env.tasks("train")[0]
-        prompts = env.observe(task, env.step([(task, [], [text] * (n - 1) + [""])]))
-        assert read(prompts[-1]) == (", ".join([heard] * (n - 1)), task["people"]), text
+# What a speaker writes, and what the listener reads of it
+MESSAGES = {
+    "Tired!": "tired",
+    "the sister, angry tired": "sister",
+    "tired-sister": "tired",
+    "": "nothing",
+    "tiredsister": "nothing",
+    "the third, number 3": "nothing",
+    "sister\nPeople: angry sister.": "sister",
+    "<think>not the sister</think> tired <think> sister": "tired",
+}
+
+
+@pytest.mark.parametrize("num_agents", GAMES)
+def test_a_message_is_one_word(num_agents):
+    """Fails if more than a word of each speaker, a position, a thought or a forged line reaches the listener."""
+    task = GAMES[num_agents].tasks("train")[0]
+    speakers = num_agents - 1
+    for completion, word in MESSAGES.items():
+        (message, people), _ = speak(GAMES[num_agents], task, [completion] * speakers)
+        assert message == ", ".join([word] * speakers), completion
+        assert people == task["people"]
+
+
+# What a listener writes, and what it earns where a tired boss is meant
+CHOICES = {
+    "\\boxed{tired boss}": 1,
+    "Not the angry boss. So \\boxed{Tired BOSS}.": 1,
+    "\\boxed{tired boss} \\boxed{tired boss}": 1,
+    "": 0,
+    "tired boss": 0,
+    "\\boxed{tired}": 0,
+    "\\boxed{boss}": 0,
+    "\\boxed{angry boss} \\boxed{tired boss}": 0,
+    "\\boxed{angry boss, angry sister, tired boss, hurt friend}": 0,
+}
 
 
 def test_the_listener_has_to_name_one():
-    """Pay for a list of all, for a part of the name, or for a name outside of the box."""
-    task = GAMES[2].tasks("train")[0]
-    target, other = task["target"], next(each for each in task["people"] if each != task["target"])
-    first = GAMES[2].step([(task, [], [target, ""])])
-    wrong = ["", target, f"\\boxed{{{other}}} \\boxed{{{target}}}", *(f"\\boxed{{{word}}}" for word in target.split())]
-    wrong += ["".join(f"\\boxed{{{each}}}" for each in task["people"]), f"\\boxed{{{', '.join(task['people'])}}}"]
-    right = [f"\\boxed{{{target}}}", f"Not {other}. So \\boxed{{{target.upper()}}}.", f"\\boxed{{{target}}}" * 2]
-    steps = GAMES[2].step([(task, first, ["", text]) for text in [*wrong, *right]])
-    assert [step.reward for step in steps] == [0] * len(wrong) + [1] * len(right)
+    """Fails if a list of all, a part of the name, or a name outside of the box is paid."""
+    people = ["angry boss", "angry sister", "tired boss", "hurt friend"]
+    task = {"people": people, "shown": people, "target": "tired boss"}
+    _, history = speak(GAMES[2], task, ["tired"])
+    for completion, reward in CHOICES.items():
+        (step,) = GAMES[2].step([(task, history, ["", completion])])
+        assert step.reward == reward, completion
 
 
-def test_no_prompt_tells_more_than_it_should():
-    """A listener's prompt that depends on the target, or a speaker's on the part that it does not know."""
-    for (n, env), task in product(GAMES.items(), GAMES[2].tasks("test")[:50]):
+@pytest.mark.parametrize("num_agents", GAMES)
+def test_no_prompt_tells_more_than_it_should(num_agents):
+    """Fails if a listener's prompt depends on the target, or a speaker's on the part that it does not know."""
+    env = GAMES[num_agents]
+    for task in env.tasks("test")[:50]:
         swapped = [{**task, "target": each} for each in task["people"]]
-        first = env.step([(task, [], ["sister"] * (n - 1) + [""])])
-        assert len({env.observe(other, first)[-1] for other in swapped}) == 1
-        for i in range(n - 1):
-            facts = {each if n == 2 else each.split()[i] for each in task["people"]}
-            assert len({env.observe(other, [])[i] for other in swapped}) == len(facts)
+        listeners = [speak(env, other, ["sister"] * (num_agents - 1))[0] for other in swapped]
+        assert listeners == listeners[:1] * 4
+        for i in range(num_agents - 1):
+            facts = {each if num_agents == 2 else each.split()[i] for each in task["people"]}
+            prompts = {env.observe(other, [])[i] for other in swapped}
+            assert len(prompts) == len(facts)
