@@ -69,7 +69,7 @@ def metrics_of(run_dir, without=("time/", "tokens_per_second")):
 def load_policy(script, path, **arguments):
     """The policy of a saved model, by the function of a script (its module, or a namespace of its names)."""
     args = script.Args(learning_rate=0.1, **arguments)
-    return script.load_agent(args, path, torch.device("cpu"), {})
+    return script.load_policy(args, path, torch.device("cpu"), {})
 
 
 def policies_of(names):

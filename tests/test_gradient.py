@@ -10,7 +10,7 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 import torch
-from conftest import CRITIC_FREE, STOP, STOP_IDS, make_tokenizer, policies_of, save_model, trained_by
+from conftest import CRITIC_FREE, ROOT, STOP, STOP_IDS, make_tokenizer, policies_of, save_model, trained_by
 from toy import Letters
 from transformers import AutoModelForCausalLM, Gemma2ForCausalLM, GraniteForCausalLM, MistralForCausalLM
 
@@ -38,6 +38,7 @@ MORE = [
 ]
 SUBJECTS = [(MAGRPO, flags) for flags in PLAIN + MORE]
 SUBJECTS += [(script, flags) for script in OTHERS for flags in (FIRST, IN_TURN)]  # their advantages; the rest is equal
+SUBJECTS += [(ROOT / "nano.py", flags) for flags in PLAIN]
 
 
 @dataclass

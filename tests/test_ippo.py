@@ -312,10 +312,11 @@ def test_values_are_float32(script, model_dir):
     """Fails if values are bfloat16 as the model on CUDA, where 0.7 is 0.6992, and values are clipped around such."""
     policy = load_policy(script, model_dir)
     args = script.Args(critic_learning_rate=1.0)
-    script.add_critic(args, policy, separate=False)
-    policy.value_head.bias.data.fill_(0.7)
+    critic = script.add_critic(args, policy, separate=False)
+    critic.head.bias.data.fill_(0.7)
+    speech = script.Speech(0, [5, 6], [5, 6], [7, 8], None)
     with torch.autocast("cpu", torch.bfloat16):
-        _, _, values = script.evaluate_tokens(args, policy, [5, 6], [5, 6], [[7, 8]])
+        _, _, values = script.evaluate_tokens(args, policy, critic, [speech])
     assert values.tolist() == pytest.approx([0.7, 0.7], rel=1e-6)
 
 
@@ -327,8 +328,8 @@ def test_values_start_at_the_first_rewards(run, model_dir):
     second_turn = first["train/reward_turn2"]
     both_turns = first["train/reward_turn1"] + second_turn
     assert both_turns - second_turn > 0.1
-    for policy in names["policies"]:
-        assert policy.value_head.bias.tolist() == pytest.approx([both_turns, second_turn])
+    for critic in names["critics"]:
+        assert critic.head.bias.tolist() == pytest.approx([both_turns, second_turn])
 
 
 @pytest.mark.parametrize("separate", [False, True])
@@ -336,12 +337,14 @@ def test_learning_rates_decay_together(separate, run, updates, model_dir):
     """Fails if the critic's learning rate stays, follows the actor's, or is that of the actor's parameters."""
     flags = "--num-iterations 4 --anneal-lr --learning-rate 0.001 --critic-learning-rate 0.1 --num-agents 1"
     separate_flag = ["--use-separate-critic"] if separate else []
-    (policy,) = run(SCRIPT, *TOY, "--model", model_dir, *flags.split(), *separate_flag)["policies"]
+    names = run(SCRIPT, *TOY, "--model", model_dir, *flags.split(), *separate_flag)
+    (policy,) = names["policies"]
+    (critic,) = names["critics"]
     for update, decay in zip(updates, [1, 0.75, 0.5, 0.25], strict=True):
         assert update.learning_rates == pytest.approx([0.001 * decay, 0.1 * decay])
-    actor, critic = [set(map(id, group["params"])) for group in policy.optimizer.param_groups]
-    expected = list(policy.value_head.parameters())
+    actor_ids, critic_ids = [set(map(id, group["params"])) for group in policy.optimizer.param_groups]
+    expected = list(critic.head.parameters())
     if separate:
-        expected += policy.critic.parameters()
-    assert actor == set(map(id, policy.model.parameters()))
-    assert critic == set(map(id, expected))
+        expected += critic.model.parameters()
+    assert actor_ids == set(map(id, policy.model.parameters()))
+    assert critic_ids == set(map(id, expected))

@@ -56,12 +56,13 @@ class Told:
 def test_the_critic_reads_what_others_read(parts):
     """Fails if a section is lost, or a silent agent's is there, or the completion would not follow the own prompt."""
     script, args, policy = parts
-    prompts = {0: "ask", 1: None, 2: "own", 3: "see"}
-    ids = script.joint_ids(args, Told(4, 1, "", 1), policy, 2, {"worth": 1}, [], prompts)
+    groups = {k: SimpleNamespace(prompt=prompt) for k, prompt in {0: "ask", 2: "own", 3: "see"}.items()}
+    node = script.Node(0, {"worth": 1}, [], [], 1.0, groups)
+    ids = script.joint_ids(args, Told(4, 1, "", 1), policy, 2, node)
     text = policy.tokenizer.decode(ids)
     assert "Agent 0 reads:\nask\n\nAgent 3 reads:\nsee\n\nown" in text
     assert "Agent 1" not in text
-    ids = script.joint_ids(args, Told(4, 1, "", 1, "yes"), policy, 2, {"worth": 1}, [], prompts)
+    ids = script.joint_ids(args, Told(4, 1, "", 1, "yes"), policy, 2, node)
     text = policy.tokenizer.decode(ids)
     assert "-\n\nown" in text
     assert "Agent" not in text
@@ -70,11 +71,13 @@ def test_the_critic_reads_what_others_read(parts):
 def test_only_values_change_with_others_prompts(parts):
     """Fails if a critic reads the own prompt only, or an actor reads the others'."""
     script, args, policy = parts
-    script.add_critic(args, policy, separate=True)
-    torch.nn.init.normal_(policy.value_head.weight)
-    own, joint, completions = [40, 41], [60, 40, 41], [[50, 51, 52]]
-    logprobs, _, values = script.evaluate_tokens(args, policy, own, own, completions)
-    joint_logprobs, _, joint_values = script.evaluate_tokens(args, policy, own, joint, completions)
+    critic = script.add_critic(args, policy, separate=True)
+    torch.nn.init.normal_(critic.head.weight)
+    own, joint, completion = [40, 41], [60, 40, 41], [50, 51, 52]
+    speech = script.Speech(0, own, own, completion, None)
+    logprobs, _, values = script.evaluate_tokens(args, policy, critic, [speech])
+    speech.critic_prompt_ids = joint
+    joint_logprobs, _, joint_values = script.evaluate_tokens(args, policy, critic, [speech])
     assert torch.equal(logprobs, joint_logprobs)
     assert (values - joint_values).abs().min() > 1e-4
 

@@ -24,7 +24,7 @@ def test_scitldr_with_a_real_vocabulary(script, run, tmp_path):
     flags += ["--num-generations", 2, "--num-tasks", 2]
     names = run(script, "--dataset", DATA, "--model", tmp_path / "model", *flags)
     assert len(names["train_tasks"]) == 270
-    assert names["agents"][0].tokenizer.eos_token_id in names["agents"][0].stop_ids
+    assert names["policies"][0].tokenizer.eos_token_id in names["policies"][0].stop_ids
     entropy = names["metrics"]["train/agent_0/entropy"]
     assert 11 < entropy < 12  # a random model of 151,936 tokens is nearly uniform: log V = 11.93
 

@@ -229,7 +229,7 @@ def test_a_copied_script_trains_on_the_readmes_environment_in_an_empty_folder(tm
     assert result.returncode == 0, result.stderr
     (run_dir,) = tmp_path.glob("runs/shout.Shout__*")
     assert (run_dir / "agent_1").is_dir()
-    assert f"--resume runs/{run_dir.name}" in result.stdout
+    assert f"--resume runs/{run_dir.name}" in result.stderr + result.stdout
 
 
 STOPS = [  # script, signal, at which call of step(), last iteration that is saved, further flags
@@ -277,7 +277,7 @@ def rollout(*arguments):
 SAVING = """
 def training_rollout(*arguments):
     turns = grow(*arguments)
-    torch.save(turns, f"turns_{rank}.pt")
+    torch.save(turns, f"turns_{RANK}.pt")
     return turns
 """
 LOADING = """
@@ -290,8 +290,8 @@ def training_rollout(*arguments):
     return turns
 """
 AT_THE_END = """
-gradients = [[p.grad for p in policy.trained.values()] for policy in policies]
-torch.save((torch.initial_seed(), gradients), f"end_{rank}.pt")
+weights = [{name: p.data for name, p in policy.trained.items()} for policy in policies]
+torch.save((torch.initial_seed(), weights), f"end_{RANK}.pt")
 """
 
 
@@ -313,21 +313,24 @@ def test_two_processes_make_the_update_of_one(script, run, model_dir, tmp_path):
     assert len({node.task_number for node in names["turns"][0]}) == 2
     (seed, ours), (other_seed, theirs) = [torch.load(tmp_path / f"end_{rank}.pt") for rank in (0, 1)]
     assert seed != other_seed
-    for policy, gradients, others in zip(names["policies"], ours, theirs):
-        expected = [p.grad for p in policy.trained.values()]
-        scale = max(gradient.abs().max().item() for gradient in expected)
-        for gradient, other, of_one in zip(gradients, others, expected):
-            assert torch.equal(gradient, other)
-            torch.testing.assert_close(gradient, of_one, rtol=1e-4, atol=1e-5 * scale)
+    for weights, others in zip(ours, theirs):
+        for name, weight in weights.items():
+            assert torch.equal(weight, others[name])
     (run_dir,) = tmp_path.glob("two/*")
+    moments = torch.load(run_dir / "state.pt")["moments"]
+    for gathered, expected in zip(moments, torch.load(f"{names['run_dir']}/state.pt")["moments"]):
+        scale = max(moment["exp_avg"].abs().max().item() for moment in expected.values())
+        for name, moment in expected.items():  # after one step: a tenth of the gradient
+            torch.testing.assert_close(gathered[name]["exp_avg"], moment["exp_avg"], rtol=1e-4, atol=1e-5 * scale)
     _, of_two = metrics_of(run_dir, without=("time/", "eval/"))
     _, of_one = metrics_of(names["run_dir"], without=("time/", "eval/"))
     assert of_two == pytest.approx(of_one, rel=1e-4, abs=1e-6)
 
 
 UNSHARDED = f"""
-dist.is_initialized = lambda: False
-torch.optim.AdamW.consolidate_state_dict = lambda optimizer: None
+def divide(parameters):
+    return dict.fromkeys(parameters, RANK)
+dist.broadcast = dist.broadcast_object_list = lambda *arguments: None
 
 {MAIN}"""
 
@@ -336,7 +339,6 @@ torch.optim.AdamW.consolidate_state_dict = lambda optimizer: None
 def test_two_processes_stop_and_resume_with_sharded_moments(script, model_dir, tmp_path):
     """Fails if another process's moments are lost, the update is not AdamW's, or a process waits for a stopped one."""
     text = script.read_text()
-    assert text.count("if dist.is_initialized():") == 1
     (tmp_path / "unsharded.py").write_text(text.replace(MAIN, UNSHARDED))
     jobs = [
         (script, "whole", "0 0 0"),
@@ -349,6 +351,10 @@ def test_two_processes_stop_and_resume_with_sharded_moments(script, model_dir, t
         folders += tmp_path.glob(f"{folder}/*")
     whole, unsharded, part = folders
     check_same(whole, unsharded)
+    for gathered, expected in zip(*[torch.load(folder / "state.pt")["moments"] for folder in (whole, unsharded)]):
+        assert gathered.keys() == expected.keys()
+        for name, moment in expected.items():
+            assert all(torch.equal(gathered[name][key], value) for key, value in moment.items())
     assert torch.load(part / "state.pt")["iteration"] == 1
     start(script, "--resume", part, cwd=tmp_path, count=2)
     check_same(whole, part)
@@ -384,21 +390,6 @@ def test_a_bad_argument_is_one_sentence(flags, run, tmp_path, capsys):
     """Fails if it ends in a traceback, or in a run that nobody asked for."""
     name, *values = flags.split()
     assert name in refused(run, capsys, MAGRPO, "--num-iterations", 0, name, *values)
-    assert not (tmp_path / "runs").exists()
-
-
-class TooLong(Letters):
-    """The longest prompt in tokens, 1,200 of them, is not the longest in characters, and comes once in a while."""
-
-    def observe(self, task, history):
-        prompt = "\N{SLIGHTLY SMILING FACE}" * 300 if task["letter"] == "c" else "long " * 150
-        return [prompt] * 2
-
-
-def test_a_prompt_too_long_is_refused_before_training(run, model_dir, tmp_path, capsys):
-    """Fails if a prompt that the model cannot read ends a run in the middle."""
-    sentence = refused(run, capsys, MAGRPO, *TOY, "--model", model_dir, "--env", "test_runs:TooLong")
-    assert "--max-new-tokens" in sentence
     assert not (tmp_path / "runs").exists()
 
 

@@ -257,13 +257,6 @@ def test_thoughts_are_turned_off_where_the_template_can(model_dir):
     assert policy.tokenizer.decode(magrpo.encode(policy, "hi", 10)) == "hi, briefly"
 
 
-def test_a_template_that_drops_the_prompt_is_refused(model_dir, capsys):
-    """Fails if content as a list of parts makes all prompts the same tokens, and training runs."""
-    policy = load(model_dir)
-    policy.tokenizer.chat_template = "{% for p in messages[0].content %}{{ p['text'] }}{% endfor %}<|im_end|>"
-    refused(capsys, magrpo.encode, policy, "Summarize this post: my dog ate it", 10)
-
-
 THINKING = CHAT.replace("assistant\n{%", "assistant <think>\n{%")
 
 

@@ -1,0 +1,278 @@
+"""MAGRPO as small as it can be: each agent follows the group-relative advantage of the return that all agents share.
+
+    python nano.py --env tldr --num-agents 2    (from the top: data, sampling, the rollout tree, then the loop)
+
+    A_g = R_g - mean(R_1 .. R_G)
+    L_i = - sum over nodes and g of  w * gamma^turn * A_g * sum_t log pi_i(y_g,t | x, y_g,<t) / max_new_tokens
+
+At a node of the rollout tree agent i draws G completions y_1 .. y_G of its own prompt x. The return of a joint action
+is its reward plus gamma times the mean return of the node that it leads to, its child. R_g is the mean return of the
+joint actions that contain y_g, and w is the probability that a trajectory drawn from the tree passes through y_g.
+
+magrpo.py computes the same gradient with less time and memory, resumes a run, and uses LoRA and several GPUs.
+"""
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from itertools import product
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import tyro
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+# N agents, B tasks, G generations, J joint actions, T turns, P prompt tokens, C completion tokens, V vocabulary
+
+
+@dataclass
+class Args:
+    seed: int = 1
+    num_iterations: int = 120  # rollouts, each followed by an update of every agent
+    env: str = "tldr"  # a name that envs/ knows, or module:Class of your own
+    env_kwargs: dict[str, str] = field(default_factory=dict)  # its own options, such as: reward grounded
+    num_agents: int = 2  # N, each with its own prompt and its own policy
+    num_turns: int = 1  # T, joint actions in a trajectory
+    model: str = "models/tiny"  # a folder or a hub id, from which every agent starts
+    num_tasks: int = 4  # B, tasks per iteration
+    num_generations: int = 8  # G, completions per agent in a group
+    joint_mode: Literal["align", "cross"] = "cross"  # cross: all G^N joint actions of a node; align: g-th with g-th
+    max_new_tokens: int = 96  # at most, in a completion
+    temperature: float = 1.0
+    learning_rate: float = 4e-4  # of AdamW, decayed linearly to 0; for a large model 5e-6
+    gamma: float = 1.0  # discount per turn
+    max_grad_norm: float = 1.0  # each agent's gradient is clipped to this norm
+    eval_every: int = 20  # iterations between evaluations
+    eval_tasks: int = 64  # held-out tasks, always the same ones
+    output_dir: str = "runs"
+
+
+@dataclass(eq=False)
+class Policy:
+    """A model with its tokenizer and optimizer: one for each agent."""
+
+    model: Any
+    tokenizer: Any
+    optimizer: Any
+
+
+@dataclass(eq=False)
+class Group:
+    """An agent's G completions of its prompt at a node."""
+
+    prompt_ids: list[int]  # (P,)
+    completion_ids: list[list[int]]  # (G, C), each up to and including its stop token, if it has one
+    completions: list[str]  # (G,)
+    returns: Any = None  # (G,), of each the mean over the joint actions that contain it
+    advantages: Any = None  # (G,)
+
+
+@dataclass(eq=False)
+class Node:
+    """A place in the rollout tree of a task: agents speak, and each of J joint actions leads to a child."""
+
+    task: dict
+    history: list  # the Steps that led here
+    weight: float  # the probability that a trajectory drawn from the tree passes here
+    groups: dict = field(default_factory=dict)  # agent -> Group; a silent agent has none
+    joint: list = field(default_factory=list)  # J tuples, the index of each agent's completion
+    steps: list = field(default_factory=list)  # J Steps
+    children: list = field(default_factory=list)  # J Nodes, None where the branch ends
+    value: Any = None  # (N,), mean return of each agent
+
+
+def load_policy(args):
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0)
+    return Policy(model, tokenizer, optimizer)
+
+
+@torch.no_grad()
+def complete(args, policy, prompts, G):
+    """Draws G completions of each prompt from the policy's full distribution: a Group for each."""
+    tokenizer = policy.tokenizer
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    inputs = tokenizer.apply_chat_template(
+        chats,
+        add_generation_prompt=True,
+        enable_thinking=False,
+        padding=True,
+        return_dict=True,
+        return_tensors="pt",
+    ).to(policy.model.device)
+    stop_ids = np.ravel(policy.model.generation_config.eos_token_id).tolist()
+    rows = policy.model.generate(
+        **inputs,
+        num_return_sequences=G,
+        max_new_tokens=args.max_new_tokens,
+        do_sample=True,
+        temperature=args.temperature,
+        top_k=0,
+        top_p=1.0,
+        pad_token_id=stop_ids[0],
+    )  # (B * G, P + C)
+    completion_ids = []
+    for ids in rows[:, inputs.input_ids.shape[1] :].tolist():
+        stops = [t for t, token in enumerate(ids) if token in stop_ids]
+        completion_ids.append(ids[: stops[0] + 1] if stops else ids)
+    completions = tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
+    groups = []
+    for k, (ids, mask) in enumerate(zip(inputs.input_ids, inputs.attention_mask)):
+        own = slice(k * G, (k + 1) * G)
+        groups.append(Group(ids[mask > 0].tolist(), completion_ids[own], completions[own]))
+    return groups
+
+
+def token_logprobs(args, policy, prompt_ids, completion_ids):
+    """Log-probabilities of the tokens of completions of one prompt: one tensor (C,) each."""
+    P = len(prompt_ids)
+    rows = [torch.tensor(prompt_ids + ids, device=policy.model.device) for ids in completion_ids]
+    ids = pad_sequence(rows, batch_first=True)  # (G, P + C); causal attention never sees padding on the right
+    C = ids.shape[1] - P
+    logits = policy.model(ids, logits_to_keep=C + 1).logits[:, :-1]  # (G, C, V), each before its token
+    logprobs = (logits.float() / args.temperature).log_softmax(-1)
+    chosen = logprobs.gather(-1, ids[:, P:, None])[..., 0]  # (G, C)
+    return [values[: len(ids)] for values, ids in zip(chosen, completion_ids)]
+
+
+def rollout(args, env, policies, tasks, generations, joint_mode):
+    """Grows a tree of joint actions for each task; G = generations[t] at turn t. Returns the nodes of each turn."""
+    N = len(policies)
+    turns = []
+    nodes = [Node(task, [], 1 / len(tasks)) for task in tasks]
+    for t, G in enumerate(generations):
+        # each agent that has a prompt draws G completions of it
+        prompts = [env.observe(node.task, node.history) for node in nodes]
+        for i, policy in enumerate(policies):
+            speaking = [k for k in range(len(nodes)) if prompts[k][i] is not None]  # elsewhere it is silent
+            if speaking:
+                groups = complete(args, policy, [prompts[k][i] for k in speaking], G)
+                for k, group in zip(speaking, groups):
+                    nodes[k].groups[i] = group
+
+        # joint actions, scored all at once: some environments run tests
+        branches = []
+        for node in nodes:
+            node.joint = [(g,) * N for g in range(G)]
+            if joint_mode == "cross":  # of those who speak
+                node.joint = list(product(*[range(G) if i in node.groups else [0] for i in range(N)]))
+            for choice in node.joint:
+                actions = [""] * N
+                for i, group in node.groups.items():
+                    actions[i] = group.completions[choice[i]]
+                branches.append((node.task, node.history, actions))
+        steps = env.step(branches)
+
+        # a child for each joint action that does not end its branch
+        last = t + 1 == len(generations)
+        for node in nodes:
+            J = len(node.joint)
+            node.steps, steps = steps[:J], steps[J:]
+            for step in node.steps:
+                child = Node(node.task, [*node.history, step], node.weight / J)
+                node.children.append(None if step.done or last else child)
+        turns.append(nodes)
+        nodes = [child for node in nodes for child in node.children if child]
+        if not nodes:
+            break
+
+    # returns, from the leaves to the roots
+    for nodes in reversed(turns):
+        for node in nodes:
+            returns = np.zeros((len(node.joint), N))  # (J, N)
+            for j, (step, child) in enumerate(zip(node.steps, node.children)):
+                returns[j] = step.reward  # one that all share, or a list with one for each agent
+                if child:
+                    returns[j] += args.gamma * child.value
+            node.value = returns.mean(0)
+            for i, group in node.groups.items():
+                member = np.array(node.joint)[:, i]  # (J,), which of its completions
+                group.returns = np.bincount(member, returns[:, i]) / np.bincount(member)  # (G,), mean over partners
+    return turns
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args, description=__doc__)
+    N, B, G = args.num_agents, args.num_tasks, args.num_generations
+    np.random.seed(args.seed)
+    torch.manual_seed(args.seed)
+
+    # environment and policies
+    options = {"num_agents": N, "num_turns": args.num_turns, "dataset": "sample", "seed": args.seed} | args.env_kwargs
+    module, _, class_name = args.env.partition(":")
+    if class_name:  # a class of your own needs no envs/
+        env = getattr(import_module(module), class_name)(**options)
+    else:
+        env = import_module("envs").make(args.env, **options)
+    T = getattr(env, "num_turns", args.num_turns)
+    train_tasks = env.tasks("train")
+    eval_tasks = env.tasks("test")
+    eval_tasks = [eval_tasks[k] for k in np.random.default_rng(0).permutation(len(eval_tasks))[: args.eval_tasks]]
+    policies = [load_policy(args) for _ in range(N)]
+
+    run_dir = f"{args.output_dir}/{args.env.replace(':', '.')}__nano__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+    os.makedirs(run_dir)
+    with open(f"{run_dir}/args.json", "w") as file:
+        json.dump({"script": "nano.py", "args": asdict(args)}, file, indent=2)
+
+    for iteration in range(args.num_iterations + 1):  # 0 only evaluates
+        metrics = {"iteration": iteration}
+        if iteration > 0:
+            # 1 ROLLOUT: a tree for each task
+            tasks = np.random.choice(train_tasks, B, replace=len(train_tasks) < B)
+            turns = rollout(args, env, policies, tasks, [G] * T, args.joint_mode)
+            nodes = [node for nodes in turns for node in nodes]
+            metrics["train/return"] = np.mean([root.value for root in turns[0]])
+
+            # 2 ADVANTAGES: of each agent's completions at each node
+            for node in nodes:
+                for group in node.groups.values():
+                    returns = group.returns  # (G,)
+                    # marloo.py: returns - (returns.sum() - returns) / (G - 1)
+                    # maremax.py: returns - returns.max()
+                    # mareinforce.py: returns
+                    group.advantages = returns - returns.mean()
+
+            # 3 UPDATE: one optimizer step for each policy
+            decay = 1 - (iteration - 1) / args.num_iterations
+            for i, policy in enumerate(policies):
+                loss = 0.0
+                policy.optimizer.zero_grad()
+                for node in nodes:
+                    group = node.groups.get(i)
+                    if group is None or np.ptp(group.returns) < 1e-12:  # silent, or nothing to prefer
+                        continue
+                    discount = args.gamma ** len(node.history)
+                    weights = node.weight / G * discount * group.advantages / args.max_new_tokens  # (G,)
+                    logprobs = token_logprobs(args, policy, group.prompt_ids, group.completion_ids)
+                    group_loss = 0.0
+                    for weight, values in zip(weights.tolist(), logprobs):
+                        group_loss -= weight * values.sum()
+                    group_loss.backward()
+                    loss += group_loss.item()
+                grad_norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), args.max_grad_norm)
+                policy.optimizer.param_groups[0]["lr"] = decay * args.learning_rate
+                policy.optimizer.step()
+                metrics |= {f"agent_{i}/loss": loss, f"agent_{i}/grad_norm": grad_norm.item()}
+
+        # 4 EVALUATE: one joint answer to each held-out task
+        if iteration % args.eval_every == 0 or iteration == args.num_iterations:
+            roots = rollout(args, env, policies, eval_tasks, [1] * T, "align")[0]
+            metrics["eval/return"] = np.mean([root.value for root in roots])
+            print(f"iteration {iteration}: evaluation return {metrics['eval/return']:.3f}; of the first task:")
+            for i, group in roots[0].groups.items():
+                print(f"  agent {i}: {group.completions[0]}")
+
+        # 5 LOG
+        with open(f"{run_dir}/metrics.jsonl", "a") as file:
+            file.write(json.dumps(metrics) + "\n")
+
+    for i, policy in enumerate(policies):
+        policy.model.save_pretrained(f"{run_dir}/agent_{i}")
+        policy.tokenizer.save_pretrained(f"{run_dir}/agent_{i}")
