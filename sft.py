@@ -53,9 +53,9 @@ class Args:
     num_turns: int = 1  # turns in it
     dataset: str = "sample"  # sample (offline), hub, a hub id, or a .jsonl, .json or .parquet file
     env_kwargs: dict[str, str] = field(default_factory=dict)  # its own options, such as: reward grounded
-    data: list[str] = field(default_factory=list)  # instead: .jsonl with prompt and completion, or rollouts.jsonl
+    data: list[str] = field(default_factory=list)  # instead: files with prompt and completion, or rollouts.jsonl
     min_reward: float | None = None  # for a rollouts.jsonl: keep joint actions of at least this reward
-    agent: int | None = None  # for a rollouts.jsonl: keep only the texts of this agent, counted from 0
+    agent: int | None = None  # for a rollouts.jsonl: keep only the completions of this agent, counted from 0
     max_length: int = 1024  # tokens of prompt plus completion; longer pairs are left out
     eval_fraction: float = 0.02  # held-out share of each source, at least one pair; at most 128 of each are evaluated
 
@@ -83,11 +83,26 @@ def encode(tokenizer, prompt):
             prompt = prompt.replace(token.content, f"{token.content[0]} {token.content[1:]}")
     if not tokenizer.chat_template:
         return tokenizer(prompt).input_ids
-    chat, options = [{"role": "user", "content": prompt}], {"add_generation_prompt": True, "enable_thinking": False}
-    text = tokenizer.apply_chat_template(chat, tokenize=False, **options)
-    if not all(word in text for word in prompt.split()[:1] + prompt.split()[-1:]):
-        fail("--model: its chat template leaves out the prompt; use a template that takes content as a text.")
+    chat = [{"role": "user", "content": prompt}]
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+    if prompt.strip() not in text:
+        fail("--model: its chat template leaves out the prompt; use a template that takes content as a string.")
     return tokenizer(text, add_special_tokens=False).input_ids
+
+
+def end_of_answer(tokenizer):
+    """The id of the token that ends an answer: what follows it in the chat template, if that is special, or else eos.
+
+    In Gemma's template that is <end_of_turn>, while its eos is <eos>.
+    """
+    if tokenizer.chat_template:
+        chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "ANSWER"}]
+        text = tokenizer.apply_chat_template(chat, tokenize=False)
+        after = text.partition("ANSWER")[2].lstrip()
+        for token_id, token in tokenizer.added_tokens_decoder.items():
+            if token.special and after.startswith(token.content):
+                return token_id
+    return tokenizer.eos_token_id
 
 
 def demonstrations(args):
@@ -109,19 +124,33 @@ def pairs_of_rollouts(lines, min_reward, agent=None):
     for line in lines:
         for joint, reward in zip(line["joint"], line["rewards"]):
             for i, (group, g) in enumerate(zip(line["agents"], joint)):
-                own = reward[i] if isinstance(reward, list) else reward  # a list has one reward per agent
-                if group is None or agent not in (None, i) or own < min_reward:  # None: silent in this turn
+                agent_reward = reward[i] if isinstance(reward, list) else reward
+                if group is None or agent not in (None, i) or agent_reward < min_reward:  # None: silent in this turn
                     continue
-                if group["stopped"][g]:  # a stop token after a truncated text would teach to stop anywhere
+                if group["stopped"][g]:  # a stop token after a truncated completion would teach to stop anywhere
                     pairs.append((group["prompt"], group["completions"][g]))
     return pairs
 
 
+def training_rows(path):
+    """The rows of a file that are of split train or of none: lines of a rollouts.jsonl, or prompt and completion."""
+    try:
+        import envs  # here, so that a copy of this file works by itself
+    except ModuleNotFoundError:
+        if not path.endswith(".jsonl"):
+            fail(f"--data {path}: without the folder envs/ next to this script only .jsonl is read; copy it too.")
+        with open(path) as file:
+            rows = [json.loads(line) for line in file if line.strip()]
+        return [row for row in rows if row.get("split", "train") == "train"]
+    try:
+        return envs.read_training_rows(path, ["completion"])
+    except ValueError as error:
+        fail(str(error))
+
+
 def pairs_of_file(path, args):
     """The distinct pairs (prompt, completion) of a file, without those of other splits than train."""
-    with open(path) as file:
-        rows = [json.loads(line) for line in file if line.strip()]
-    rows = [row for row in rows if row.get("split", "train") == "train"]  # others would spoil the evaluation
+    rows = training_rows(str(path))
     if any("agents" in row for row in rows):
         if args.min_reward is None:
             fail(f"--data {path} holds rollouts: say with --min-reward which of them to imitate.")
@@ -133,21 +162,47 @@ def pairs_of_file(path, args):
     return list(dict.fromkeys(pairs))
 
 
+def split_rows(args, sources, tokenizer, max_length):
+    """Encodes the pairs of all sources: (training rows, one list per source; held-out rows of all)."""
+    end = end_of_answer(tokenizer)
+    train = []
+    held_out = []
+    for pairs in sources:
+        rows = []
+        for prompt, completion in pairs:
+            completion_ids = tokenizer(completion, add_special_tokens=False).input_ids
+            rows.append((encode(tokenizer, prompt), [*completion_ids, end]))
+        fitting = [row for row in rows if len(row[0]) + len(row[1]) <= max_length]
+        print(f"{len(fitting)} pairs, {len(rows) - len(fitting)} left out that have more than {max_length} tokens")
+        if len(fitting) < 2:
+            fail("fewer than two pairs are left to imitate: raise --max-length or lower --min-reward.")
+        # The last pairs, not random ones: pairs of one task are neighbours, and so at most one task is split (more if
+        # a rollouts.jsonl visits tasks several times).
+        cut = len(fitting) - max(1, int(args.eval_fraction * len(fitting)))
+        last = fitting[cut:]
+        train.append(fitting[:cut])
+        held_out += random.sample(last, min(128, len(last)))
+    return train, held_out
+
+
 def token_losses(model, rows):
     """-log pi of each completion token, the stop token included, of all rows: (tokens,).
 
     rows: list of R pairs (prompt token ids, completion token ids)
     """
-    device, first = model.device, min(len(prompt) for prompt, _ in rows)
-    texts = [torch.tensor(prompt + completion) for prompt, completion in rows]
+    device = model.device
+    first = min(len(prompt) for prompt, _ in rows)  # no token before it is a target
+    tokens = [torch.tensor(prompt + completion) for prompt, completion in rows]
     targets = [torch.tensor([-1] * len(prompt) + completion) for prompt, completion in rows]  # -1: no target
-    input_ids = pad_sequence(texts, batch_first=True).to(device)  # (R, L)
+    input_ids = pad_sequence(tokens, batch_first=True).to(device)  # (R, L)
     target = pad_sequence(targets, batch_first=True, padding_value=-1)[:, first:].to(device)  # (R, L - first)
-    keep = target.shape[1] + 1  # each token is predicted one position before it
+    # each token is predicted one position before it
+    keep = target.shape[1] + 1
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         # no attention mask: padding is on the right, which causal attention never sees
         logits = model(input_ids, use_cache=False, logits_to_keep=keep).logits[:, :-1]  # (R, L - first, V)
-    return cross_entropy(logits[target >= 0].float(), target[target >= 0], reduction="none")
+    is_target = target >= 0
+    return cross_entropy(logits[is_target].float(), target[is_target], reduction="none")
 
 
 def micro_batches(rows, max_batch_tokens):
@@ -178,49 +233,43 @@ if __name__ == "__main__":
 
     # demonstrations and model
     sources = [pairs_of_file(path, args) for path in args.data] or [demonstrations(args)]
-    path = os.path.join(here, "models", "tiny") if args.model == "tiny" else args.model
+    path = f"{here}/models/tiny" if args.model == "tiny" else args.model
     tokenizer = AutoTokenizer.from_pretrained(path)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     model.to("cuda" if torch.cuda.is_available() else "cpu")  # from_pretrained has turned dropout off
     context = getattr(model.config.get_text_config(), "max_position_embeddings", math.inf)  # some have no limit
-    max_length = min(args.max_length, context)
-    train, held_out = [], []  # train: one list per source
-    for source in sources:
-        rows = []
-        for prompt, completion in source:
-            completion_ids = tokenizer(completion, add_special_tokens=False).input_ids
-            rows.append((encode(tokenizer, prompt), [*completion_ids, tokenizer.eos_token_id]))
-        fitting = [row for row in rows if len(row[0]) + len(row[1]) <= max_length]
-        print(f"{len(fitting)} pairs, {len(rows) - len(fitting)} left out that have more than {max_length} tokens")
-        if len(fitting) < 2:
-            fail("fewer than two pairs are left to imitate: raise --max-length or lower --min-reward.")
-        # The last pairs, not random ones: pairs of one task are neighbours, and so at most one task is split (more if
-        # a rollouts.jsonl visits tasks several times).
-        cut = len(fitting) - max(1, int(args.eval_fraction * len(fitting)))
-        train.append(fitting[:cut])
-        held_out += random.sample(fitting[cut:], min(128, len(fitting) - cut))
+    train, held_out = split_rows(args, sources, tokenizer, min(args.max_length, context))
 
     # run folder
-    name = os.path.basename(args.data[0]).removesuffix(".jsonl") if args.data else args.env.replace(":", ".")
-    run = os.path.join(args.output_dir, f"{name}__{script[:-3]}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S}")
+    name = os.path.basename(args.data[0]).partition(".")[0] if args.data else args.env.replace(":", ".")
+    run = f"{args.output_dir}/{name}__{script[:-3]}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S}"
     os.makedirs(run)
-    about = {"script": script[:-3], "args": asdict(args)}
-    about["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
-    about["commit"] = os.popen(f"git -C '{here}' rev-parse HEAD 2>/dev/null").read().strip()
-    with open(os.path.join(run, "args.json"), "w") as file:
+    folder = f"{run}/agent"  # of the model
+    about = {
+        "script": script[:-3],
+        "args": asdict(args),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "commit": os.popen(f"git -C '{here}' rev-parse HEAD 2>/dev/null").read().strip(),
+    }
+    with open(f"{run}/args.json", "w") as file:
         json.dump(about, file, indent=2)
-    print(f"{run}: {sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters on {model.device}")
+    print(f"{run}, on {model.device}")
 
+    # training
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
-    logged, tokens, start = [], 0, time.perf_counter()
+    logged = []  # (loss, gradient norm) of the steps since the last line of metrics.jsonl
+    tokens = 0
+    start = time.perf_counter()
     for step in tqdm(range(1, args.num_steps + 1)):
         # 1 BATCH: a source uniformly at random, then one of its pairs
         batch = [random.choice(random.choice(train)) for _ in range(args.batch_size)]
-        num_tokens = sum(len(completion) for _, completion in batch)  # fixed before the batch is split
+        # counted before the batch is split, so that the split changes nothing
+        num_tokens = sum(len(completion) for _, completion in batch)
 
         # 2 UPDATE: linear warm-up, then a cosine down to a tenth
         progress = max(0, step - args.warmup) / max(1, args.num_steps - args.warmup)
-        lr = args.learning_rate * min(1, step / max(1, args.warmup)) * (0.55 + 0.45 * math.cos(math.pi * progress))
+        decay = 0.55 + 0.45 * math.cos(math.pi * progress)
+        lr = args.learning_rate * min(1, step / max(1, args.warmup)) * decay
         optimizer.param_groups[0]["lr"] = lr
         total = 0.0
         for rows in micro_batches(batch, args.max_batch_tokens):
@@ -243,14 +292,16 @@ if __name__ == "__main__":
             metrics = {"step": step, "train/loss": mean_loss, "grad_norm": mean_norm, "learning_rate": lr}
             metrics["tokens_per_second"] = tokens / (time.perf_counter() - start)
             if evaluating:
-                metrics["eval/loss"] = evaluate(model, held_out, args.max_batch_tokens)
-                tqdm.write(f"step {step}: loss {mean_loss:.3f}, held out {metrics['eval/loss']:.3f}")
-            with open(os.path.join(run, "metrics.jsonl"), "a") as file:
+                eval_loss = evaluate(model, held_out, args.max_batch_tokens)
+                metrics["eval/loss"] = eval_loss
+                tqdm.write(f"step {step}: loss {mean_loss:.3f}, held out {eval_loss:.3f}")
+            with open(f"{run}/metrics.jsonl", "a") as file:
                 file.write(json.dumps(metrics) + "\n")
             logged = []
 
         # 4 SAVE: a copy, since the weights being trained stay float32
         if last or step % args.save_every == 0:
-            copy.deepcopy(model).to(getattr(torch, args.save_dtype)).save_pretrained(os.path.join(run, "agent"))
-            tokenizer.save_pretrained(os.path.join(run, "agent"))
-    print(f"{time.perf_counter() - start:.0f} s; use it with --model {os.path.join(run, 'agent')}")
+            saved = copy.deepcopy(model).to(getattr(torch, args.save_dtype))
+            saved.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+    print(f"{time.perf_counter() - start:.0f} s; use it with --model {folder}")

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from envs.data import read_training_rows as read_training_rows  # for --data of the scripts
+
 
 class Step(NamedTuple):
     """One joint action and what came of it."""

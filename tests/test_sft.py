@@ -1,13 +1,16 @@
 """sft.py: its loss against a slow, obvious one; which texts are imitated; and runs from end to end."""
 
+import csv
 import json
 
+import datasets
 import pytest
 import torch
 from conftest import ROOT, STOP, make_tokenizer, metrics_of, save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 import sft
+from envs import read_training_rows
 
 ROWS = [([3, 4, 5, 6, 7], [8, 9, 2]), ([10, 0, 11], [12, 13, 14, 15, 2]), ([16], [2])]  # token 2 stops, 0 pads
 FLAGS = ("--warmup", 2, "--batch-size", 8, "--log-every", 1)
@@ -17,11 +20,17 @@ class Shown:
     """An environment that demonstrates 40 pairs whatever its seed, fewer with more agents, and one of its own."""
 
     def __init__(self, num_agents, num_turns, dataset, seed, word="one"):
-        texts = [(f"Say {i}.", f"{word} two three") for i in range(40 // num_agents)]
-        self.pairs = [{"prompt": text, "completion": answer} for text, answer in [(f"seed {seed}", "own"), *texts]]
+        self.pairs = [{"prompt": f"seed {seed}", "completion": "own"}]
+        for i in range(40 // num_agents):
+            self.pairs.append({"prompt": f"Say {i}.", "completion": f"{word} two three"})
 
     def demonstrations(self):
         return self.pairs
+
+
+def save_lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
 
 
 def obvious(model, prompt, completion):
@@ -30,80 +39,164 @@ def obvious(model, prompt, completion):
     return torch.stack([-logprobs[len(prompt) + t - 1, token] for t, token in enumerate(completion)])
 
 
+def flat_gradient(model):
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
 @pytest.mark.parametrize("max_batch_tokens, batches", [(1, 3), (16, 2), (10_000, 1)])
 def test_loss_and_gradient_equal_the_obvious_ones_however_a_batch_is_split(max_batch_tokens, batches):
-    """Catches positions off by one, a prompt or a pad that is trained, a last token that is not, rows lost."""
+    """Fails if positions are off by one, a prompt or a pad is trained, a last token is not, or rows are lost."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
     config = Qwen2Config(vocab_size=50, num_hidden_layers=2, initializer_range=0.5, **sizes)
     model = Qwen2ForCausalLM(config).double().eval()
     expected = torch.cat([obvious(model, *row) for row in ROWS]).mean()
     expected.backward()
-    gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+    gradient = flat_gradient(model)
     model.zero_grad()
     parts = list(sft.micro_batches(ROWS, max_batch_tokens))
-    losses = [sft.token_losses(model, part) for part in parts]
-    mean = torch.cat(losses).sum() / 9  # tokens
-    mean.backward()
-    assert len(parts) == batches and abs(mean - expected) < 1e-6
+    losses = torch.cat([sft.token_losses(model, part) for part in parts])
+    losses.mean().backward()
+    assert (len(parts), len(losses)) == (batches, 9)
+    assert abs(losses.mean() - expected) < 1e-6
     assert abs(sft.evaluate(model, ROWS, max_batch_tokens) - expected) < 1e-6
-    difference = torch.cat([p.grad.flatten() for p in model.parameters()]) - gradient
-    assert difference.abs().max() < 1e-6 * gradient.abs().max()
+    assert (flat_gradient(model) - gradient).abs().max() < 1e-6 * gradient.abs().max()
 
 
-def line(**changes):
-    said = {"prompt": "p0", "completions": ["a", "b", "c"], "stopped": [True] * 3}
-    other = {"prompt": "p1", "completions": ["x", "y", "z"], "stopped": [True, True, False]}
-    joint = {"joint": [[0, 0], [1, 2], [0, 1], [2, 1]], "rewards": [1.0, 2.5, 2.0, 1.9]}
-    return {"split": "train", "agents": [said, other]} | joint | changes
+SPEAKER = {"prompt": "p0", "completions": ["a", "b", "c"], "stopped": [True] * 3}
+OTHER = {"prompt": "p1", "completions": ["x", "y", "z"], "stopped": [True, True, False]}
+LINE = {
+    "split": "train",
+    "agents": [SPEAKER, OTHER],
+    "joint": [[0, 0], [1, 2], [0, 1], [2, 1]],
+    "rewards": [1.0, 2.5, 2.0, 1.9],
+}
 
 
 @pytest.mark.parametrize(
-    "lines, agent, expected",
+    "changes, agent, expected",
     [
-        ([line()], None, "p0b p0a p1y"),  # z, which earned 2.5 with b, is truncated
-        ([line(), line(split="eval", rewards=[9, 9, 9, 9])], 0, "p0b p0a"),
-        ([line(agents=[line()["agents"][0], None], joint=[[0, 0], [1, 0], [0, 0], [2, 0]])], None, "p0b p0a"),
-        ([line(rewards=[[2, 0], [0, 9], [0, 3], [0, 0]])], None, "p0a p1y"),  # one reward per agent
+        ({}, None, "p0b p0a p1y"),  # z, which earned 2.5 with b, is truncated
+        ({}, 0, "p0b p0a"),
+        ({"agents": [SPEAKER, None], "joint": [[0, 0], [1, 0], [0, 0], [2, 0]]}, None, "p0b p0a"),
+        ({"rewards": [[2, 0], [0, 9], [0, 3], [0, 0]]}, None, "p0a p1y"),  # one reward per agent
     ],
 )
-def test_of_rollouts_only_whole_training_texts_that_earned_enough_are_imitated(lines, agent, expected, tmp_path):
-    """Catches texts of evaluation tasks, of other agents, cut off, or paid for by another agent's reward; copies."""
-    path = tmp_path / "rollouts.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in lines * 2))
+def test_of_rollouts_only_whole_training_texts_that_earned_enough_are_imitated(changes, agent, expected, tmp_path):
+    """Fails if texts of evaluation tasks, of other agents, cut off, or paid for by another's reward are imitated."""
+    held_out = LINE | {"split": "eval", "rewards": [9, 9, 9, 9]}
+    path = save_lines(tmp_path / "rollouts.jsonl", [LINE | changes, held_out] * 2)
     pairs = sft.pairs_of_file(path, sft.Args(min_reward=2.0, agent=agent))
     assert [prompt + completion for prompt, completion in pairs] == expected.split()
 
 
-def test_rows_of_other_splits_than_train_are_not_imitated(tmp_path):
-    """Catches test rows of a data set that end up in training."""
-    pair = {"prompt": "p", "completion": "c"}
-    rows = [pair, pair | {"prompt": "q", "split": "test"}, pair | {"prompt": "r", "split": "train"}]
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert sft.pairs_of_file(path, sft.Args()) == [("p", "c"), ("r", "c")]
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text):
+    return {"role": "assistant", "content": text}
+
+
+def save_in_all_forms(folder, rows):
+    """Paths of files that hold the same rows, which are strings."""
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "blank.jsonl").write_text(f"\n{lines}\n \n")
+    (folder / "mark.jsonl").write_text(lines, encoding="utf-8-sig")
+    (folder / "list.json").write_text(json.dumps(rows))
+    datasets.Dataset.from_list(rows).to_parquet(str(folder / "table.parquet"))
+    with open(folder / "table.csv", "w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    return sorted(map(str, folder.iterdir()))
+
+
+def test_all_forms_of_files_give_the_same_rows(tmp_path):
+    """Fails if a form of file is refused, a row lost, a text changed, or a row of another split trained on."""
+    keys = ("prompt", "chosen", "rejected")
+    rows = [dict(zip(keys, texts), split="train") for texts in (('a\n"b", é', "c\r\nd", "5"), ("f", "g", " h"))]
+    expected = [{key: row[key] for key in keys} for row in rows]
+    paths = save_in_all_forms(tmp_path, [*rows, rows[0] | {"split": "test"}])
+    assert len(paths) == 5
+    for path in paths:
+        assert read_training_rows(path, ["chosen", "rejected"]) == expected, path
+
+
+PREFERENCE = {"prompt": "p", "chosen": "c", "rejected": "r"}
+PREFERENCE_FORMS = [
+    PREFERENCE | {"prompt": [user("p")]},
+    PREFERENCE | {"chosen": [assistant("c")]},
+    {"prompt": [user("p")], "chosen": [assistant("c")], "rejected": [assistant("r")]},
+    PREFERENCE | {"chosen": [user("p"), assistant("c")], "rejected": [user("p"), assistant("r")]},
+    {"chosen": [user("p"), assistant("c")], "rejected": [user("p"), assistant("r")]},
+]
+PAIR_FORMS = [
+    {"prompt": [user("p")], "completion": [assistant("c")]},
+    {"messages": [user("p"), assistant("c")]},
+    {"prompt": "p", "completion": "c", "split": "train"},
+]
+
+
+@pytest.mark.parametrize("row", [*PREFERENCE_FORMS, *PAIR_FORMS])
+def test_messages_are_read_as_the_strings_in_them(row, tmp_path):
+    """Fails if a usual form of a row of chat data is refused, or its prompt is lost."""
+    path = save_lines(tmp_path / "rows.jsonl", [row])
+    if "chosen" in row:
+        assert read_training_rows(path, ["chosen", "rejected"]) == [PREFERENCE]
+    else:
+        assert sft.pairs_of_file(path, sft.Args()) == [("p", "c")]
+
+
+@pytest.mark.parametrize(
+    "row, column",
+    [
+        ({"prompt": "p", "completion": "c", "label": True}, "chosen"),
+        ({"chosen": "c", "rejected": "r"}, "prompt"),
+        (PREFERENCE | {"rejected": None}, "rejected"),
+        (PREFERENCE | {"chosen": [user("q"), assistant("c")]}, "chosen"),
+        ({"chosen": [user("p"), assistant("c")], "rejected": [user("q"), assistant("r")]}, "rejected"),
+        (PREFERENCE | {"prompt": [{"role": "system", "content": "s"}, user("p")]}, "prompt"),
+        (PREFERENCE | {"chosen": [user("p"), assistant("c"), user("p"), assistant("c")]}, "chosen"),
+    ],
+)
+def test_a_row_of_another_form_is_named(row, column, tmp_path):
+    """Fails if such a row is trained on, or ends in another error than a sentence with its place."""
+    path = save_lines(tmp_path / "rows.jsonl", [PREFERENCE, row])
+    with pytest.raises(ValueError, match=f"--data {path}: row 2, column {column}: "):
+        read_training_rows(path, ["chosen", "rejected"])
 
 
 @pytest.mark.parametrize("template", [None, make_tokenizer().chat_template])
 def test_a_stop_token_that_a_prompt_quotes_is_plain_text(template):
-    """Catches a prompt that ends its own turn, and a chat template that is applied to a base model or left out."""
+    """Fails if a prompt ends its own turn, or if a chat template is left out or used with a base model."""
     tokenizer = make_tokenizer(template)
     ids = sft.encode(tokenizer, "Say <|im_end|>.")
     chat = "<|im_start|>user\nSay < |im_end|>.<|im_end|>\n<|im_start|>assistant\n" if template else "Say < |im_end|>."
-    assert tokenizer.decode(ids) == chat and ids.count(STOP) == (template is not None)
+    assert tokenizer.decode(ids) == chat
+    assert ids.count(STOP) == (template is not None)
+
+
+def test_an_answer_ends_as_in_the_chat_template():
+    """Fails if an answer ends in eos where what is sampled ends in another token, as with Gemma."""
+    for template, end in (make_tokenizer().chat_template, "<|im_end|>"), (None, "<|endoftext|>"):
+        tokenizer = make_tokenizer(template)
+        tokenizer.eos_token = "<|endoftext|>"
+        assert tokenizer.decode(sft.end_of_answer(tokenizer)) == end
 
 
 def test_a_step_takes_the_mean_over_all_tokens_of_its_batch(run, tmp_path):
-    """Catches a mean per micro-batch, dropout, a missing stop token, pairs held out that are trained, long pairs."""
+    """Fails if the mean is one per micro-batch, dropout is on, or a stop token or a pair is in the wrong place."""
     path = save_model(tmp_path / "m", attention_dropout=0.5)
     rows = [{"prompt": f"Say {i}.", "completion": "c" * (1 + 7 * i)} for i in range(40)]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    save_lines(tmp_path / "pairs.jsonl", rows)
     flags = ("--data", "pairs.jsonl", "--model", path, "--max-length", 250, "--learning-rate", 1e-9, *FLAGS)
     names = run(ROOT / "sft.py", *flags, "--num-steps", 4, "--max-batch-tokens", 500, "--eval-fraction", 0.2)
     held_out, every = names["held_out"], names["train"][0] + names["held_out"]
     around = len(names["encode"](names["tokenizer"], "Say 1."))
     fitting = [i for i in range(40) if around + (i > 9) + 1 + 7 * i + 1 <= 250]
-    assert sorted(len(completion) for _, completion in every) == [2 + 7 * i for i in fitting] and len(fitting) < 40
+    assert len(fitting) < 40
+    assert sorted(len(completion) for _, completion in every) == [2 + 7 * i for i in fitting]
     assert all(completion[-1] == STOP for _, completion in every)
     assert len(held_out) == len(fitting) // 5
     model, logged = AutoModelForCausalLM.from_pretrained(path), metrics_of(names["run"])
@@ -114,7 +207,7 @@ def test_a_step_takes_the_mean_over_all_tokens_of_its_batch(run, tmp_path):
 
 
 def test_a_model_made_from_nothing_learns_to_answer(run, tmp_path):
-    """Catches steps that are not taken, unequal sources, other weights saved."""
+    """Fails if steps are not taken, sources have unequal shares, or other weights are saved."""
     sources = ("--sources", *(f"test_sft:Shown {agents} 1 word don't-77" for agents in (1, 10)))
     sizes = ("--hidden-size", 32, "--num-layers", 1, "--num-heads", 2, "--vocab-size", 300)
     run(ROOT / "models" / "tiny" / "make.py", *sources, *sizes)
@@ -125,5 +218,5 @@ def test_a_model_made_from_nothing_learns_to_answer(run, tmp_path):
     agent = f"{names['run']}/agent"
     model, tokenizer = AutoModelForCausalLM.from_pretrained(agent), AutoTokenizer.from_pretrained(agent)
     ids = torch.tensor([sft.encode(tokenizer, "Say 3.")])
-    said = model.float().generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=30, do_sample=False)
-    assert tokenizer.decode(said[0, ids.shape[1] :]) == "don't-77 two three<|im_end|>"
+    output = model.float().generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=30, do_sample=False)
+    assert tokenizer.decode(output[0, ids.shape[1] :]) == "don't-77 two three<|im_end|>"
