@@ -30,7 +30,7 @@ def passes(returned, number):
     suite.run(outcome := unittest.TestResult())
     return outcome.wasSuccessful()
 """
-RULES = 1  # counts the changes of what is tried
+RULES = 2  # counts the changes of what is tried
 
 
 def tried(rows, parse, answer, score, limits):
@@ -77,7 +77,7 @@ def _verdicts(tasks, answer, score, limits):
     for place, (task, trial) in enumerate(zip(tasks, run_tests(map(_trial, tasks), *limits))):
         found = findings.get(place, {"reason": "", "examples": []})
         shown, passing = _shown(task, [what == "" for what in trial.examples])
-        fault = found["reason"] and f"its reference solution fails: {found['reason'].splitlines()[0]}"
+        fault = found["reason"] and f"its reference solution fails in the grader: {found['reason'].splitlines()[0]}"
         fault = fault or (passing and f"an answer that returns {passing} passes its tests")
         fault = fault or (trial.reason and f"its tests do not get on with trivial answers: {trial.reason}")
         wrong = [source for source, _ in found["examples"]]

@@ -307,6 +307,7 @@ OPERATIONS = {
     "set": setattr,
     "getitem": lambda thing, place: thing[place],
     "setitem": lambda thing, place, value: thing.__setitem__(place, value),
+    "delitem": lambda thing, place: thing.__delitem__(place),
     "len": len,
     "items": lambda thing: [item for item, _ in zip(thing, range(100_000))],
     "instance": lambda kind, thing: isinstance(thing, kind),
@@ -371,6 +372,7 @@ class Object:
 
     def __ask__(self, operation, *arguments, **keywords):
         candidate, key = vars(self)["__handle__"]
+        candidate.send_changes()
         packed = [pack(argument, handle) for argument in arguments]
         keywords = {name: pack(value, handle) for name, value in keywords.items()}
         return candidate.result(candidate.exchange(operation, key, packed, keywords), arguments)
@@ -378,12 +380,17 @@ class Object:
     def __getattr__(self, name):
         if name.startswith("__"):  # what copy, unittest ... ask of any object
             raise AttributeError(name)
-        return self.__ask__("get", name)
+        value = self.__ask__("get", name)
+        if isinstance(value, MUTABLE):
+            candidate, key = vars(self)["__handle__"]
+            candidate.copies[key, name] = value, pack(value, handle)
+        return value
 
     __call__ = functools.partialmethod(__ask__, "call")
     __setattr__ = functools.partialmethod(__ask__, "set")
     __getitem__ = functools.partialmethod(__ask__, "getitem")
     __setitem__ = functools.partialmethod(__ask__, "setitem")
+    __delitem__ = functools.partialmethod(__ask__, "delitem")
     __len__ = functools.partialmethod(__ask__, "len")
 
     def __iter__(self):
@@ -403,8 +410,13 @@ class Candidate:
     """The grader's end of the channel to the candidate, which may answer anything."""
 
     def __init__(self, channel, pid):
-        self.channel, self.pid, self.objects = channel, pid, {}  # key -> its Object
-        self.last, self.dead = None, ""  # what it last answered, and why it answers no more
+        self.channel = channel
+        self.pid = pid
+        self.objects = {}  # key -> its Object
+        # The tests have a copy of an attribute that is a container: (key, name) -> copy, what it was when it came.
+        self.copies = {}
+        self.last = None  # what it last answered
+        self.dead = ""  # why it answers no more
 
     def exchange(self, *question):
         """The next message, after a question if there is one."""
@@ -420,6 +432,14 @@ class Candidate:
                 self.dead = "an unreadable answer"
         self.last = CandidateError(self.dead)
         raise self.last
+
+    def send_changes(self):
+        """Sets the attributes of which the tests have changed their copy, as in `box.items.append(1)`."""
+        for (key, name), (value, before) in list(self.copies.items()):
+            after = pack(value, handle)
+            if after != before:
+                self.copies[key, name] = value, after
+                self.exchange("set", key, [name, after], {})
 
     def result(self, reply, arguments=()):
         """The value in a reply, or its exception raised; arguments that the call changed are changed here too."""
@@ -514,8 +534,10 @@ def _grader(trainer, layers):
         total = asserts.count + len(methods)
         trainer.send(["tests", total, [*asserts.straight, *range(asserts.count, total)]])
         for number, method in enumerate(methods, start=asserts.count):
-            unittest.TestSuite([method]).run(outcome := unittest.TestResult())
-            check(number, outcome.wasSuccessful() and not outcome.skipped)
+            outcome = unittest.TestResult()
+            unittest.TestSuite([method]).run(outcome)
+            error = CandidateError(outcome.errors[0][1].splitlines()[-1]) if outcome.errors else None
+            check(number, outcome.wasSuccessful() and not outcome.skipped, error)
         trainer.send(["end", ""])
     except (Exception, SystemExit) as error:
         trainer.send(["end", describe(error)])
