@@ -25,7 +25,7 @@ from envs.data import read_training_rows as read_training_rows  # for --data of 
 class Step(NamedTuple):
     """One joint action and what came of it."""
 
-    actions: list[str]  # one text per agent, "" for a silent one
+    actions: list[str]  # one string per agent, "" for a silent one
     reward: float | list[float]  # shared by all agents, or one for each
     parts: dict[str, float]  # the reward's components and diagnostics, for the log
     done: bool  # ends the branch, even before num_turns
@@ -69,7 +69,7 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, protocol="si
     name: a key of ENVIRONMENTS, "module:Class" of the user's own, or several of these joined by "+"
     dataset: "sample" (made offline), "hub" (the environment's public set), another hub id, or a file: see envs/data.py
     protocol: one of PROTOCOLS in envs/protocols.py, for environments of one turn
-    options: further arguments of the environment's class, as texts, e.g. reward="grounded"
+    options: further arguments of the environment's class, as strings, e.g. reward="grounded"
 
     Raises ValueError with one sentence for what cannot be used.
     """
@@ -81,23 +81,27 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, protocol="si
         raise ValueError(f"--env-kwargs protocol {protocol}: it is one of {', '.join(PROTOCOLS)}.")
     together = protocol == "simultaneous"
     common = {"num_agents": num_agents, "num_turns": num_turns if together else 1, "dataset": dataset, "seed": seed}
-    classes, made = {}, {}
+    classes = {}
     for each in name.split("+"):
         module, _, class_name = ENVIRONMENTS.get(each, each).partition(":")
         if not class_name:
             raise ValueError(f"unknown environment {each}; use {', '.join(ENVIRONMENTS)}, or module:Class.")
         classes[each] = getattr(importlib.import_module(module), class_name)
-    takes = {each: inspect.signature(found).parameters.keys() for each, found in classes.items()}
+    takes = {each: inspect.signature(env_class).parameters.keys() for each, env_class in classes.items()}
     known = set().union(*takes.values()) - common.keys() - {"name"}
-    if unknown := options.keys() - known:
+    unknown = options.keys() - known
+    if unknown:
         knows = ", ".join(sorted({*known, "protocol"}))
         raise ValueError(f"--env-kwargs {min(unknown)}: {name} does not know it; it knows {knows}.")
-    for each, found in classes.items():
-        given = common | {"name": each} if each in ENVIRONMENTS else common
-        made[each] = found(**given, **{key: value for key, value in options.items() if key in takes[each]})
+    environments = {}
+    for each, env_class in classes.items():
+        arguments = common | {key: value for key, value in options.items() if key in takes[each]}
+        if each in ENVIRONMENTS:
+            arguments["name"] = each
+        environments[each] = env_class(**arguments)
         if not together:
-            made[each] = Protocol(made[each], each, protocol, num_agents, num_turns)
-    return Mixture(made, num_turns) if "+" in name else made[name]
+            environments[each] = Protocol(environments[each], each, protocol, num_agents, num_turns)
+    return Mixture(environments, num_turns) if "+" in name else environments[name]
 
 
 class Mixture:
@@ -117,14 +121,15 @@ class Mixture:
         return self.environments[task["env"]].observe(task["task"], history)
 
     def step(self, branches):
-        """Parts bear their environment's name, but for all_passed, from which pass@k is estimated."""
+        """Parts bear their environment's name, except all_passed, from which pass@k is estimated."""
         steps = [None] * len(branches)
         for name, env in self.environments.items():  # each scores its branches as one batch
             places = [k for k, (task, _, _) in enumerate(branches) if task["env"] == name]
             batch = [(branches[k][0]["task"], *branches[k][1:]) for k in places]
             for k, step in zip(places, env.step(batch) if batch else []):
                 parts = {key if key == "all_passed" else f"{name}/{key}": part for key, part in step.parts.items()}
-                steps[k] = step._replace(parts=parts | {f"{name}/reward": float(np.mean(step.reward))})
+                parts[f"{name}/reward"] = float(np.mean(step.reward))
+                steps[k] = step._replace(parts=parts)
         return steps
 
     def demonstrations(self):

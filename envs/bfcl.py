@@ -15,7 +15,7 @@ from rewards.bfcl import parallel_reward
 SAMPLE_COUNTS = {"train": 1000, "test": 200}
 MOST_GOLD = 10  # gold calls of a task: calls are matched to subsets of them
 FORM = '<tool_call>{"name": "...", "arguments": {"...": ...}}</tool_call>'
-# name -> (request, what one call asks for, the arguments: a number below 10, a word or a number, a number)
+# name -> (request, what one call asks for, its two arguments, the values of the first one; the second is 10 to 99)
 FUNCTIONS = {
     "set_lamp": ("Set {}.", "lamp {} to {}", ("lamp", "level"), [*range(1, 10)]),
     "order": ("Order {}.", "{1} {0}", ("item", "count"), ["pens", "cups", "maps", "rings", "boats", "coats"]),
@@ -29,7 +29,7 @@ class Parallel:
     num_agents: 1 or more; one writes all calls
     num_turns: 1
     dataset: "sample", "hub" (OpenMLRL/BFCL-V4-Parallel-Native, train and eval), a hub id or a file, with the columns
-        `user_prompt`, `function` and `ground_truth`; the last two may be JSON or the texts of it
+        `user_prompt`, `function` and `ground_truth`; the last two may be objects, or JSON in strings
     roles: "self_select" (each agent knows its number, and that others write the rest) or "split_by_order" (it is also
         told to write its part of the calls, in the order of the request)
 
@@ -52,12 +52,16 @@ class Parallel:
         return self.splits[split]
 
     def observe(self, task, history):
-        n, prompts = self.num_agents, []
+        n = self.num_agents
+        prompts = []
         for i in range(1, n + 1):
-            which = "all calls that it needs" if n == 1 else "some of the calls that it needs"
-            if n > 1 and self.roles == "split_by_order":
-                which = f"part {i} of {n} of the calls that it needs, in its order, divided evenly"
-            others = f" You are agent {i} of {n}; the others write the rest." if n > 1 else ""
+            which = "all calls that it needs"
+            others = ""
+            if n > 1:
+                which = "some of the calls that it needs"
+                others = f" You are agent {i} of {n}; the others write the rest."
+                if self.roles == "split_by_order":
+                    which = f"part {i} of {n} of the calls that it needs, in its order, divided evenly"
             request = f"{task['user_prompt']}\n\nFunctions: {task['function']}\n\n"
             prompts.append(f"{request}Write {which}, each as {FORM}.{others}")
         return prompts
@@ -69,80 +73,104 @@ class Parallel:
     def demonstrations(self):
         """What agents could write for sample training tasks: list of dict(prompt, completion).
 
-        One agent leaves out a call or gets a number wrong in half of the texts. Of several agents each writes any one
-        part, or (in one of ten texts) all, or its part with a wrong number, whatever its role: who writes what is to
-        be learned. Raises ValueError for other datasets.
+        One agent leaves out a call or gets a number wrong in half of its answers. Of several agents each writes any
+        one part, or (in one of ten answers) all, or its part with a wrong number, whatever its role: who writes what
+        is to be learned. Raises ValueError for other datasets.
         """
         if self.dataset != "sample":
             raise ValueError(f"--dataset {self.dataset}: its calls are not shared out to imitate; use sample.")
-        rng, pairs = random.Random(f"calls {self.seed}"), []
+        rng = random.Random(f"calls {self.seed}")
+        pairs = []
         for task in self.tasks("train"):
             for prompt in self.observe(task, []):
-                calls = [gold_call(call) for call in task["gold"]]
-                part = rng.randrange(self.num_agents)
-                cuts = [len(calls) * k // self.num_agents for k in (part, part + 1)]
-                fault = rng.random()
-                if self.num_agents > 1 and fault > 0.1:
-                    calls = calls[cuts[0] : cuts[1]]
-                elif self.num_agents == 1 and fault < 0.25:
-                    calls.pop(rng.randrange(len(calls)))
-                if calls and fault > (0.75 if self.num_agents == 1 else 0.85):
-                    arguments = rng.choice(calls)["arguments"]
-                    arguments[list(arguments)[-1]] = rng.randint(10, 99)
-                pairs.append({"prompt": prompt, "completion": "\n".join(map(written, calls)) or "None."})
+                calls = self._some_calls(task, rng)
+                completion = "\n".join(written(call) for call in calls)
+                pairs.append({"prompt": prompt, "completion": completion or "None."})
         return pairs
+
+    def _some_calls(self, task, rng):
+        """One agent's part of the gold calls, or what it takes for that."""
+        calls = [gold_call(call) for call in task["gold"]]
+        part = rng.randrange(self.num_agents)
+        start = len(calls) * part // self.num_agents
+        end = len(calls) * (part + 1) // self.num_agents
+        fault = rng.random()
+        if self.num_agents > 1 and fault > 0.1:
+            calls = calls[start:end]
+        elif self.num_agents == 1 and fault < 0.25:
+            calls.pop(rng.randrange(len(calls)))
+        if calls and fault > (0.75 if self.num_agents == 1 else 0.85):
+            arguments = rng.choice(calls)["arguments"]
+            last = list(arguments)[-1]
+            arguments[last] = rng.randint(10, 99)
+        return calls
 
 
 def gold_call(wanted):
-    """A call that the gold one accepts."""
+    """A call that the gold one accepts, with all arguments for which gold lists a value."""
     ((name, accepted),) = wanted.items()
-    return {"name": name, "arguments": {key: _first(values) for key, values in accepted.items()}}
+    return {"name": name, "arguments": _first_values(accepted)}
+
+
+def _first_values(accepted):
+    arguments = {}
+    for key, values in accepted.items():
+        values = [value for value in values if value != ""]  # "" says that it may be left out
+        if values:
+            arguments[key] = _first_values(values[0]) if isinstance(values[0], dict) else values[0]
+    return arguments
 
 
 def written(call):
     return f"<tool_call>{json.dumps(call)}</tool_call>"
 
 
-def _first(values):
-    value = next(value for value in values if value != "")
-    return {key: _first(inner) for key, inner in value.items()} if isinstance(value, dict) else value
-
-
 def _rows(split, count, seed):
     """Requests of two or three calls of one function, in the columns of the hub's set."""
-    rng, rows = random.Random(f"bfcl {split} {seed}"), []
+    rng = random.Random(f"bfcl {split} {seed}")
+    rows = []
     while len(rows) < count:
         name = rng.choice(list(FUNCTIONS))
-        request, wording, keys, first = FUNCTIONS[name]
-        whats = rng.sample(range(len(first)), rng.choice([2, 2, 3]))
-        pairs = [(first[what], rng.randint(10, 99)) for what in whats]
-        if _split_of(*whats, *(number for _, number in pairs)) != split:
+        request, wording, keys, firsts = FUNCTIONS[name]
+        places = rng.sample(range(len(firsts)), rng.choice([2, 2, 3]))
+        values = [(firsts[place], rng.randint(10, 99)) for place in places]  # of the two arguments of each call
+        if _split_of(*places, *(number for _, number in values)) != split:
             continue
-        *some, last = (wording.format(*pair) for pair in pairs)
+        *some, last = (wording.format(*pair) for pair in values)
         types = "integer" if name == "set_lamp" else "string", "integer"
         properties = {key: {"type": kind} for key, kind in zip(keys, types)}
         function = {"name": name, "parameters": {"type": "dict", "properties": properties, "required": keys}}
-        gold = [{name: {key: [value] for key, value in zip(keys, pair)}} for pair in pairs]
-        row = {"user_prompt": request.format(f"{', '.join(some)} and {last}"), "function": json.dumps([function])}
-        rows.append(row | {"ground_truth": json.dumps(gold)})
+        gold = [{name: {key: [value] for key, value in zip(keys, pair)}} for pair in values]
+        row = {
+            "user_prompt": request.format(f"{', '.join(some)} and {last}"),
+            "function": json.dumps([function]),
+            "ground_truth": json.dumps(gold),
+        }
+        rows.append(row)
     return rows
 
 
 def _task(row):
     """The task of a row, or why it cannot be used."""
-    function, gold = row.get("function"), row.get("ground_truth")
+    gold = row.get("ground_truth")
     try:
-        gold = json.loads(gold) if isinstance(gold, str) else gold
+        if isinstance(gold, str):
+            gold = json.loads(gold)
         # what is None belongs to other rows, where a column holds objects
-        gold = [{name: _present(given) for name, given in _present(call).items()} for call in gold]
+        gold = [{name: _without_none(accepted) for name, accepted in _without_none(call).items()} for call in gold]
         if not gold or any(len(call) != 1 for call in gold) or len(gold) > MOST_GOLD:
             return f"ground_truth is no list of 1 to {MOST_GOLD} calls, each an object with one name"
-        [gold_call(call) for call in gold]  # raises where no value is listed
-    except (ValueError, TypeError, AttributeError, StopIteration):
+        if not all(values for call in gold for accepted in call.values() for values in accepted.values()):
+            return "ground_truth lists no value for an argument"
+        for call in gold:
+            gold_call(call)  # raises what malformed values raise
+    except (ValueError, TypeError, AttributeError):
         return "ground_truth does not list accepted values for the arguments of calls"
-    function = function if isinstance(function, str) else json.dumps(function)
+    function = row.get("function")
+    if not isinstance(function, str):
+        function = json.dumps(function)
     return {"user_prompt": row["user_prompt"], "function": function, "gold": gold}
 
 
-def _present(found):
-    return {key: value for key, value in found.items() if value is not None}
+def _without_none(columns):
+    return {key: value for key, value in columns.items() if value is not None}

@@ -12,7 +12,7 @@ import re
 from envs import Step, mutants
 from envs.coding import HUMANEVAL, SAMPLE_COUNTS, defined
 from envs.data import read_rows
-from envs.tried import TRIVIAL, example_asserts, remembered, tried
+from envs.tried import RULES, TRIVIAL, example_asserts, read_limits, remembered, tried
 from rewards.bugfix import Repair, bugfix_rewards
 from rewards.coding import Answer, coding_rewards
 from rewards.sandbox import require_protection
@@ -57,15 +57,15 @@ class BugFix:
             raise ValueError(f"--num-agents {num_agents}: bugfix has three roles; use 1, 2 or 3.")
         if num_turns > num_agents:
             raise ValueError(f"--num-turns {num_turns}: in bugfix each agent speaks once; use at most {num_agents}.")
-        self.limits = float(timeout), allow_unsafe_code == "yes"
+        self.limits = read_limits(timeout, allow_unsafe_code)
         require_protection(self.limits[1])
-        self.num_agents = self.num_turns = num_agents
-        self.dataset, self.seed, self.feedback = dataset, seed, feedback
+        self.num_agents = num_agents
+        self.num_turns = num_agents
+        self.dataset = dataset
+        self.seed = seed
+        self.feedback = feedback
         if dataset == "sample":
-            self.splits = {
-                split: [_ailing(_task(row), *found) for row, *found in mutants.mutants(split, count, seed)]
-                for split, count in SAMPLE_COUNTS.items()
-            }
+            self.splits = {split: _sample_tasks(split, count, seed) for split, count in SAMPLE_COUNTS.items()}
         else:
             self.splits = read_rows(dataset, judge=self._judged, **PUBLISHED)
 
@@ -77,39 +77,47 @@ class BugFix:
 
     def observe(self, task, history):
         """The prompt of the agent whose turn it is; the others are silent."""
-        fixes, lines = len(history) == self.num_agents - 1, task["program"].splitlines()
+        fixes = len(history) == self.num_agents - 1
+        lines = task["program"].splitlines()
         numbered = "\n".join(f"{number} {line}" for number, line in enumerate(lines, 1))
-        texts = [task["description"], task["program"] if fixes else numbered]
+        parts = [task["description"], task["program"] if fixes else numbered]
         if self.feedback == "level" and not history:
-            texts.append(task["symptom"])
-        texts.append("This program has a bug.")
+            parts.append(task["symptom"])
+        about = "This program has a bug."
         if history:
-            texts[-1] += f" A colleague says:\n{_note(history)}"
-            if fixes and 0 < _line(history) <= len(lines):
-                texts[-1] += f"\nLine {_line(history)} is: {lines[_line(history) - 1].strip()}"
-        asked = f"Write LINE k: and why, in at most {WORDS} words."
-        texts.append(f"Write {task['entry_point']} without the bug. Function code only." if fixes else asked)
+            about += f" A colleague says:\n{_note(history)}"
+            number = _line(history)
+            if fixes and 0 < number <= len(lines):
+                about += f"\nLine {number} is: {lines[number - 1].strip()}"
+        parts.append(about)
+        if fixes:
+            parts.append(f"Write {task['entry_point']} without the bug. Function code only.")
+        else:
+            parts.append(f"Write LINE k: and why, in at most {WORDS} words.")
         prompts = [None] * self.num_agents
-        prompts[len(history)] = "\n\n".join(filter(None, texts))
+        prompts[len(history)] = "\n\n".join(filter(None, parts))
         return prompts
 
     def step(self, branches):
         """Only what the fixer writes is scored: see rewards/bugfix.py. Of the notes, part `located` says whether the
-        last one names the line of the bug or one beside it.
+        last one names the line of the bug or one next to it.
         """
-        last = [(task, actions) for task, history, actions in branches if len(history) == self.num_agents - 1]
-        repairs = [
-            Repair(_answer(task, actions[-1:]), task["program"], task["passing"], task["failing"])
-            for task, actions in last
-        ]
-        scores, steps = iter(bugfix_rewards(repairs, *self.limits)), []
+        repairs = []
+        for task, history, actions in branches:
+            if len(history) == self.num_agents - 1:
+                answer = _answer(task, actions[-1:])
+                repairs.append(Repair(answer, task["program"], task["passing"], task["failing"]))
+        scores = iter(bugfix_rewards(repairs, *self.limits))
+        steps = []
         for task, history, actions in branches:
             if len(history) < self.num_agents - 1:
                 steps.append(Step(actions, 0.0, {}, done=False))
                 continue
             score = next(scores)
-            located = {"located": float(abs(_line(history) - task["line"]) <= 1)} if history else {}
-            steps.append(Step(actions, score.reward, {**score.parts, **located}, done=True))
+            parts = dict(score.parts)
+            if history:
+                parts["located"] = float(abs(_line(history) - task["line"]) <= 1)
+            steps.append(Step(actions, score.reward, parts, done=True))
         return steps
 
     def demonstrations(self):
@@ -119,37 +127,43 @@ class BugFix:
         """
         if self.dataset != "sample":
             raise ValueError(f"--dataset {self.dataset}: it holds no answers for each role; use sample.")
-        rng, pairs = random.Random(f"repairs {self.seed}"), []
+        rng = random.Random(f"repairs {self.seed}")
+        pairs = []
         for task in self.tasks("train"):
             notes, answer = mutants.demonstrated(task, self.num_agents - 1, rng)
             history = [Step([note] * self.num_agents, 0.0, {}, done=False) for note in notes]
-            for turn, text in enumerate([*notes, answer]):
-                pairs.append({"prompt": self.observe(task, history[:turn])[turn], "completion": text})
+            for turn, completion in enumerate([*notes, answer]):
+                prompt = self.observe(task, history[:turn])[turn]
+                pairs.append({"prompt": prompt, "completion": completion})
         return pairs
 
     def _judged(self, rows):
         """For each row its task, or why it cannot be used; its reference and its program are run once."""
         tasks = tried(rows, _task, lambda task, texts, _: _answer(task, texts), coding_rewards, self.limits)
-        sound = [task for task in tasks if isinstance(task, dict)]
+        usable = [task for task in tasks if isinstance(task, dict)]
 
-        def find():
-            scores = coding_rewards([_answer(task, [task["program"]]) for task in sound], *self.limits)
-            return [[score.findings[key] for key in ("held", "total", "examples")] for score in scores]
+        def run_programs():
+            scores = coding_rewards([_answer(task, [task["program"]]) for task in usable], *self.limits)
+            return [[score.findings[key] for key in ("passing", "total", "examples")] for score in scores]
 
-        found = iter(remembered(["programs with a bug", self.limits, sound], find))
-        return [task if isinstance(task, str) else _ailing(task, *next(found)) for task in tasks]
+        outcomes = iter(remembered(["programs with a bug", RULES, self.limits, usable], run_programs))
+        return [_with_outcomes(task, *next(outcomes)) if isinstance(task, dict) else task for task in tasks]
+
+
+def _sample_tasks(split, count, seed):
+    return [_with_outcomes(_task(row), *outcomes) for row, *outcomes in mutants.mutants(split, count, seed)]
 
 
 def _note(history):
     """What the agent that speaks next reads of the last note."""
-    text = drop_thoughts(history[-1].actions[len(history) - 1])
-    return " ".join(text.split()[:WORDS])
+    note = drop_thoughts(history[-1].actions[len(history) - 1])
+    return " ".join(note.split()[:WORDS])
 
 
 def _line(history):
     """The number of the line that the last note names, or 0."""
-    found = re.search(r"\bLINE (\d{1,6})\b", _note(history), re.IGNORECASE | re.ASCII)
-    return int(found[1]) if found else 0
+    match = re.search(r"\bLINE (\d{1,6})\b", _note(history), re.IGNORECASE | re.ASCII)
+    return int(match[1]) if match else 0
 
 
 def _answer(task, texts):
@@ -161,29 +175,37 @@ def _task(row):
     description (unless the program's docstring is one) and line, the first in which program and reference differ.
     """
     if "buggy_solution" in row:
-        entry_point, tests, description = row["entry_point"], row["test"], ""
-        program, reference = (row["prompt"] + row[key] for key in ("buggy_solution", "canonical_solution"))
+        entry_point = row["entry_point"]
+        tests = row["test"]
+        description = ""
+        program = row["prompt"] + row["buggy_solution"]
+        reference = row["prompt"] + row["canonical_solution"]
     else:
-        entry_point, tests, description = row["name"], row["tests"], row["docstring"].strip('"\n')
-        program, reference = row["buggy_program"], row["solution"]
-    program, reference = program.strip(), reference.strip()
-    body, checks = ast.parse(program).body, ast.parse(tests).body
-    asked = defined(entry_point, ast.FunctionDef, body)
+        entry_point = row["name"]
+        tests = row["tests"]
+        description = row["docstring"].strip('"\n')
+        program = row["buggy_program"]
+        reference = row["solution"]
+    program = program.strip()
+    reference = reference.strip()
+    body = ast.parse(program).body
+    checks = ast.parse(tests).body
+    function = defined(entry_point, ast.FunctionDef, body)
     # Objects of the tests' own classes cannot cross to the candidate, so it makes them.
     classes = [node for node in checks if isinstance(node, ast.ClassDef)]
-    prelude = ast.unparse(ast.Module([node for node in body if node is not asked] + classes, []))
+    prelude = ast.unparse(ast.Module([node for node in body if node is not function] + classes, []))
     tests = ast.unparse(ast.Module([node for node in checks if node not in classes], []))
-    pairs = enumerate(itertools.zip_longest(program.splitlines(), reference.splitlines()), 1)
+    pairs = itertools.zip_longest(program.splitlines(), reference.splitlines())
     return {
         "task_id": row.get("task_id", entry_point),
         "description": description,
         "program": program,
-        "line": next((number for number, (before, after) in pairs if before != after), 0),
+        "line": next((number for number, (before, after) in enumerate(pairs, 1) if before != after), 0),
         "entry_point": entry_point,
         "names": [entry_point, *[node.name for node in classes]],
         "tests": tests,
         "asserts": [tests],
-        "examples": example_asserts(description or ast.get_docstring(asked) or ""),
+        "examples": example_asserts(description or ast.get_docstring(function) or ""),
         "prelude": prelude,
         "setup": prelude,
         "base": prelude,
@@ -194,10 +216,10 @@ def _task(row):
     }
 
 
-def _ailing(task, held, total, examples):
+def _with_outcomes(task, passing, total, examples):
     """The task with what its program's tests say, or why it cannot be used."""
-    if len(held) == total:
+    if len(passing) == total:
         return "its program with the bug passes its tests"
     symptom = " fails: ".join(examples[0]) + "." if examples else ""
-    failing = [number for number in range(total) if number not in held]
-    return {**task, "passing": held, "failing": failing, "symptom": symptom}
+    failing = [number for number in range(total) if number not in passing]
+    return {**task, "passing": passing, "failing": failing, "symptom": symptom}

@@ -11,8 +11,8 @@ from functools import partial
 from envs import samples, scored_step
 from envs.coding import defined, syntax_remarks
 from envs.data import read_rows
-from envs.tried import TRIVIAL, example_asserts, tried
-from rewards.answers import FUNCTIONS, is_stub
+from envs.tried import TRIVIAL, example_asserts, read_limits, tried
+from rewards.answers import FUNCTIONS, IMPORTS, is_stub
 from rewards.classeval import ClassAnswer, class_rewards
 from rewards.sandbox import require_protection
 
@@ -29,7 +29,7 @@ BENCHMARK = {
 class ClassEval:
     """Agents take turns at the methods of a class: agent 1 writes the first, agent 2 the second, and so on.
 
-    num_agents: an agent left without a method is asked for nothing, and its text is not read
+    num_agents: an agent left without a method is asked for nothing, and its completion is not read
     dataset: "sample", "hub" (FudanSELab/ClassEval), a hub id or a file with the same columns; tasks numbered as in the
         benchmark get its splits
     feedback: "plain" (revise) or "level" (what was found, how many tests passed, the first docstring example that
@@ -50,17 +50,18 @@ class ClassEval:
     ):
         if feedback not in ("plain", "level"):
             raise ValueError(f"--env-kwargs feedback {feedback}: it is plain or level; use one of them.")
-        self.timeout, self.allow_unsafe_code = float(timeout), allow_unsafe_code == "yes"
-        require_protection(self.allow_unsafe_code)
-        self.num_agents, self.num_turns, self.dataset, self.feedback = num_agents, num_turns, dataset, feedback
+        self.limits = read_limits(timeout, allow_unsafe_code)
+        require_protection(self.limits[1])
+        self.num_agents = num_agents
+        self.num_turns = num_turns
+        self.dataset = dataset
         self.seed = seed
+        self.feedback = feedback
         if dataset == "sample":  # right by construction
             rows = {split: samples.class_tasks(split, count, seed) for split, count in SAMPLE_COUNTS.items()}
             self.splits = {split: [_task(row) for row in part] for split, part in rows.items()}
         else:
-            judge = partial(
-                tried, parse=_task, answer=_answer, score=class_rewards, limits=(self.timeout, self.allow_unsafe_code)
-            )
+            judge = partial(tried, parse=_task, answer=_answer, score=class_rewards, limits=self.limits)
             self.splits = read_rows(dataset, judge=judge, **BENCHMARK)
 
     def tasks(self, split):
@@ -91,7 +92,7 @@ class ClassEval:
     def step(self, branches):
         """Runs the answers of all branches at once; see rewards/classeval.py for reward and parts, and scored_step."""
         answers = [_answer(task, actions, self._assigned(task)) for task, _, actions in branches]
-        scores = class_rewards(answers, self.timeout, self.allow_unsafe_code)
+        scores = class_rewards(answers, *self.limits)
         return [
             scored_step(actions, score, self.num_turns - len(history))
             for (_, history, actions), score in zip(branches, scores)
@@ -119,7 +120,7 @@ def _answer(task, texts, assigned):
 
 
 def _remarks(agent, names, findings):
-    """What agent number `agent` is told. Of the scored tests, that is only how many passed.
+    """What agent number `agent` reads of the findings. Of the scored tests, that is only how many passed.
 
     An example of the skeleton that a benchmark's tests repeat is still shown: agents can read it in the skeleton.
     """
@@ -143,32 +144,33 @@ def _task(row):
     that they are put into), names (defined in that module, for the tests), tests, setup, examples; and what
     envs/tried.py needs: of the reference solution only the asked methods, as agents write them.
     """
-    solution, base = ast.parse(row["solution_code"]), ast.parse(row["skeleton"])
-    owner, reference = [defined(row["class_name"], ast.ClassDef, tree.body) for tree in (base, solution)]
+    solution = ast.parse(row["solution_code"])
+    base = ast.parse(row["skeleton"])
+    reference = defined(row["class_name"], ast.ClassDef, solution.body)
+    owner = defined(row["class_name"], ast.ClassDef, base.body)
     # Methods that are stubs in the reference too, such as constructors, are not asked for.
     idle = {node.name for node in reference.body if isinstance(node, FUNCTIONS) and is_stub(node)}
     todo = [n for n in owner.body if isinstance(n, FUNCTIONS) and is_stub(n) and n.name not in idle]
     names = list(dict.fromkeys(node.name for node in todo))  # once: one agent writes a property and its setter
     if not names:
         raise ValueError("no method is left to be written")
-    given, needed = (
-        {ast.unparse(n): n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))}
-        for tree in (base, solution)
-    )
-    missing = needed.keys() - given.keys()  # in the skeleton: agents write methods only and could not import it
-    base.body = [needed[source] for source in sorted(missing)] + base.body
-    asked = [ast.unparse(n) for n in reference.body if isinstance(n, FUNCTIONS) and n.name in names]
+    imports = [ast.unparse(node) for node in base.body if isinstance(node, IMPORTS)]
+    needed = [ast.unparse(node) for node in solution.body if isinstance(node, IMPORTS)]
+    # put into the skeleton, since agents write methods only and could not import it
+    missing = sorted({*needed} - {*imports})
+    base.body = ast.parse("\n".join(missing)).body + base.body
+    methods = [ast.unparse(n) for n in reference.body if isinstance(n, FUNCTIONS) and n.name in names]
     return {
         "task_id": row["task_id"],
-        "problem": "\n".join([*sorted(missing), row["skeleton"]]),
+        "problem": "\n".join([*missing, row["skeleton"]]),
         "class_name": row["class_name"],
         "methods": names,
         "base": ast.unparse(base),
         "names": [node.name for node in base.body if isinstance(node, (*FUNCTIONS, ast.ClassDef))],
         "tests": row["test"],
-        "setup": "\n".join([*sorted(missing), *given]),
+        "setup": "\n".join([*missing, *imports]),
         "examples": [e for node in todo for e in example_asserts(ast.get_docstring(node) or "", after_all=True)],
-        "reference": "\n\n".join(asked),
+        "reference": "\n\n".join(methods),
         "asserts": [row["test"]],
         "trivial": [TRIVIAL[k] for k in (0, 1, 3, 6)],  # few: some tests take seconds
         "bound": " = ".join(f"{row['class_name']}.{name}" for name in names),

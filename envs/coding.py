@@ -14,7 +14,7 @@ from functools import partial
 
 from envs import samples, scored_step
 from envs.data import read_rows
-from envs.tried import TRIVIAL, example_asserts, tried
+from envs.tried import TRIVIAL, example_asserts, read_limits, tried
 from rewards.coding import Answer, coding_rewards
 from rewards.sandbox import require_protection
 
@@ -67,18 +67,19 @@ class Coding:
     ):
         if feedback not in ("plain", "level"):
             raise ValueError(f"--env-kwargs feedback {feedback}: it is plain or level; use one of them.")
-        self.timeout, self.allow_unsafe_code = float(timeout), allow_unsafe_code == "yes"
-        require_protection(self.allow_unsafe_code)
-        self.num_agents, self.num_turns, self.dataset, self.feedback = num_agents, num_turns, dataset, feedback
+        self.limits = read_limits(timeout, allow_unsafe_code)
+        require_protection(self.limits[1])
+        self.num_agents = num_agents
+        self.num_turns = num_turns
+        self.dataset = dataset
         self.seed = seed
+        self.feedback = feedback
         self.helpers = ["aux"] if num_agents == 2 else [f"aux{i}" for i in range(1, num_agents)]
         if dataset == "sample":  # right by construction
             rows = {split: samples.coding_tasks(split, count, seed) for split, count in SAMPLE_COUNTS.items()}
             self.splits = {split: [_task(row) for row in part] for split, part in rows.items()}
         else:
-            judge = partial(
-                tried, parse=_task, answer=_answer, score=coding_rewards, limits=(self.timeout, self.allow_unsafe_code)
-            )
+            judge = partial(tried, parse=_task, answer=_answer, score=coding_rewards, limits=self.limits)
             self.splits = read_rows(dataset, judge=judge, **BENCHMARKS[name])
 
     def tasks(self, split):
@@ -92,12 +93,16 @@ class Coding:
 
         After the first turn it also holds the agent's own answers and, with feedback "level", what became of them.
         """
-        problem, names = task["problem"].strip(), [*self.helpers, task["entry_point"]]
+        problem = task["problem"].strip()
+        names = [*self.helpers, task["entry_point"]]
         prompts = [f"{problem}\n\nWrite a helper function {name} for this." for name in self.helpers]
         known = ", ".join(f"{helper}(...)" for helper in self.helpers)
-        several = f" Helpers {known} exist: you may call them, do not redefine them."
-        note = f" A helper {known} exists: you may call it, do not redefine it." if self.num_agents == 2 else several
-        prompts.append(f"{problem}\n\nWrite {task['entry_point']}." + note * bool(known))
+        note = ""
+        if len(self.helpers) == 1:
+            note = f" A helper {known} exists: you may call it, do not redefine it."
+        elif self.helpers:
+            note = f" Helpers {known} exist: you may call them, do not redefine them."
+        prompts.append(f"{problem}\n\nWrite {task['entry_point']}.{note}")
         prompts = [f"{prompt} Function code only." for prompt in prompts]
         for step in history:
             for i, (name, text) in enumerate(zip(names, step.actions)):
@@ -110,7 +115,7 @@ class Coding:
     def step(self, branches):
         """Runs the answers of all branches at once; see rewards/coding.py for reward and parts, and scored_step."""
         answers = [_answer(task, actions, self.helpers) for task, _, actions in branches]
-        scores = coding_rewards(answers, self.timeout, self.allow_unsafe_code)
+        scores = coding_rewards(answers, *self.limits)
         return [
             scored_step(actions, score, self.num_turns - len(history))
             for (_, history, actions), score in zip(branches, scores)
@@ -132,11 +137,12 @@ def _answer(task, texts, helpers):
 
 
 def _remarks(agent, names, findings):
-    """What agent number `agent` is told. Of the scored tests, that is only how many passed.
+    """What agent number `agent` reads of the findings. Of the scored tests, that is only how many passed.
 
     An example of the prompt that a benchmark's tests repeat is still shown: agents can read it in the prompt.
     """
-    name, (*helpers, main) = names[agent], names
+    name = names[agent]
+    *helpers, main = names
     remarks = [f"{name} was found." if findings["defined"][agent] else f"No {name} that returns something was found."]
     if not findings["defined"][-1] and name != main:
         remarks.append(f"{main} was not found.")
@@ -146,18 +152,23 @@ def _remarks(agent, names, findings):
     if findings["examples"]:
         source, what = findings["examples"][0]
         remarks.append(f"{source} fails: {what}.")
-    for helper, *held in zip(helpers, findings["uses"], findings["ignored"], findings["called"]):
+    for k, helper in enumerate(helpers):
         if name in (helper, main):
-            states = zip(held, ("uses", "calls but ignores", "calls but does not need"))
-            state = next((state for holds, state in states if holds), "does not use")
-            remarks.append(f"{main} {state} {helper}.")
+            verb = "does not use"
+            if findings["uses"][k]:
+                verb = "uses"
+            elif findings["ignored"][k]:
+                verb = "calls but ignores"
+            elif findings["called"][k]:
+                verb = "calls but does not need"
+            remarks.append(f"{main} {verb} {helper}.")
     if findings["wrapper"]:
         remarks.append(f"{main} only hands on what the helper returns.")
     return remarks
 
 
 def syntax_remarks(agent, findings):
-    """Agent number `agent` is told its own syntax error, but only whether another agent made one."""
+    """Agent number `agent` reads its own syntax error, but only whether another agent made one."""
     if findings["errors"][agent]:
         return [f"Your answer is not Python: {findings['errors'][agent]}."]
     if any(findings["errors"]):
@@ -171,7 +182,7 @@ def _task(row):
     Keys: task_id, problem (what all agents read), entry_point, names (defined by the answer and used by the tests),
     tests, examples (asserts that may be shown), prelude (source before the answer), setup (source before the tests);
     for sample tasks also helper and main; and what envs/tried.py needs. The rows are trusted, so they are parsed here;
-    model-written text never is.
+    what models write never is.
     """
     task = _mbpp_task(row) if "test_list" in row else _humaneval_task(row)
     if re.fullmatch(r"aux\d*", task["entry_point"]):
@@ -183,19 +194,20 @@ def _humaneval_task(row):
     entry_point = row["entry_point"]
     # The prompt's other definitions: imports, and in a few tasks functions that the tests call.
     body = ast.parse(row["prompt"]).body
-    asked = defined(entry_point, ast.FunctionDef, body)
-    prelude = ast.unparse(ast.Module(body=[n for n in body if n is not asked], type_ignores=[]))
+    function = defined(entry_point, ast.FunctionDef, body)
+    prelude = ast.unparse(ast.Module([n for n in body if n is not function], []))
     # The tests must use the candidate's own versions of the prompt's classes: no other objects cross to it.
-    said = {n.id for n in ast.walk(ast.parse(row["test"])) if isinstance(n, ast.Name)}
-    classes = [n.name for n in body if isinstance(n, ast.ClassDef) and n.name in said]
-    tests, solution = f"{row['test']}\n\ncheck({entry_point})\n", row.get("canonical_solution")
+    used = {n.id for n in ast.walk(ast.parse(row["test"])) if isinstance(n, ast.Name)}
+    classes = [n.name for n in body if isinstance(n, ast.ClassDef) and n.name in used]
+    tests = f"{row['test']}\n\ncheck({entry_point})\n"
+    solution = row.get("canonical_solution")
     return {
         "problem": row["prompt"],
         "entry_point": entry_point,
         "names": [entry_point, *classes],
         "tests": tests,
         "asserts": [tests],
-        "examples": example_asserts(ast.get_docstring(asked) or ""),
+        "examples": example_asserts(ast.get_docstring(function) or ""),
         "prelude": prelude,
         "setup": prelude,
         "reference": None if solution is None else row["prompt"] + solution,
@@ -226,7 +238,7 @@ def _mbpp_task(row):
         "asserts": tests,
         "examples": [],
         "prelude": imports,
-        "setup": imports + "\n" + ast.unparse(ast.Module(body=needed, type_ignores=[])),
+        "setup": imports + "\n" + ast.unparse(ast.Module(needed, [])),
         "reference": row["code"],
         "trivial": TRIVIAL + list(map(ast.unparse, compared)),  # a constant that passes one assert may pass others
     }
@@ -234,6 +246,7 @@ def _mbpp_task(row):
 
 def defined(name, kind, body):
     """The definition of a name among statements."""
-    if found := [n for n in body if isinstance(n, kind) and n.name == name]:
-        return found[0]
+    for node in body:
+        if isinstance(node, kind) and node.name == name:
+            return node
     raise ValueError(f"it does not define {name}")

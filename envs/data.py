@@ -172,15 +172,23 @@ def read_rows(dataset, columns, hub, hub_splits, hub_config=None, published=None
     if used != splits:
         counts.append(f"where no more than the first {LIMIT} of a split are tried and used")
     print(f"--dataset {dataset}: {', '.join(counts)}")
-    faults = [f"{row.name}: {row.fault}" for row in rows if row.fault]
-    shown = "; ".join(faults[:10] + ["..."] * (len(faults) > 10))
+    faults = describe_faults(rows)
     if faults:
-        print(f"--dataset {dataset}: {len(faults)} rows are left out: {shown}")
+        print(f"--dataset {dataset}: {faults}")
     for split in "train", "test":
         if not tasks[split]:
             needed = f"it takes rows with text in {', '.join(columns)}"
-            raise ValueError(f"--dataset {dataset}: {split} has no row that can be used; {needed} ({shown}).")
+            raise ValueError(f"--dataset {dataset}: {split} has no row that can be used; {needed} ({faults}).")
     return tasks
+
+
+def describe_faults(rows):
+    """The first ten rows that are left out, and why, in a line; "" if there are none."""
+    faults = [f"{row.name}: {row.fault}" for row in rows if row.fault]
+    if not faults:
+        return ""
+    more = "; ..." if len(faults) > 10 else ""
+    return f"{len(faults)} rows are left out: {'; '.join(faults[:10])}{more}"
 
 
 def _load(dataset, hub, hub_splits, hub_config):
@@ -189,10 +197,11 @@ def _load(dataset, hub, hub_splits, hub_config):
     if os.path.isfile(dataset) or ending[1:2].isalpha():  # a hub id may end in a number, as in -1.5
         parts = {"file": read_file(dataset, "--dataset")}
     else:
-        path, config, slices = dataset, None, {"train": "train", "test": "test"}
         if dataset == "hub":
-            path, config, slices = hub, hub_config, hub_splits
-        parts = _load_from_hub(dataset, path, config, slices)
+            source = hub, hub_config, hub_splits
+        else:
+            source = dataset, None, {"train": "train", "test": "test"}
+        parts = _load_from_hub(dataset, *source)
     rows = []
     for part, records in parts.items():
         for number, columns in enumerate(records, 1):

@@ -29,8 +29,8 @@ def mutants(split, count, seed):
     """Programs with a bug that some of their tests find and some do not.
 
     Returns `count` tuples: row (in HumanEvalFix's columns; `test` holds five asserts), the numbers of the tests that
-    the program passes, how many there are, and pairs (example of the prompt that fails, what happens instead). The
-    splits have no composition in common: see `coding_tasks` in envs/samples.py.
+    the program passes, how many there are, and pairs (example of the prompt that fails, what happens instead). No
+    composition is in two splits: see `coding_tasks` in envs/samples.py.
     """
     rng = random.Random(f"mutants {split} {seed}")
     return [_mutant(row, rng) for row in samples.coding_tasks(split, count, seed)]
@@ -42,24 +42,27 @@ def demonstrated(task, num_notes, rng):
     In 6 of 10 notes the line is right. Half of the answers do what the last note says (or one that nobody wrote), a
     quarter are right whatever it says, and a quarter leave the bug where it is.
     """
-    buggy, right = task["program"].splitlines(), task["reference"].splitlines()
-    notes = []
+    buggy = task["program"].splitlines()
+    right = task["reference"].splitlines()
+    proposals = []  # pairs (number of a line, what it should be)
     for _ in range(max(1, num_notes)):
         place = task["line"] - 1
         wrong = rng.choice([bug for bug in _bugs(right) if bug[0] != place])
-        notes.append((place, right[place]) if rng.random() < 0.6 else wrong)
-    place, line = notes[-1]
-    followed = [*buggy[:place], line, *buggy[place + 1 :]]
-    lines = rng.choice([followed, followed, right, buggy])
-    texts = [f"LINE {place + 1}: it should be {line.strip()}" for place, line in notes]
-    return texts[:num_notes], "\n".join([lines[0], *lines[_body(lines) :]])
+        proposals.append((place, right[place]) if rng.random() < 0.6 else wrong)
+    place, line = proposals[-1]
+    obedient = [*buggy[:place], line, *buggy[place + 1 :]]
+    lines = rng.choice([obedient, obedient, right, buggy])
+    notes = [f"LINE {place + 1}: it should be {line.strip()}" for place, line in proposals]
+    return notes[:num_notes], "\n".join([lines[0], *lines[_body(lines) :]])
 
 
 def _mutant(row, rng):
-    name, prompt = row["entry_point"], row["prompt"]
-    fold, kept, mapped = name.split("_")
+    name = row["entry_point"]
+    prompt = row["prompt"]
+    fold, filter_name, map_name = name.split("_")
     first, step, returned = LOOPS[fold]
-    step, condition = step.format(samples.MAPS[mapped][1]), samples.FILTERS[kept][1]
+    step = step.format(samples.MAPS[map_name][1])
+    condition = samples.FILTERS[filter_name][1]
     code = f"result = {first}\nfor x in numbers:\n    if {condition}:\n        {step}\nreturn {returned}\n"
     code = textwrap.indent(code, "    ")
     tests = re.findall("assert .*", row["test"].replace("candidate", name))
@@ -68,12 +71,12 @@ def _mutant(row, rng):
     bugs = _bugs(lines)
     for place, line in rng.sample(bugs, len(bugs)):
         program = "\n".join([*lines[:place], line, *lines[place + 1 :], ""])
-        outcomes = _outcomes(program, tests)
-        held = [number for number, outcome in enumerate(outcomes) if not outcome]
-        if 0 < len(held) < len(tests):
-            failed = [found for found in zip(examples, _outcomes(program, examples)) if found[1]]
+        passing = [number for number, outcome in enumerate(_outcomes(program, tests)) if not outcome]
+        if 0 < len(passing) < len(tests):
+            outcomes = zip(examples, _outcomes(program, examples))
+            failing = [(example, outcome) for example, outcome in outcomes if outcome]
             buggy = {"buggy_solution": program.removeprefix(prompt), "canonical_solution": code}
-            return {**row, **buggy, "test": "\n".join(tests)}, held, len(tests), failed
+            return {**row, **buggy, "test": "\n".join(tests)}, passing, len(tests), failing
     raise AssertionError(f"{name} has no such bug")
 
 
@@ -84,13 +87,14 @@ def _body(lines):
 
 def _bugs(lines):
     """All (number of a line after the docstring, counted from 0; the line with a bug)."""
-    found = []
+    bugs = []
     for place in range(_body(lines), len(lines)):
         for pattern, wrong in BUGS:
             for match in re.finditer(pattern, lines[place]):
                 line = lines[place][: match.start()] + match.expand(wrong) + lines[place][match.end() :]
-                found += [(place, line)] if line != lines[place] else []
-    return found
+                if line != lines[place]:
+                    bugs.append((place, line))
+    return bugs
 
 
 def _outcomes(program, asserts):
@@ -98,13 +102,14 @@ def _outcomes(program, asserts):
 
     Runs in this process: a mutant of such a loop ends, and does no harm.
     """
-    exec(program, space := {})
-    found = []
+    space = {}
+    exec(program, space)
+    outcomes = []
     for source in asserts:
         call, _, expected = source.removeprefix("assert ").partition(" == ")
         try:
             value = eval(call, space)
-            found.append("" if value == eval(expected) else f"returned {value!r}")
+            outcomes.append("" if value == eval(expected) else f"returned {value!r}")
         except Exception as error:
-            found.append(f"raised {type(error).__name__}: {error}")
-    return found
+            outcomes.append(f"raised {type(error).__name__}: {error}")
+    return outcomes

@@ -7,7 +7,7 @@ The server keeps nothing between two requests: a client names a task by its numb
 each time. So the branches of several clients cannot mix, and the tests of a task stay where they are.
 
 A Step may hold any object, so the server makes it a pickle, which the client keeps and sends back unread. It is signed
-with a key that the server tells nobody, and no other is loaded: who has the token can have texts graded, and no more.
+with a key that the server tells nobody, and no other is loaded: who has the token can have answers graded, no more.
 Nothing is encrypted: between two machines, use `ssh -L 8765:localhost:8765 HOST`, or a proxy with https.
 """
 
@@ -18,6 +18,7 @@ import pickle
 import secrets
 import sys
 import threading
+import time
 import traceback
 from base64 import b64decode, b64encode
 from collections import namedtuple
@@ -34,6 +35,7 @@ import envs
 
 TOKEN = "TUTTI_TOKEN"  # the environment variable with the token, on both machines
 LIMIT = 64_000_000  # bytes of a request
+PATIENCE = 60  # seconds in which the client tries a refused connection again: the server may be starting
 # A Step at the client: feedback is only for rollouts.jsonl, and sealed is the Step itself, for the server.
 Received = namedtuple("Received", (*envs.Step._fields, "sealed"))
 
@@ -70,7 +72,8 @@ class Remote:
             if value != about[key] and (key, value) != ("num_turns", 1):
                 flag = f"--{key.replace('_', '-')}"
                 raise ValueError(f"{flag} {value}: what {url} serves has {about[key]}; use {flag} {about[key]}.")
-        self.num_turns, self.counts = about["num_turns"], about["tasks"]
+        self.num_turns = about["num_turns"]
+        self.counts = about["tasks"]  # split -> how many
         self.observe = partial(self._read, "observe")
         if about["state"]:
             self.state = partial(self._read, "state")
@@ -79,26 +82,40 @@ class Remote:
         return [{"split": split, "number": number} for number in range(self.counts[split])]
 
     def step(self, branches):
-        sent = [(task, [step.sealed for step in history], actions) for task, history, actions in branches]
-        return [Received(*values) for values in self._ask("step", branches=sent)]
+        sealed = [(task, [step.sealed for step in history], actions) for task, history, actions in branches]
+        return [Received(*values) for values in self._ask("step", branches=sealed)]
 
     def _read(self, method, task, history):
         return self._ask(method, task=task, history=[step.sealed for step in history])
 
     def _ask(self, method, **request):
-        kind = HTTPSConnection if self.url.scheme == "https" else HTTPConnection
-        headers = {"Authorization": f"Bearer {os.environ.get(TOKEN, '').strip()}"}
-        try:
-            with closing(kind(self.url.netloc, timeout=3600)) as connection:
-                with suppress(BrokenPipeError, ConnectionResetError):  # it can refuse before it has read all
-                    connection.request("POST", f"{self.url.path}/{method}", json.dumps(request).encode(), headers)
-                response = connection.getresponse()
-                answer = json.loads(response.read())
-        except (OSError, HTTPException, ValueError) as error:
-            raise ValueError(f"{self.url.geturl()}: no server of envs.remote answers there ({error!r}).") from None
-        if response.status != 200:
+        began = time.monotonic()
+        while True:
+            try:
+                status, answer = self._exchange(method, request)
+                break
+            except ConnectionRefusedError as error:
+                if time.monotonic() - began > PATIENCE:
+                    raise self._no_server(error) from None
+                time.sleep(1)
+            except (OSError, HTTPException, ValueError) as error:
+                raise self._no_server(error) from None
+        if status != 200:
             raise ValueError(f"{self.url.geturl()}: {answer}")
         return answer
+
+    def _exchange(self, method, request):
+        """(status, answer) of one request."""
+        kind = HTTPSConnection if self.url.scheme == "https" else HTTPConnection
+        headers = {"Authorization": f"Bearer {os.environ.get(TOKEN, '').strip()}"}
+        with closing(kind(self.url.netloc, timeout=3600)) as connection:
+            with suppress(BrokenPipeError, ConnectionResetError):  # it can refuse before it has read all
+                connection.request("POST", f"{self.url.path}/{method}", json.dumps(request).encode(), headers)
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
+
+    def _no_server(self, error):
+        return ValueError(f"{self.url.geturl()}: no server of envs.remote answers there ({error!r}).")
 
 
 class Server(ThreadingHTTPServer):
@@ -108,16 +125,19 @@ class Server(ThreadingHTTPServer):
         self.token = args.token or os.environ.get(TOKEN, "").strip()
         if not self.token:
             raise ValueError(f"--token: there is none; set {TOKEN} to a long random text, here and at the client.")
-        setup = args.num_agents, args.num_turns, args.dataset, args.seed
-        self.env = env = envs.make(args.env, *setup, **args.env_kwargs)
+        env = envs.make(args.env, args.num_agents, args.num_turns, args.dataset, args.seed, **args.env_kwargs)
+        state = getattr(env, "state", None)  # only some have it
+        self.env = env
         self.splits = {split: env.tasks(split) for split in ("train", "test")}
-        self.readers = {"/observe": env.observe}
-        if state := getattr(env, "state", None):
-            self.readers["/state"] = state
-        self.about = {"num_agents": args.num_agents, "num_turns": getattr(env, "num_turns", args.num_turns)}
-        self.about["tasks"] = {split: len(tasks) for split, tasks in self.splits.items()}
-        self.about["state"] = bool(state)
-        self.key, self.batch = secrets.token_bytes(32), threading.Lock()
+        self.readers = {"/observe": env.observe, "/state": state}
+        self.about = {
+            "num_agents": args.num_agents,
+            "num_turns": getattr(env, "num_turns", args.num_turns),
+            "tasks": {split: len(tasks) for split, tasks in self.splits.items()},
+            "state": state is not None,
+        }
+        self.key = secrets.token_bytes(32)
+        self.batch = threading.Lock()
         super().__init__((args.host, args.port), Handler)
 
     def understand(self, path, body):
@@ -130,7 +150,7 @@ class Server(ThreadingHTTPServer):
         branches = []
         for task, history, actions in request["branches"]:
             if [type(text) for text in actions] != [str] * self.about["num_agents"]:
-                raise ValueError("actions are one text for each agent")
+                raise ValueError("actions are one string for each agent")
             branches.append((*self._restore(task, history), actions))
         return partial(self._step, branches)
 
@@ -144,7 +164,9 @@ class Server(ThreadingHTTPServer):
 
     def _restore(self, task, history):
         """The environment's own task and Steps."""
-        tasks, number, steps = self.splits[task["split"]], task["number"], []
+        tasks = self.splits[task["split"]]
+        number = task["number"]
+        steps = []
         if not 0 <= number < len(tasks):
             raise IndexError(f"there is no task {number}")
         for sealed in history:
@@ -160,16 +182,16 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         status, answer = self._answer()
-        text = json.dumps(answer, default=str)  # as in rollouts.jsonl; ASCII
+        body = json.dumps(answer, default=str).encode()  # as in rollouts.jsonl
         self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(text.encode())
+        self.wfile.write(body)
 
     def _answer(self):
         """(status, what is sent back)"""
-        given, expected = self.headers.get("Authorization", ""), f"Bearer {self.server.token}"
-        if not hmac.compare_digest(given.encode(), expected.encode()):
+        authorization = self.headers.get("Authorization", "")
+        if not hmac.compare_digest(authorization.encode(), f"Bearer {self.server.token}".encode()):
             return 401, f"the token is wrong or missing; set {TOKEN} to the server's."
         try:
             size = int(self.headers.get("Content-Length", ""))

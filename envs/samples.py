@@ -119,7 +119,8 @@ OPENERS = [
 def _post_choices(split: str, count: int, rng: random.Random) -> list[dict]:
     """`count` different combinations of facts; person, problem and attempt decide the split."""
     persons = list(PERSONS)
-    chosen, seen = [], set()
+    chosen = []
+    seen = set()
     while len(chosen) < count:
         p, q, a = (rng.randrange(len(options)) for options in (persons, PROBLEMS, ATTEMPTS))
         if _split_of(p, q, a) != split:
@@ -357,7 +358,7 @@ def coding_tasks(split: str, count: int, seed: int) -> list[dict]:
     Returns `count` dicts: task_id, prompt (signature and docstring with two >>> examples), entry_point,
     canonical_solution (the body), test (`def check(candidate)` with five asserts, none of them a docstring example; an
     answer without the filter or the map fails one, where that makes it wrong), and two more columns with a correct
-    answer by two agents: helper (source of `aux`) and main (the asked function, without aux). In 65 of 100 tasks main
+    answer by two agents: helper (source of `aux`) and main (the task's function, without aux). In 65 of 100 tasks main
     calls aux. The convention for aux varies: in four of ten tasks it is the map, in three the filter's condition, in
     three the whole filter. So agents that each imitate their column see only good answers, but still have to agree on
     a convention. If `count` exceeds the number of compositions (192 train, 48 test), they repeat with other words and
@@ -384,7 +385,8 @@ def _compositions(split: str, count: int, rng: random.Random) -> Iterator[tuple[
 
 def _coding_task(task_id: str, filter_name: str, map_name: str, fold_name: str, rng: random.Random) -> dict:
     name = f"{fold_name}_{filter_name}_{map_name}"
-    condition, value = FILTERS[filter_name][1], MAPS[map_name][1]
+    condition = FILTERS[filter_name][1]
+    value = MAPS[map_name][1]
     expression = FOLDS[fold_name][1].format(f"{value} for x in numbers if {condition}")
     reference = eval(f"lambda numbers: {expression}")
     inputs = [[rng.randint(-9, 9) for _ in range(rng.randint(5, 8))] for _ in range(6)]
@@ -402,7 +404,7 @@ def _coding_task(task_id: str, filter_name: str, map_name: str, fold_name: str, 
     )
     if "default=0" in expression:
         words += " It is 0 if there are none."
-    # convention -> (source of aux, the asked function's expression that calls it)
+    # convention -> (source of aux, the main function's expression that calls it)
     convention = rng.choices(["map", "condition", "filter"], weights=[4, 3, 3])[0]
     helper, calling = {
         "map": (f"def aux(x):\n    return {value}\n", f"aux(x) for x in numbers if {condition}"),
@@ -462,7 +464,8 @@ def _class_task(task_id: str, filter_name: str, map_name: str, fold_name: str, r
     name = "".join(part.capitalize() for part in (fold_name, filter_name, map_name))
     (filter_words, condition), value = FILTERS[filter_name], MAPS[map_name][1]
     fold_words, fold = FOLDS[fold_name]
-    stored, keeps = eval(f"lambda x: {value}"), eval(f"lambda x: {condition}")
+    stored = eval(f"lambda x: {value}")
+    keeps = eval(f"lambda x: {condition}")
     folded = eval(f"lambda items: {fold.format('*items')}")
     add_words, result_words = (w.format(map=SINGULAR[map_name], fold=fold_words) for w in rng.choice(CLASS_WORDINGS))
     if "default=0" in fold:
@@ -518,8 +521,8 @@ def _class_task(task_id: str, filter_name: str, map_name: str, fold_name: str, r
 def coding_answers(tasks, helpers, seed):
     """(tasks, answers, flawed answers) for `demonstrated`; tasks are those of envs/coding.py, from coding_tasks.
 
-    A flawed answer is the right one but for one agent's text, which is taken from another task; in half of the cases
-    that task asks for the same function, and at most the split between helper and function differs.
+    A flawed answer is the right one, except that one agent's completion is taken from another task; in half of the
+    cases that task asks for the same function, and at most the split between helper and function differs.
     """
 
     def answered(task):
@@ -528,12 +531,13 @@ def coding_answers(tasks, helpers, seed):
         codes = [re.sub(r"\baux\b", name, task["helper"]) for name in helpers]
         return [*codes, re.sub(r"\baux\b", helpers[0], task["main"])]
 
-    rng, flawed = random.Random(f"flawed answers {seed}"), []
+    rng = random.Random(f"flawed answers {seed}")
+    flawed = []
     same = {task["entry_point"]: [t for t in tasks if t["entry_point"] == task["entry_point"]] for task in tasks}
     for task in tasks:
         answer = answered(task)
         other = rng.choice(same[task["entry_point"]] if rng.random() < 0.5 else tasks)
-        place = rng.choice([len(answer) - 1, 0])  # the asked function, or the helper that it uses
+        place = rng.choice([len(answer) - 1, 0])  # the main function, or the helper that it uses
         answer[place] = re.sub(rf"\b{other['entry_point']}\b", task["entry_point"], answered(other)[place])
         flawed.append(answer)
     return tasks, [answered(task) for task in tasks], flawed
@@ -544,7 +548,9 @@ def class_answers(rows, tasks, assigned, seed):
 
     assigned: (task) -> for each agent the methods that it is to write
     """
-    answers, flawed, rng = [], [], random.Random(f"flawed answers {seed}")
+    rng = random.Random(f"flawed answers {seed}")
+    answers = []
+    flawed = []
     for row, task in zip(rows, tasks):
         answers.append([])
         for names in assigned(task):

@@ -13,7 +13,7 @@ from rewards.sandbox import Job, run_tests
 # What the trivial answers return: a constant, or their first argument. An object equal to everything is none of them:
 # the sandbox lets no object of an answer's be equal to another.
 TRIVIAL = ["None", "True", "False", "0", "1", "''", "[]", "{}", "[*arguments, None][0]"]
-# Runs in a grader, beside the tests: the trivial answers are ours, so they need no process of their own.
+# Runs in a grader, together with the tests: the trivial answers are ours, so they need no process of their own.
 TRIAL = """
 import unittest
 
@@ -33,13 +33,21 @@ def passes(returned, number):
 RULES = 2  # counts the changes of what is tried
 
 
+def read_limits(timeout, allow_unsafe_code):
+    """(processor seconds, whether code may run unprotected) from two options, which may be strings."""
+    word = str(allow_unsafe_code).lower()  # YAML makes True of yes
+    if word not in ("yes", "true", "no", "false"):
+        raise ValueError(f"--env-kwargs allow_unsafe_code {allow_unsafe_code}: it is yes or no; use one of them.")
+    return float(timeout), word in ("yes", "true")
+
+
 def tried(rows, parse, answer, score, limits):
     """For each row its task, or why it cannot be used: its reference and trivial answers are run once.
 
     parse: (row) -> task, with examples and, to be tried: asserts (its tests one by one, or as a whole), reference (the
-        text of a single agent, or None), others (what `answer` takes beside it), trivial (what trivial answers
+        completion of a single agent, or None), others (what else `answer` takes), trivial (what trivial answers
         return), base (source before these) and bound (what is bound to them)
-    answer: (task, texts, others) -> what `score` takes a list of
+    answer: (task, completions, others) -> what `score` takes a list of
     score: (answers, *limits) -> list of Score
 
     Left out: a row that does not parse, whose reference fails, or whose tests a trivial answer passes. Of several
@@ -53,80 +61,96 @@ def tried(rows, parse, answer, score, limits):
                 tasks.append(parse(row))
         except Exception as error:  # including the parser's MemoryError and RecursionError
             tasks.append(f"{type(error).__name__}: {error}".splitlines()[0][:200])
-    sound = [task for task in tasks if isinstance(task, dict)]
-    what = "references and trivial answers"
-    verdicts = iter(remembered([what, RULES, limits, sound], lambda: _verdicts(sound, answer, score, limits)))
-    return [task if isinstance(task, str) else _finished(task, *next(verdicts)) for task in tasks]
+    parsed = [task for task in tasks if isinstance(task, dict)]
+    key = ["references and trivial answers", RULES, limits, parsed]
+    verdicts = iter(remembered(key, lambda: _verdicts(parsed, answer, score, limits)))
+    return [_finished(task, *next(verdicts)) if isinstance(task, dict) else task for task in tasks]
 
 
 def _finished(task, fault, examples, shown):
-    """The task with the examples that hold; an assert that is shown stands in what agents read, not in the tests."""
-    if shown is not None:
-        source, rest = task["asserts"][shown], task["asserts"][:shown] + task["asserts"][shown + 1 :]
-        problem = f"{task['problem']}\nExample: {source.strip()}"
-        return fault or {**task, "problem": problem, "examples": [source], "tests": "\n".join(rest)}
-    return fault or {**task, "examples": examples}
+    """The task with the examples that hold, or its fault; an assert that is shown is in the problem, not scored."""
+    if fault:
+        return fault
+    if shown is None:
+        return {**task, "examples": examples}
+    source = task["asserts"][shown]
+    rest = task["asserts"][:shown] + task["asserts"][shown + 1 :]
+    problem = f"{task['problem']}\nExample: {source.strip()}"
+    return {**task, "problem": problem, "examples": [source], "tests": "\n".join(rest)}
 
 
 def _verdicts(tasks, answer, score, limits):
     """For each task: why it cannot be used or "", its examples that hold, the number of the assert to show or None."""
     solved = [place for place, task in enumerate(tasks) if task["reference"] is not None]
     answers = [answer(tasks[place], [tasks[place]["reference"]], tasks[place]["others"]) for place in solved]
-    findings = {place: found.findings for place, found in zip(solved, score(answers, *limits))}
+    score_of = dict(zip(solved, score(answers, *limits)))  # number of a task with a reference -> its Score
+    trials = run_tests(map(_trial, tasks), *limits)
     verdicts = []
-    for place, (task, trial) in enumerate(zip(tasks, run_tests(map(_trial, tasks), *limits))):
-        found = findings.get(place, {"reason": "", "examples": []})
-        shown, passing = _shown(task, [what == "" for what in trial.examples])
-        fault = found["reason"] and f"its reference solution fails in the grader: {found['reason'].splitlines()[0]}"
-        fault = fault or (passing and f"an answer that returns {passing} passes its tests")
-        fault = fault or (trial.reason and f"its tests do not get on with trivial answers: {trial.reason}")
-        wrong = [source for source, _ in found["examples"]]
-        verdicts.append([fault, [source for source in task["examples"] if source not in wrong], shown])
+    for place, (task, trial) in enumerate(zip(tasks, trials)):
+        shown, returned = _shown(task, [what == "" for what in trial.examples])
+        reason = ""
+        failing = []  # examples
+        if place in score_of:
+            findings = score_of[place].findings
+            reason = findings["reason"]
+            failing = [source for source, _ in findings["examples"]]
+        fault = ""
+        if reason:
+            fault = f"its reference solution fails in the grader: {reason.splitlines()[0]}"
+        elif returned:
+            fault = f"an answer that returns {returned} passes its tests"
+        elif trial.reason:
+            fault = f"its tests do not get on with trivial answers: {trial.reason}"
+        verdicts.append([fault, [source for source in task["examples"] if source not in failing], shown])
     return verdicts
 
 
 def _trial(task):
     """The job whose examples are: this trivial answer passes this assert."""
-    known = f"BASE, BOUND, TESTS = {task['base']!r}, {task['bound']!r}, {task['asserts']!r}\n"
-    asked = [f"assert passes({value!r}, {k})" for value in task["trivial"] for k in range(len(task["asserts"]))]
-    return Job([""], "assert passes", [], examples=asked, setup=known + TRIAL, folder=True)
+    setup = f"BASE, BOUND, TESTS = {task['base']!r}, {task['bound']!r}, {task['asserts']!r}\n{TRIAL}"
+    examples = [f"assert passes({value!r}, {k})" for value in task["trivial"] for k in range(len(task["asserts"]))]
+    return Job([""], "assert passes", [], examples=examples, setup=setup, folder=True)
 
 
-def _shown(task, held):
-    """(the first assert without which no trivial answer passes; what one returns that passes whatever is shown)."""
-    count, passing = len(task["asserts"]), []
+def _shown(task, outcomes):
+    """(the first assert without which no trivial answer passes; what one returns that passes whatever is shown).
+
+    outcomes: whether a trivial answer passes an assert, in the order of _trial
+    """
+    count = len(task["asserts"])
+    passing = []
     for values in task["trivial"], task["trivial"][: len(TRIVIAL)]:  # rather also without further constants
         for shown in range(count) if count > 1 else [None]:
             scored = [k for k in range(count) if k != shown]
-            passing = [v for place, v in enumerate(values) if all(held[place * count + k] for k in scored)]
+            passing = [v for place, v in enumerate(values) if all(outcomes[place * count + k] for k in scored)]
             if not passing:
                 return shown, ""
     return None, passing[0]
 
 
 def remembered(key, find):
-    """find(), or what it gave when it was first asked with this key on this machine.
+    """find(), or what it returned when it was first called with this key on this machine.
 
-    key: list, from the words for what is tried to the tasks of which it is
+    key: list, from the words for what is tried to the tasks that are tried
 
     So a run and its resume, and the processes of a run, have the same tasks, also where a reference is out of time
-    now and then. Where nothing can be written, it is found anew each time.
+    now and then. Where nothing can be written, find() is called each time.
     """
     cache = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tutti")
     path = os.path.join(cache, f"verdicts-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:20]}.json")
     if not os.path.exists(path):
         print(f"tries the {key[0]} of {len(key[-1])} tasks; the verdicts are kept in {path}")
-        found = find()
+        verdicts = find()
         try:
             os.makedirs(cache, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=cache) as file:
-                json.dump(found, file)
+                json.dump(verdicts, file)
                 file.flush()
                 os.link(file.name, path)  # whole or not at all; fails if another process was first
         except FileExistsError:
             pass
         except OSError:
-            return found
+            return verdicts
     with open(path) as file:
         return json.load(file)
 
@@ -137,22 +161,31 @@ def example_asserts(docstring, after_all=False):
     Each assert comes after the earlier examples that show no value, such as `x = [1, 2]`; with `after_all`, after all
     earlier examples. Examples whose output is not a Python value, such as a traceback or prose, are left out.
     """
-    asserts, before = [], []
+    asserts = []
+    before = []
     try:
         examples = doctest.DocTestParser().get_examples(docstring)
     except ValueError:  # a line with no blank after >>>, or with another indentation
         return []
-    for source, want in ((example.source.strip(), example.want.strip()) for example in examples):
+    for example in examples:
+        source = example.source.strip()
+        want = example.want.strip()
         try:
             if want:
-                ast.literal_eval(want)
-                # without a trailing comment, which would hide the comparison
-                value, worth = (ast.parse(text, mode="eval").body for text in (source, want))
-                said, is_call = ast.get_source_segment(source, value), isinstance(value, ast.Call)
-                claim = f"{said if is_call else f'({said})'} == {ast.get_source_segment(want, worth)}"
-                asserts.append("\n".join([*before, f"assert {claim}"]))
+                asserts.append("\n".join([*before, f"assert {_equation(source, want)}"]))
             if ast.parse(source).body and (after_all or not want):
                 before.append(source)
         except (SyntaxError, ValueError):
             continue
     return asserts
+
+
+def _equation(source, want):
+    """The comparison of an expression with a value, both without a trailing comment, which would hide the rest."""
+    ast.literal_eval(want)  # raises for what is no value
+    expression = ast.parse(source, mode="eval").body
+    left = ast.get_source_segment(source, expression)
+    if not isinstance(expression, ast.Call):
+        left = f"({left})"
+    right = ast.get_source_segment(want, ast.parse(want, mode="eval").body)
+    return f"{left} == {right}"

@@ -1,7 +1,8 @@
 """What parallel function calls by several agents are worth, against gold calls as BFCL v4 lists them.
 
-The reward that OpenMLRL published for this task pays half of its marks for right names with wrong arguments, and pays
-an even division of wrong calls. Ours pays nothing but arguments, and a division of calls that are right.
+The reward that OpenMLRL published for this task pays half of its marks for right names with wrong arguments, pays an
+even division of wrong calls, and wants optional arguments too. Ours pays for arguments, and for a division of right
+calls; what a call may leave out is what BFCL's own checker lets it leave out.
 """
 
 import math
@@ -15,12 +16,16 @@ MOST_CALLS = 16  # of one message
 
 
 def read_calls(message):
-    """(calls, number of malformed ones) of a message; what stands between the tags does not count."""
-    calls, malformed, (_, rest) = [], 0, split_message(message)
+    """(calls, number of malformed ones) of a message; what is between the tags does not count."""
+    calls = []
+    malformed = 0
+    _, rest = split_message(message)
     while OPEN in rest and len(calls) + malformed < MOST_CALLS:
         call, error, rest = read_call(rest[rest.index(OPEN) :])
-        calls += [] if error else [call]
-        malformed += bool(error)
+        if error:
+            malformed += 1
+        else:
+            calls.append(call)
     return calls, malformed
 
 
@@ -37,27 +42,27 @@ def parallel_reward(messages, gold):
         `most` is the largest number of them by one agent, `even` the least possible one, K / N rounded up; K gold
         calls. One agent is even by itself
     So writing a call twice, or by two agents, lowers all parts, and one agent that does all earns 0.8. Every call is
-    matched to at most one gold call, so that the sum of shares is the greatest possible. An optional argument that is
-    left out, where gold lists "", is not right, as in the published reward (BFCL's own checker accepts it).
+    matched to at most one gold call, in the way that makes the sum of shares the greatest.
     Diagnostics: names (F1 of the names), written, malformed, all_passed (exact).
     """
-    calls, malformed = [], 0  # calls: pairs (agent, call)
+    calls = []  # pairs (agent, call)
+    malformed = 0
     for agent, message in enumerate(messages):
-        own, bad = read_calls(message)
-        calls += [(agent, call) for call in own]
-        malformed += bad
+        own_calls, own_malformed = read_calls(message)
+        calls += [(agent, call) for call in own_calls]
+        malformed += own_malformed
     total, pairs = match([[share(call, wanted) for wanted in gold] for _, call in calls])
-    right = [calls[place][0] for place, value in pairs if value == 1]  # the agents of the fully right calls
+    writers = [calls[place][0] for place, value in pairs if value == 1]  # the agents of the fully right calls
 
     count = max(len(gold), len(calls))
     even = math.ceil(len(gold) / len(messages))
-    most = max(even, *map(right.count, range(len(messages))))
+    most = max(even, *map(writers.count, range(len(messages))))
     evenness = (len(gold) - most) / (len(gold) - even) if even < len(gold) else 1.0
-    exact = len(right) == count
+    exact = len(writers) == count
     parts = {
         "arguments": 0.5 * total / count,
         "exact": 0.3 * exact,
-        "division": 0.2 * len(right) / count * evenness,
+        "division": 0.2 * len(writers) / count * evenness,
     }
     reward = sum(parts.values())
 
@@ -83,32 +88,41 @@ def match(shares):
 
 
 def share(call, wanted):
-    """The share, 0 to 1, of right arguments among those wanted and those written."""
+    """The share, 0 to 1, of right arguments among those required and those written."""
     ((name, accepted),) = wanted.items()
-    given = call["arguments"]
     if call["name"] != name:
         return 0.0
-    asked = {*accepted, *given}
-    right = [key for key in asked if key in given and is_accepted(given[key], accepted.get(key, []))]
-    return len(right) / len(asked) if asked else 1.0
+    arguments = call["arguments"]
+    counted = {*arguments, *required(accepted)}
+    right = [key for key in counted if is_right(key, arguments, accepted)]
+    return len(right) / len(counted) if counted else 1.0
 
 
-def is_accepted(given, values):
-    return any(is_same(given, value) for value in values if value != "")  # "" says that it may be left out
+def required(accepted):
+    """The keys that may not be left out: those for which gold does not list ""."""
+    return [key for key, values in accepted.items() if "" not in values]
 
 
-def is_same(given, gold):
-    """Whether a value is the gold one: numbers by value, texts without case, blanks and ,./-_*^ as in BFCL."""
-    if isinstance(gold, str) and isinstance(given, str):
-        return plain(given) == plain(gold)
-    if isinstance(gold, list) and isinstance(given, list):
-        return len(gold) == len(given) and all(map(is_same, given, gold))
-    if isinstance(gold, dict) and isinstance(given, dict):
-        return gold.keys() == given.keys() and all(is_accepted(given[key], values) for key, values in gold.items())
-    if bool in (type(given), type(gold)):  # which Python takes for 0 and 1
-        return given is gold
-    return given == gold
+def is_right(key, arguments, accepted):
+    return key in arguments and key in accepted and is_accepted(arguments[key], accepted[key])
 
 
-def plain(text):
-    return re.sub(r"[\s,./_*^-]", "", text).casefold()
+def is_accepted(value, accepted_values):
+    return any(is_same(value, gold) for gold in accepted_values if gold != "")  # "" says that it may be left out
+
+
+def is_same(value, gold):
+    """Whether a value is the gold one: numbers by value, strings without case, blanks and ,./-_*^ as in BFCL."""
+    if isinstance(gold, str) and isinstance(value, str):
+        return plain(value) == plain(gold)
+    if isinstance(gold, list) and isinstance(value, list):
+        return len(gold) == len(value) and all(map(is_same, value, gold))
+    if isinstance(gold, dict) and isinstance(value, dict):
+        return all(is_right(key, value, gold) for key in {*value, *required(gold)})
+    if bool in (type(value), type(gold)):  # which Python takes for 0 and 1
+        return value is gold
+    return value == gold
+
+
+def plain(string):
+    return re.sub(r"[\s,./_*^-]", "", string).casefold()

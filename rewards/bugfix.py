@@ -1,4 +1,4 @@
-"""The reward for a program with a bug, rewritten: what the tests say now of what they said before. Ours, 0 to 2.
+"""The reward for a program with a bug, rewritten: which of its tests pass now and which passed before. Ours, 0 to 2.
 
     level                                                                            value
     defined: the asked function is defined and returns something                     0.1
@@ -52,8 +52,8 @@ def _job(repair):
 def _score(repair, result):
     # the facts are empty if reading the text killed the process
     facts = {"defined": [False], "syntax": False, "edits": 0, "error": result.reason} | result.facts
-    fixed = sum(number in result.held for number in repair.failing) / len(repair.failing)
-    lost = sum(number not in result.held for number in repair.passing) / max(1, len(repair.passing))
+    fixed = sum(number in result.passing for number in repair.failing) / len(repair.failing)
+    lost = sum(number not in result.passing for number in repair.passing) / max(1, len(repair.passing))
     unchanged = facts["syntax"] and not facts["edits"]
     levels = {
         "defined": DEFINED * facts["defined"][0],
@@ -62,6 +62,7 @@ def _score(repair, result):
         "kept": KEPT * fixed * (lost == 0),
         "complete": COMPLETE * (not result.reason),
     }
-    levels = {name: value * (not unchanged) for name, value in levels.items()}
+    if unchanged:
+        levels = dict.fromkeys(levels, 0.0)
     diagnostics = {"regressed": lost, "unchanged": float(unchanged), "edit_distance": float(facts["edits"])}
     return make_score(levels, diagnostics, facts, [], result)

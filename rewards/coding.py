@@ -15,7 +15,7 @@ the functions out of the texts, and a comment that says "aux(" counts as a call;
 
 The last three are ours: in the published formula, a call whose result is thrown away still earns 1.0. What the helpers
 are worth is what the tests lose with the best kind of stubs in their place. So a call that changes no test earns
-nothing, however it looks; but a program that fails on purpose when it meets a stub is not found out.
+nothing, however it looks; but a program that fails on purpose when it meets a stub goes undetected.
 """
 
 import functools
@@ -97,14 +97,16 @@ def coding_rewards(answers, timeout=10.0, allow_unsafe_code=False):
     run = functools.partial(run_tests, timeout=timeout, allow_unsafe_code=allow_unsafe_code)
     results = run([_job(answer) for answer in answers])
     # Without a call, or without a passed test, stubs cannot make the result worse.
-    asked = [i for i, result in enumerate(results) if result.passed and any(result.facts["called"])]
-    stubbed = iter(run([_job(answers[i], stub=stub) for i in asked for stub in STUBS]))
-    without = {i: max(_share(next(stubbed)) for _ in STUBS) for i in asked}
-    useful = [i for i in asked if without[i] < _share(results[i])]
-    named = {i: zip(answers[i].helpers, results[i].facts["called"]) for i in useful}
-    used = [(i, helper) for i in useful for helper, called in named[i] if called]
-    alone = run([_job(answers[i], alone=helper) for i, helper in used])
-    wrappers = {i for (i, _), result in zip(used, alone) if _share(result) >= _share(results[i])}
+    calling = [i for i, result in enumerate(results) if result.passed and any(result.facts["called"])]
+    stubbed = iter(run([_job(answers[i], stub=stub) for i in calling for stub in STUBS]))
+    without = {i: max(_share(next(stubbed)) for _ in STUBS) for i in calling}  # the share that passes with stubs
+    pairs = []  # (i, helper): the tests need helpers, and this one is called
+    for i in calling:
+        if without[i] < _share(results[i]):
+            called = zip(answers[i].helpers, results[i].facts["called"])
+            pairs += [(i, helper) for helper, is_called in called if is_called]
+    alone = run([_job(answers[i], alone=helper) for i, helper in pairs])
+    wrappers = {i for (i, _), result in zip(pairs, alone) if _share(result) >= _share(results[i])}
     return [_score(answer, results[i], without.get(i), i in wrappers) for i, answer in enumerate(answers)]
 
 
@@ -152,7 +154,7 @@ def make_score(levels, diagnostics, facts, examples, result):
         **facts,
         "passed": result.passed,
         "total": result.total,
-        "held": [*result.held],
+        "passing": [*result.passing],
         "reason": result.reason,
         "examples": [(source, what) for source, what in zip(examples, result.examples) if what],
     }

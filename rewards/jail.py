@@ -40,7 +40,7 @@ WALL = 6  # seconds by the clock for each second of processor time: for code tha
 # Namespaces, where there is no Landlock: a process gets a tree of files of its own, that holds nothing but Python.
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_SET_THP_DISABLE = 1, 4, 36, 38, 41
-# Python's own files and the libraries that its modules load: all that a job can read beside /dev/null.
+# Python's own files and the libraries that its modules load: all that a job can read, with /dev/null.
 READABLE = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", f"{sys.base_prefix}/lib"]
 # The system calls that a job may make; every other one fails. So no fork, exec, kill, socket, pipe, link, mount ...
 ALLOWED = """
@@ -246,7 +246,8 @@ class Channel:
         self.sock.sendall(data)
 
     def receive(self):
-        if not (line := self.lines.readline(MESSAGE)):
+        line = self.lines.readline(MESSAGE)
+        if not line:
             raise EOFError
         return json.loads(line)
 
@@ -342,10 +343,13 @@ def _candidate(channel, layers):
     def operate(name, key, packed, keywords):
         arguments = [unpack(part, find) for part in packed]
         value = OPERATIONS[name](find(key), *arguments, **{k: unpack(v, find) for k, v in keywords.items()})
-        value, changed = pack(value, reference), []
+        changed = []  # pairs (place of an argument, what it is after the call)
+        value = pack(value, reference)
         for place, argument in enumerate(arguments):
-            if isinstance(argument, MUTABLE) and (new := pack(argument, reference)) != packed[place]:
-                changed.append([place, new])
+            if isinstance(argument, MUTABLE):
+                after = pack(argument, reference)
+                if after != packed[place]:
+                    changed.append([place, after])
         return ["value", value, changed]
 
     def answer(function, *arguments):
@@ -454,10 +458,10 @@ class Candidate:
             return self.last
         _, kinds, text = reply
         self.last = CandidateError(f"raised {kinds[0]}: {text}"[:200])
-        found = [k for k in map(vars(builtins).get, kinds) if isinstance(k, type) and issubclass(k, Exception)]
-        if not found or issubclass(found[0], StopIteration):  # which would end a loop of the tests
+        builtin = [k for k in map(vars(builtins).get, kinds) if isinstance(k, type) and issubclass(k, Exception)]
+        if not builtin or issubclass(builtin[0], StopIteration):  # which would end a loop of the tests
             raise self.last
-        raise found[0](text)
+        raise builtin[0](text)
 
     def object(self, key):
         return self.objects.setdefault(key, Object(self, key))
@@ -494,7 +498,7 @@ class Asserts(ast.NodeTransformer):
 
 
 def _grader(trainer, layers):
-    """Reads a job and runs its tests; see `_run_one` in rewards/sandbox.py for what it tells the trainer."""
+    """Reads a job and runs its tests; see `_run_one` in rewards/sandbox.py for what becomes of its messages."""
     signal.setitimer(signal.ITIMER_REAL, 60)  # the kernel ends this process then, and with it the candidate
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # so that it learns how the candidate ended
     if layers.get("namespaces"):
@@ -507,16 +511,17 @@ def _grader(trainer, layers):
     folder = JOB_FOLDER if folder and layers.get("namespaces") else folder
     confine(layers, folder, seconds)
     random.seed(tests)
-    seen = {}  # number of a test -> whether it has always held; its first outcome is sent, and a later failure
+    seen = {}  # number of a test -> whether it has always passed; its first outcome is sent, and a later failure
 
     def check(number, value, error=None):
-        held = error is None and bool(value) and not candidate.dead
-        if seen.get(number) is None or held < seen[number]:
-            seen[number] = held
-            trainer.send(["outcome", number, held, describe(error or CandidateError("a wrong result"))])
+        passed = error is None and bool(value) and not candidate.dead
+        if number not in seen or passed < seen[number]:
+            seen[number] = passed
+            trainer.send(["outcome", number, passed, describe(error or CandidateError("a wrong result"))])
 
     try:
-        asserts = Asserts(tree := ast.parse(tests))
+        tree = ast.parse(tests)
+        asserts = Asserts(tree)
         tree = ast.fix_missing_locations(asserts.visit(tree))
         trainer.send(["tests", asserts.count, asserts.straight])
         candidate.channel.send([folder, seconds, texts, prepare, options])
@@ -525,7 +530,8 @@ def _grader(trainer, layers):
         if not ready:
             raise CandidateError(facts.get("error") or "no program")
         candidate.result(candidate.exchange())
-        exec(setup, scope := {"__name__": "tests", "__check__": check})
+        scope = {"__name__": "tests", "__check__": check}
+        exec(setup, scope)
         scope.update({name: candidate.object(name) for name in names})
         trainer.send(["examples", [_example(source, candidate, dict(scope)) for source in examples]])
         exec(compile(tree, "<tests>", "exec"), scope)
@@ -545,17 +551,18 @@ def _grader(trainer, layers):
 
 def _example(source, candidate, scope):
     """What an assert that may be shown finds: "" if it holds."""
-    candidate.last, (*before, final) = None, ast.parse(source).body
+    candidate.last = None
+    *before, final = ast.parse(source).body
     try:
         exec(compile(ast.Module(before, []), "<example>", "exec"), scope)
-        held = eval(compile(ast.Expression(final.test), "<example>", "eval"), scope)
-        return "" if held else describe(CandidateError(f"returned {candidate.last!r}"))
+        holds = eval(compile(ast.Expression(final.test), "<example>", "eval"), scope)
+        return "" if holds else describe(CandidateError(f"returned {candidate.last!r}"))
     except Exception as error:
         return describe(candidate.last if isinstance(candidate.last, CandidateError) else error)
 
 
 def describe(error):
-    """Short ASCII text: agents see it in prompts, and no tokenizer takes lone surrogates."""
+    """Short ASCII: agents see it in prompts, and no tokenizer takes lone surrogates."""
     name = "" if isinstance(error, CandidateError) else f"{type(error).__name__}: "
     return f"{name}{error}".encode("ascii", "backslashreplace").decode()[:200]
 

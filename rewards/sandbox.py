@@ -58,7 +58,7 @@ class Result(NamedTuple):
     reason: str
     facts: dict  # what `prepare` found; empty if it did not finish
     examples: list[str]  # per example: "" if it holds, else what happened instead
-    held: list[int] | tuple = ()  # the numbers of the tests that passed, in the order in which the tests hold them
+    passing: list[int] | tuple = ()  # the numbers of the tests that passed
 
 
 def run_tests(jobs, timeout=10.0, allow_unsafe_code=False):
@@ -131,34 +131,42 @@ def _start(unsafe):
     missing += [] if layers.get("Landlock") or layers.get("namespaces") else ["Landlock (Linux 5.13) and namespaces"]
     _running[0] = process, control, " and ".join(missing)
     if unsafe or not missing:
-        said = ", ".join(f"{name} {'yes' if holds else 'NO'}" for name, holds in layers.items())
-        print(f"sandbox: {said}{': model-written code is NOT CONTAINED' if missing else ''}", file=sys.stderr)
+        states = ", ".join(f"{name} {'yes' if holds else 'NO'}" for name, holds in layers.items())
+        print(f"sandbox: {states}{': model-written code is NOT CONTAINED' if missing else ''}", file=sys.stderr)
 
 
 def _run_one(job, timeout, unsafe):
-    """The Result of a job, from what its grader says: the kinds of message in `said`, and ["end", reason]."""
+    """The Result of a job, from what its grader reports: see _grader in rewards/jail.py for the messages."""
     if sum(map(len, job.texts)) > MAX_SOURCE:
         return Result(0, 1, f"more than {MAX_SOURCE} characters", {}, ["not run"] * len(job.examples))
     for _ in range(3):  # again if the kernel kills template or grader, as for want of memory
-        said = {"tests": [1, []], "facts": [{}], "examples": [["not run"] * len(job.examples)]}
-        start, outcomes = time.monotonic(), {}
-        for kind, *news in _messages(job, timeout, require_protection(unsafe)):
+        report = {"tests": [1, []], "facts": [{}], "examples": [["not run"] * len(job.examples)]}
+        outcomes = {}  # number of a test -> [whether it passed, why not]
+        start = time.monotonic()
+        for kind, *content in _messages(job, timeout, require_protection(unsafe)):
             if kind == "outcome":
-                outcomes[news[0]] = news[1:]
+                number, *outcome = content
+                outcomes[number] = outcome
             else:
-                said[kind] = news
+                report[kind] = content
         late = time.monotonic() - start >= timeout
-        if late or "end" in said:
+        if late or "end" in report:
             break
-    (total, straight), (end,) = said["tests"], said.get("end", ["out of time" if late else "the grader was killed"])
-    held = [number for number, (holds, _) in outcomes.items() if holds and (not end or number in straight)]
-    why = [end] if end else [why for holds, why in outcomes.values() if not holds]
-    reason = "" if not end and len(held) == total > 0 else [*why, "an assert did not run"][0]
-    return Result(len(held), max(1, total), reason, said["facts"][0], said["examples"][0], sorted(held))
+    total, straight = report["tests"]
+    (end,) = report.get("end", ["out of time" if late else "the grader was killed"])  # "" if nothing ended the tests
+    passing = [number for number, (passed, _) in outcomes.items() if passed and (not end or number in straight)]
+    reasons = [why for passed, why in outcomes.values() if not passed]
+    if end:
+        reason = end
+    elif len(passing) == total > 0:
+        reason = ""
+    else:
+        reason = [*reasons, "an assert did not run"][0]
+    return Result(len(passing), max(1, total), reason, report["facts"][0], report["examples"][0], sorted(passing))
 
 
 def _messages(job, timeout, control):
-    """What the grader of a job says until it ends."""
+    """The messages of the grader of a job until it ends."""
     folder = tempfile.mkdtemp() if job.folder else ""
     ours, theirs = socket.socketpair()
     with ours, contextlib.suppress(OSError, EOFError, ValueError):  # ValueError: it was killed within a message

@@ -86,7 +86,7 @@ def test_sample_programs_have_one_bug_that_some_tests_find():
     assert not {t["entry_point"] for t in env.tasks("train")} & {t["entry_point"] for t in env.tasks("test")}
     tasks = env.tasks("train") + env.tasks("test")
     for task, score in zip(tasks, coding_rewards([_answer(task, [task["program"]]) for task in tasks])):
-        assert task["passing"] == score.findings["held"] and task["passing"] and task["failing"]
+        assert task["passing"] == score.findings["passing"] and task["passing"] and task["failing"]
         assert task["symptom"] == "".join(f"{a} fails: {b}." for a, b in score.findings["examples"][:1])
         pairs = zip(task["program"].splitlines(), task["reference"].splitlines())
         assert [k for k, (a, b) in enumerate(pairs, 1) if a != b] == [task["line"]]

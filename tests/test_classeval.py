@@ -89,7 +89,7 @@ def test_methods_are_doubled_once_whoever_writes_them():
 def test_each_agent_is_told_of_its_own_methods():
     """Catches findings without the keys that envs read, and an agent blamed for another's error."""
     good, broken = scores([ONE, SIZE], [ONE, "It adds."], examples=["b = Box()\nb.add(1)\nassert b.size() == 2"])
-    keys = {"written", "doubled", "syntax", "errors", "error", "passed", "total", "held", "reason", "examples"}
+    keys = {"written", "doubled", "syntax", "errors", "error", "passed", "total", "passing", "reason", "examples"}
     assert {*good.findings} == {*broken.findings} == keys
     assert good.findings["written"] == [[True, True], [True, False]]
     assert [what for _, what in good.findings["examples"]] == ["returned 1"]

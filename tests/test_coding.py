@@ -137,7 +137,7 @@ def test_feedback_names_the_agent_that_broke_the_program_and_the_example_that_fa
     shown = ["assert f([2]) == 4", "assert f([]) == 1"]
     broken, wrong = scores(["Let us think.", USER], [AUX, USER], examples=shown)
     keys = {"defined", "syntax", "called", "uses", "ignored", "wrapper", "errors", "error"}
-    assert {*wrong.findings} == {*broken.findings} == keys | {"passed", "total", "held", "reason", "examples"}
+    assert {*wrong.findings} == {*broken.findings} == keys | {"passed", "total", "passing", "reason", "examples"}
     assert [bool(error) for error in broken.findings["errors"]] == [True, False] and broken.findings["error"]
     assert wrong.findings["examples"] == [(shown[1], "returned 0")] and wrong.reward == 4.0
     (failing,) = scores(["def aux(x):\n    return None or x + 5\n", USER.replace("sum", "str")])
@@ -199,7 +199,7 @@ def test_real_answers_are_read_as_a_careful_reader_does():
     missed = []
     for row in rows:
         tree, _ = answers.prepare([row["text"]], [], row["entry"])
-        body = tree.body if tree else answers.read(row["text"], [row["entry"]])[0]
+        body = tree.body if tree else answers.read_code(row["text"], [row["entry"]])[0]
         if definition(body, row["entry"]) != definition(ast.parse(row["expected"]).body, row["entry"]):
             missed.append(row["text"])
     assert len(missed) <= 0.05 * len(rows), missed
