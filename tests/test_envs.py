@@ -8,9 +8,11 @@ import pytest
 
 import envs
 from envs import Step, samples, tried, writing
-from rewards.writing import pair_reward
 
-HUMANEVAL, CLASSEVAL = samples.coding_tasks("train", 1, 1)[0], samples.class_tasks("train", 1, 1)[0]
+HUMANEVAL = samples.coding_tasks("train", 1, 1)[0]
+CLASSEVAL = samples.class_tasks("train", 1, 1)[0]
+for column in "helper", "main":  # of sample tasks only
+    del HUMANEVAL[column]
 MBPP = {"task_id": 7, "prompt": "Add one.", "code": "def f(x):\n    return x + 1", "test_imports": []}
 MBPP["test_list"] = ["assert f(1) == 2", "assert f(2) == 3"]
 
@@ -48,7 +50,9 @@ class Few:
     """Tasks whose numbers are the reward; agent 0 reads the number, the others are silent."""
 
     def __init__(self, train, test, parts=()):
-        self.counts, self.parts, self.batches = {"train": train, "test": test}, dict(parts), []
+        self.counts = {"train": train, "test": test}
+        self.parts = dict(parts)
+        self.batches = []
 
     def tasks(self, split):
         return [{"number": k} for k in range(self.counts[split])]
@@ -58,56 +62,70 @@ class Few:
 
     def step(self, branches):
         self.batches.append(len(branches))
-        return [Step(said, float(task["number"]), dict(self.parts), False, said) for task, _, said in branches]
+        return [Step(actions, float(task["number"]), self.parts, False, actions) for task, _, actions in branches]
 
 
 def test_a_mixture_has_equal_shares():
-    """A large set that crowds out a small one, in training or in evaluation, or a task of one for another's."""
+    """Fails if a large set crowds out a small one, or a task of one is taken for another's."""
     mixture = envs.Mixture({"small": Few(2, 9), "large": Few(5, 3)}, 1)
     for split, count in ("train", 5), ("test", 3):
-        tasks = mixture.tasks(split)
-        assert [task["env"] for task in tasks] == ["small", "large"] * count
-        assert [mixture.observe(task, ["a step"])[0] for task in tasks[:4]] == ["0 1", "0 1", "1 1", "1 1"]
+        assert [task["env"] for task in mixture.tasks(split)] == ["small", "large"] * count
+    tasks = mixture.tasks("train")[:4]
+    assert [mixture.observe(task, ["a step"])[0] for task in tasks] == ["0 1", "0 1", "1 1", "1 1"]
 
 
 def test_a_mixture_scores_each_environment_as_one_batch():
-    """Steps of one branch for another, parts of two environments as one metric, and no pass@k."""
-    one, two, idle = Few(4, 4, {"all_passed": 1.0, "share": 0.5}), Few(4, 4, {"share": 0.25}), Few(4, 4)
-    mixture = envs.Mixture({"one": one, "two": two, "idle": idle}, 3)
-    assert mixture.num_turns == 3  # though none of them names a number
-    tasks = [task for task in mixture.tasks("train") if task["env"] != "idle"]
-    steps = mixture.step([(task, [], [str(k), ""]) for k, task in enumerate(tasks)])
-    assert (one.batches, two.batches, idle.batches) == ([4], [4], [])
-    assert [step.actions[0] for step in steps] == [step.feedback[0] for step in steps] == list("01234567")
+    """Fails if a branch gets the Step of another, parts of two environments are one metric, or pass@k is lost."""
+    one = Few(4, 4, {"all_passed": 1.0, "share": 0.5})
+    two = Few(4, 4, {"share": 0.25})
+    mixture = envs.Mixture({"one": one, "two": two}, 3)
+    assert mixture.num_turns == 3  # though neither names a number
+    steps = mixture.step([(task, [], [str(k), ""]) for k, task in enumerate(mixture.tasks("train"))])
+    assert one.batches == two.batches == [4]
+    assert [step.actions[0] for step in steps] == list("01234567")
     assert [step.reward for step in steps] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert steps[2].parts == {"all_passed": 1.0, "one/share": 0.5, "one/reward": 1.0}
     assert steps[3].parts == {"two/share": 0.25, "two/reward": 1.0}
 
 
-def test_an_option_that_nothing_knows_is_refused():
-    """An option that is ignored in silence."""
-    for name, feedback in ("tldr+arxiv", "plain"), ("humaneval", "much"):
-        with pytest.raises(ValueError, match="--env-kwargs feedback"):
-            envs.make(name, feedback=feedback)
+@pytest.mark.parametrize(
+    "name, option, value",
+    [("tldr+arxiv", "feedback", "plain"), ("humaneval", "feedback", "much"), ("mbpp", "allow_unsafe_code", "perhaps")],
+)
+def test_an_option_that_nothing_knows_is_refused(name, option, value):
+    """Fails if an option or its value is ignored in silence."""
+    with pytest.raises(ValueError, match=f"--env-kwargs {option}"):
+        envs.make(name, **{option: value})
+
+
+def test_allow_unsafe_code_may_be_what_yaml_makes_of_yes():
+    """Fails if True, from `yes` in a YAML file, is read as no."""
+    words = {"yes": True, "True": True, "no": False, "FALSE": False}
+    assert {word: tried.read_limits("2", word) for word in words} == {word: (2.0, yes) for word, yes in words.items()}
 
 
 def test_a_split_column_is_obeyed_and_else_the_last_tenth_is_test(written):
-    """A train split that holds test rows."""
+    """Fails if a train split holds test rows."""
     names = ["test"] * 3 + ["train"] * 5 + ["dev", None]
-    lines = [{**row, "split": split} for row, split in zip(posts(10), names)]
-    env = envs.make("tldr", dataset=written(lines))
-    assert env.tasks("test") == lines[:3] and env.tasks("train") == lines[3:8]
-    env = envs.make("tldr", dataset=written(posts(25)))
-    assert env.tasks("train") == posts(25)[:23] and env.tasks("test") == posts(25)[23:]
+    rows = [{**row, "split": split} for row, split in zip(posts(10), names)]
+    assert envs.make("tldr", dataset=written(rows)).splits == {"train": rows[3:8], "test": rows[:3], "dev": rows[8:9]}
+    rows = posts(25)
+    assert envs.make("tldr", dataset=written(rows)).splits == {"train": rows[:23], "test": rows[23:]}
 
 
-def test_a_row_that_cannot_be_used_is_left_out_and_named(written, capsys):
-    """A row's fault that refuses the file, or that is named by another number than its own in the file."""
-    chat = [{"role": "user", "content": "a"}]
-    for odd in {"prompt": " \n"}, {"prompt": "a", "completion": ["b"]}, {"prompt": chat * 2, "completion": "b"}:
-        env = envs.make("tldr", dataset=written([*posts(7), odd, *posts(12)[7:]]))
-        assert env.tasks("train") + env.tasks("test") == posts(12) and len(env.tasks("test")) == 1
-        assert "1 rows are left out: row 8: " in capsys.readouterr().out
+CHAT = [{"role": "user", "content": "a"}]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"prompt": " \n"}, {"prompt": "a", "completion": ["b"]}, {"prompt": CHAT * 2, "completion": "b"}],
+)
+def test_a_row_that_cannot_be_used_is_left_out_and_named(odd, written, capsys):
+    """Fails if a row's fault refuses the file, or is named by another number than its own in the file."""
+    rows = posts(12)
+    env = envs.make("tldr", dataset=written([*rows[:7], odd, *rows[7:]]))
+    assert env.splits == {"train": rows[:11], "test": rows[11:]}
+    assert "1 rows are left out: row 8: " in capsys.readouterr().out
 
 
 SKELETON = CLASSEVAL["skeleton"]
@@ -155,23 +173,21 @@ ODD = {
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_a_public_set_loads_whole_but_for_its_odd_rows(name, monkeypatch, capsys):
-    """One bad row that refuses a set, or a task that no answer, or every answer, passes and that is trained on."""
+def test_a_public_set_loads_except_for_its_odd_rows(name, monkeypatch, capsys):
+    """Fails if one bad row refuses a set, or a task that no answer, or every answer, passes is trained on."""
     row, form, train, test = PUBLIC[name]
-    row = {key: value for key, value in row.items() if key not in ("helper", "main", "methods", "surplus")}
     if name == "coophumaneval":
-        del row["canonical_solution"]
-    numbers = [*test, *train]
-    rows = [{**row, "task_id": form.format(number)} for number in numbers]
+        row = {key: value for key, value in row.items() if key != "canonical_solution"}
+    rows = [{**row, "task_id": form.format(number)} for number in (*test, *train)]
     odd = [{**row, "task_id": form.format(train[0] + 1 + k), **change} for k, change in enumerate(ODD[name])]
-    mixed = [*rows[:1], *odd, {**row, "task_id": "odd"}, *rows[1:]]
-    monkeypatch.setattr(datasets, "load_dataset", lambda path, config, split: mixed)
+    odd.append({**row, "task_id": "odd"})
+    monkeypatch.setattr(datasets, "load_dataset", lambda path, config, split: [*rows[:1], *odd, *rows[1:]])
     env = envs.make(name, dataset="hub", timeout="2")
-    assert ids(env, "train") == [form.format(number) for number in train]
-    assert ids(env, "test") == [form.format(number) for number in test]
-    said = capsys.readouterr().out
-    assert f"{len(odd) + 1} rows are left out: " in said
-    assert all(f"row {place} (task {each['task_id']}): " in said for place, each in enumerate(odd[:7], 2))
+    assert ids(env, "test") + ids(env, "train") == [row["task_id"] for row in rows]
+    output = capsys.readouterr().out
+    assert f"{len(odd)} rows are left out: " in output
+    for place, each in enumerate(odd, 2):
+        assert f"row {place} (task {each['task_id']}): " in output
 
 
 @pytest.mark.parametrize(
@@ -184,102 +200,99 @@ def test_a_public_set_loads_whole_but_for_its_odd_rows(name, monkeypatch, capsys
     ],
 )
 def test_no_trivial_answer_passes_the_tests_that_are_scored(tests, returned, shown, written):
-    """`return 0`, another constant or the argument for full marks."""
+    """Fails if `return 0`, another constant or the argument earns full marks."""
     asserts = [f"assert {test}" for test in tests]
-    row = {"code": f"def f(x, y=0):\n    return {returned}", "test_list": asserts}
-    rows = [MBPP | {"task_id": "a"}, MBPP | row | {"task_id": "b"}, MBPP | {"task_id": "c"}]
-    tasks = envs.make("mbpp", dataset=written(rows)).tasks("train")
-    assert tasks[1]["examples"] == [asserts[shown]]
-    assert asserts[shown] in tasks[1]["problem"]
-    assert asserts[shown] not in tasks[1]["tests"]
-    assert tasks[1]["tests"].count("assert") == len(tests) - 1
+    row = MBPP | {"code": f"def f(x, y=0):\n    return {returned}", "test_list": asserts}
+    env = envs.make("mbpp", dataset=written([row | {"task_id": "a"}, MBPP]))
+    (task,) = env.tasks("train")
+    assert task["examples"] == [asserts.pop(shown)]
+    assert task["examples"][0] in task["problem"]
+    assert task["tests"].splitlines() == asserts
 
 
 def test_a_resume_has_the_same_tasks(written, cache, monkeypatch):
-    """References that are run again, under other conditions."""
+    """Fails if references are run again, under other conditions."""
     rows = [{**MBPP, "task_id": f"t{k}"} for k in range(9)]
     rows[2]["code"] = "def f(x): pass"
     path = written(rows)
     before = envs.make("mbpp", dataset=path)
     monkeypatch.setattr(tried, "run_tests", None)
     after = envs.make("mbpp", dataset=path)
-    assert before.splits == after.splits and len(ids(after, "train")) == 7
+    assert before.splits == after.splits
+    assert len(ids(after, "train")) == 7
     assert len(os.listdir(cache)) == 1
 
 
-def branches(env, answers):
-    task = env.tasks("train")[0]
-    return task, env.step([(task, [], answer) for answer in answers])
-
-
-@pytest.mark.parametrize("num_agents", [1, 2, 3])
-def test_each_agent_is_asked_for_its_own_function(num_agents):
+@pytest.mark.parametrize("num_agents, names", [(1, []), (2, ["aux"]), (3, ["aux1", "aux2"])])
+def test_each_agent_is_asked_for_its_own_function(num_agents, names):
+    """Fails if a helper has no agent, the main function's agent does not know of it, or a test is in a prompt."""
     env = envs.make("humaneval", num_agents, 2)
     task = env.tasks("train")[0]
     *helpers, main = env.observe(task, [])
-    names = [[], ["aux"], ["aux1", "aux2"]][num_agents - 1]
-    assert all(f"function {name} " in helper for name, helper in zip(names, helpers, strict=True))
-    assert all(f"{name}(...)" in main for name in names)
+    assert len(helpers) == len(names)
+    for name, helper in zip(names, helpers):
+        assert f"function {name} " in helper
+        assert f"{name}(...)" in main
     assert task["tests"].splitlines()[1] not in main
 
 
 @pytest.mark.parametrize("name", ["humaneval", "classeval"])
-def test_feedback_says_what_became_of_the_answer_and_shows_no_test(name):
+def test_feedback_tells_what_became_of_the_answer_and_shows_no_test(name):
+    """Fails if an agent reads another's answer or a scored test, or nothing of its own error."""
     for feedback, told in ("level", True), ("plain", False):
         env = envs.make(name, 2, 2, feedback=feedback)
-        task, (step,) = branches(env, [["def aux(x):\n    return x", "nonsense ("]])
-        one, two = env.observe(task, [step])
-        assert "Your answer:\ndef aux" in one and "Your answer:\nnonsense (" in two and "nonsense" not in one
-        assert ("not Python" in two) == told and ("another agent is not Python" in one) == told
-        right = env.demonstrations()[:2]
-        task, (step,) = branches(env, [[right[0]["completion"], ""]])
-        prompts = "".join(env.observe(task, [step]))
+        task = env.tasks("train")[0]
+        answers = [["def aux(x):\n    return x", "nonsense ("], [env.demonstrations()[0]["completion"], ""]]
+        broken, half = env.step([(task, [], answer) for answer in answers])
+        one, two = env.observe(task, [broken])
+        assert "Your answer:\ndef aux" in one and "nonsense" not in one
+        assert "Your answer:\nnonsense (" in two
+        assert ("another agent is not Python" in one) == ("not Python" in two) == told
+        prompts = "".join(env.observe(task, [half]))
         assert not any(line in prompts for line in task["tests"].splitlines() if "assert" in line)
 
 
 @pytest.mark.parametrize("name, best", [("humaneval", 2.1), ("classeval", 6.0)])
 def test_passing_at_once_is_paid_for_the_turns_it_saves(name, best):
-    """Otherwise failing first and passing later earns more than passing at once."""
+    """Fails if failing first and passing later earns more than passing at once."""
     env = envs.make(name, 1, 3)
     task = env.tasks("train")[0]
-    right = next(pair["completion"] for pair in env.demonstrations() if pair["prompt"] == env.observe(task, [])[0])
-    wrong, late = env.step([(task, [], ["x"]), (task, ["a step"], [right])])
-    (first,) = env.step([(task, [], [right])])
-    assert (first.reward, first.done) == (pytest.approx(3 * best), True) and late.reward == pytest.approx(2 * best)
-    assert not wrong.done and wrong.reward < best
+    right = [env.demonstrations()[0]["completion"]]
+    first, wrong, late = env.step([(task, [], right), (task, [], ["x"]), (task, ["a step"], right)])
+    assert (first.reward, late.reward) == pytest.approx((3 * best, 2 * best))
+    assert (first.done, wrong.done) == (True, False)
+    assert wrong.reward < best
 
 
 @pytest.mark.parametrize("num_agents", [1, 2, 5])
 def test_the_methods_of_a_class_are_dealt_out_in_turn(num_agents):
+    """Fails if a method has no agent, or two."""
     env = envs.make("classeval", num_agents)
-    task = env.tasks("train")[0]
-    assert task["methods"] == ["add", "keeps", "kept", "result"]
-    prompts = env.observe(task, [])
+    prompts = env.observe(env.tasks("train")[0], [])
     for agent, prompt in enumerate(prompts):
-        own = ", ".join(task["methods"][agent::num_agents])
-        assert (f": {own}." in prompt) == bool(own)
+        own = ["add", "keeps", "kept", "result"][agent::num_agents]
+        assert (f": {', '.join(own)}." in prompt) == bool(own)
 
 
 @pytest.mark.parametrize("name, turns", [("humaneval", 1), ("classeval", 2)])
 def test_demonstrations_answer_the_prompts_of_training_tasks(name, turns):
+    """Fails if what sft.py imitates is for other prompts, wrong, or without a second turn."""
     env = envs.make(name, 2, turns)
-    prompts = {prompt for task in env.tasks("train") for prompt in env.observe(task, [])}
-    pairs = env.demonstrations()
-    first = [pair for pair in pairs if pair["prompt"] in prompts]
-    assert len(first) == 2 * len(env.tasks("train"))
-    assert (len(pairs) > len(first)) == (turns == 2)
-    answers = ([pair["completion"] for pair in first[k : k + 2]] for k in range(0, len(first), 2))
-    assert all(step.done for step in env.step([(task, [], said) for task, said in zip(env.tasks("train"), answers)]))
+    completions = {}  # prompt -> its completions
+    for pair in env.demonstrations():
+        completions.setdefault(pair["prompt"], []).append(pair["completion"])
+    tasks = env.tasks("train")
+    first = [[completions.pop(prompt)[0] for prompt in env.observe(task, [])] for task in tasks]
+    assert bool(completions) == (turns == 2)
+    assert all(step.done for step in env.step([(task, [], answer) for task, answer in zip(tasks, first)]))
 
 
 def test_agents_get_the_reward_of_their_texts():
+    """Fails if agents' paragraphs are exchanged, or one agent earns without a second paragraph."""
     pair, single = (envs.make("tldr", num_agents) for num_agents in (2, 1))
     task = pair.tasks("test")[0]
     texts = [task["completion"], task["prompt"]]
-    post = "\n".join(line.split(":", 1)[1] for line in task["prompt"].splitlines() if ":" in line)  # without its form
-    expected = pair_reward(*texts, source=post, reference=task["completion"])
     step, back = pair.step([(task, [], texts), (task, [], texts[::-1])])
-    assert (step.reward, step.parts) == expected and step.done and back.reward != step.reward
-    joined = f"\n{writing.MARKER}\n".join(texts)
-    steps = single.step([(task, [], [joined]), (task, [], [" ".join(texts)])])
-    assert [each.reward for each in steps] == [step.reward, 0]  # without the marker there is no second paragraph
+    assert back.reward != step.reward > 0
+    answers = [f"\n{writing.MARKER}\n".join(texts)], [" ".join(texts)]  # without the marker there is one paragraph
+    assert [each.reward for each in single.step([(task, [], answer) for answer in answers])] == [step.reward, 0]

@@ -1,6 +1,5 @@
 """sft.py: its loss against a slow, obvious one; which texts are imitated; and runs from end to end."""
 
-import csv
 import json
 
 import datasets
@@ -9,6 +8,7 @@ import torch
 from conftest import ROOT, STOP, make_tokenizer, metrics_of, save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
+import envs
 import sft
 from envs import read_training_rows
 
@@ -90,62 +90,78 @@ def test_of_rollouts_only_whole_training_texts_that_earned_enough_are_imitated(c
     assert [prompt + completion for prompt, completion in pairs] == expected.split()
 
 
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def assistant(text):
-    return {"role": "assistant", "content": text}
-
-
 def save_in_all_forms(folder, rows):
-    """Paths of files that hold the same rows, which are strings."""
+    """Files that hold the same rows, which are strings."""
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "blank.jsonl").write_text(f"\n{lines}\n \n")
     (folder / "mark.jsonl").write_text(lines, encoding="utf-8-sig")
     (folder / "list.json").write_text(json.dumps(rows))
-    datasets.Dataset.from_list(rows).to_parquet(str(folder / "table.parquet"))
-    with open(folder / "table.csv", "w", newline="", encoding="utf-8-sig") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    return sorted(map(str, folder.iterdir()))
+    table = datasets.Dataset.from_list(rows)
+    table.to_parquet(folder / "table.parquet")
+    table.to_csv(folder / "table.csv", encoding="utf-8-sig")
+    return list(folder.iterdir())
 
 
 def test_all_forms_of_files_give_the_same_rows(tmp_path):
-    """Fails if a form of file is refused, a row lost, a text changed, or a row of another split trained on."""
-    keys = ("prompt", "chosen", "rejected")
-    rows = [dict(zip(keys, texts), split="train") for texts in (('a\n"b", é', "c\r\nd", "5"), ("f", "g", " h"))]
-    expected = [{key: row[key] for key in keys} for row in rows]
-    paths = save_in_all_forms(tmp_path, [*rows, rows[0] | {"split": "test"}])
+    """Fails if a form of file is refused, a row lost, a string changed, or a row of another split trained on."""
+    rows = [
+        {"prompt": 'a\n"b", é', "chosen": "c\r\nd", "rejected": "5"},
+        {"prompt": "f", "chosen": "g", "rejected": " h"},
+    ]
+    marked = [row | {"split": split} for split in ("train", "test") for row in rows]
+    paths = save_in_all_forms(tmp_path, marked)
     assert len(paths) == 5
     for path in paths:
-        assert read_training_rows(path, ["chosen", "rejected"]) == expected, path
+        assert read_training_rows(str(path), ["chosen", "rejected"]) == rows, path
 
 
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("no.jsonl", None),
+        ("a.txt", "{}"),
+        ("a.jsonl", ""),
+        ("a.jsonl", '{"prompt": "p"'),
+        ("a.json", '{"prompt": "p"}'),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(name, text, tmp_path):
+    """Fails if a missing, an empty, a broken or an unknown file ends in a traceback, or is looked for on the hub."""
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    path = str(tmp_path / name)
+    with pytest.raises(ValueError, match=f"--data {path}: "):
+        read_training_rows(path, ["completion"])
+    with pytest.raises(ValueError, match=f"--dataset {path}: "):
+        envs.make("tldr", dataset=path)
+
+
+ASK = {"role": "user", "content": "p"}
+OTHER_ASK = {"role": "user", "content": "q"}
+GOOD = {"role": "assistant", "content": "c"}
+BAD = {"role": "assistant", "content": "r"}
 PREFERENCE = {"prompt": "p", "chosen": "c", "rejected": "r"}
-PREFERENCE_FORMS = [
-    PREFERENCE | {"prompt": [user("p")]},
-    PREFERENCE | {"chosen": [assistant("c")]},
-    {"prompt": [user("p")], "chosen": [assistant("c")], "rejected": [assistant("r")]},
-    PREFERENCE | {"chosen": [user("p"), assistant("c")], "rejected": [user("p"), assistant("r")]},
-    {"chosen": [user("p"), assistant("c")], "rejected": [user("p"), assistant("r")]},
-]
-PAIR_FORMS = [
-    {"prompt": [user("p")], "completion": [assistant("c")]},
-    {"messages": [user("p"), assistant("c")]},
-    {"prompt": "p", "completion": "c", "split": "train"},
-]
 
 
-@pytest.mark.parametrize("row", [*PREFERENCE_FORMS, *PAIR_FORMS])
-def test_messages_are_read_as_the_strings_in_them(row, tmp_path):
-    """Fails if a usual form of a row of chat data is refused, or its prompt is lost."""
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": [ASK], "chosen": [GOOD], "rejected": [BAD]},
+        {"prompt": "p", "chosen": [ASK, GOOD], "rejected": "r"},
+        {"chosen": [ASK, GOOD], "rejected": [ASK, BAD]},
+    ],
+)
+def test_messages_of_preferences_are_read_as_strings(row, tmp_path):
+    """Fails if a usual form of a row is refused, or its prompt is lost."""
     path = save_lines(tmp_path / "rows.jsonl", [row])
-    if "chosen" in row:
-        assert read_training_rows(path, ["chosen", "rejected"]) == [PREFERENCE]
-    else:
-        assert sft.pairs_of_file(path, sft.Args()) == [("p", "c")]
+    assert read_training_rows(path, ["chosen", "rejected"]) == [PREFERENCE]
+
+
+@pytest.mark.parametrize("row", [{"prompt": [ASK], "completion": [GOOD]}, {"messages": [ASK, GOOD]}])
+def test_messages_of_demonstrations_are_read_as_strings(row, tmp_path):
+    """Fails if a usual form of a row is refused, or its prompt is lost."""
+    path = save_lines(tmp_path / "rows.jsonl", [row])
+    assert sft.pairs_of_file(path, sft.Args()) == [("p", "c")]
 
 
 @pytest.mark.parametrize(
@@ -153,11 +169,9 @@ def test_messages_are_read_as_the_strings_in_them(row, tmp_path):
     [
         ({"prompt": "p", "completion": "c", "label": True}, "chosen"),
         ({"chosen": "c", "rejected": "r"}, "prompt"),
-        (PREFERENCE | {"rejected": None}, "rejected"),
-        (PREFERENCE | {"chosen": [user("q"), assistant("c")]}, "chosen"),
-        ({"chosen": [user("p"), assistant("c")], "rejected": [user("q"), assistant("r")]}, "rejected"),
-        (PREFERENCE | {"prompt": [{"role": "system", "content": "s"}, user("p")]}, "prompt"),
-        (PREFERENCE | {"chosen": [user("p"), assistant("c"), user("p"), assistant("c")]}, "chosen"),
+        ({"prompt": "p", "chosen": "c", "rejected": [OTHER_ASK, BAD]}, "rejected"),
+        ({"chosen": [ASK, GOOD], "rejected": [OTHER_ASK, BAD]}, "rejected"),
+        ({"prompt": "p", "chosen": [ASK, GOOD, ASK, GOOD], "rejected": "r"}, "chosen"),
     ],
 )
 def test_a_row_of_another_form_is_named(row, column, tmp_path):
@@ -188,18 +202,20 @@ def test_an_answer_ends_as_in_the_chat_template():
 def test_a_step_takes_the_mean_over_all_tokens_of_its_batch(run, tmp_path):
     """Fails if the mean is one per micro-batch, dropout is on, or a stop token or a pair is in the wrong place."""
     path = save_model(tmp_path / "m", attention_dropout=0.5)
-    rows = [{"prompt": f"Say {i}.", "completion": "c" * (1 + 7 * i)} for i in range(40)]
-    save_lines(tmp_path / "pairs.jsonl", rows)
-    flags = ("--data", "pairs.jsonl", "--model", path, "--max-length", 250, "--learning-rate", 1e-9, *FLAGS)
+    rows = [{"prompt": "Say it.", "completion": "c" * length} for length in range(1, 240, 6)]
+    data = save_lines(tmp_path / "pairs.jsonl", rows)
+    flags = ("--data", data, "--model", path, "--max-length", 250, "--learning-rate", 1e-9, *FLAGS)
     names = run(ROOT / "sft.py", *flags, "--num-steps", 4, "--max-batch-tokens", 500, "--eval-fraction", 0.2)
-    held_out, every = names["held_out"], names["train"][0] + names["held_out"]
-    around = len(names["encode"](names["tokenizer"], "Say 1."))
-    fitting = [i for i in range(40) if around + (i > 9) + 1 + 7 * i + 1 <= 250]
-    assert len(fitting) < 40
-    assert sorted(len(completion) for _, completion in every) == [2 + 7 * i for i in fitting]
-    assert all(completion[-1] == STOP for _, completion in every)
-    assert len(held_out) == len(fitting) // 5
-    model, logged = AutoModelForCausalLM.from_pretrained(path), metrics_of(names["run"])
+    held_out = names["held_out"]
+    completions = [completion for _, completion in names["train"][0] + held_out]
+    around = len(sft.encode(make_tokenizer(), "Say it."))
+    lengths = [length + 1 for length in range(1, 240, 6) if around + length + 1 <= 250]
+    assert len(lengths) < 40
+    assert [len(completion) for completion in completions[: -len(held_out)]] == lengths[: -len(held_out)]
+    assert {completion[-1] for completion in completions} == {STOP}
+    assert len(held_out) == len(lengths) // 5
+    model = AutoModelForCausalLM.from_pretrained(path)
+    logged = metrics_of(names["run"])
     assert [metrics["learning_rate"] * 1e9 for metrics in logged] == pytest.approx([0.5, 1, 0.55, 0.1])
     for rows, name in ((names["batch"], "train/loss"), (held_out, "eval/loss")):
         mean = torch.cat([obvious(model, *row) for row in rows]).mean().item()
@@ -215,8 +231,9 @@ def test_a_model_made_from_nothing_learns_to_answer(run, tmp_path):
     files = sorted((tmp_path / "runs" / "demonstrations").iterdir())
     names = run(ROOT / "sft.py", "--data", *files, *flags, *FLAGS, "--save-dtype", "float16")
     assert 2 <= sum(row in names["train"][1] for row in names["batch"]) <= 6  # each source has an equal chance
-    agent = f"{names['run']}/agent"
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(agent), AutoTokenizer.from_pretrained(agent)
+    folder = f"{names['run']}/agent"
+    model = AutoModelForCausalLM.from_pretrained(folder).float()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = torch.tensor([sft.encode(tokenizer, "Say 3.")])
-    output = model.float().generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=30, do_sample=False)
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=30, do_sample=False)
     assert tokenizer.decode(output[0, ids.shape[1] :]) == "don't-77 two three<|im_end|>"
