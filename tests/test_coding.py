@@ -33,25 +33,21 @@ def body(code):
 
 
 def test_each_level_is_worth_what_the_docstring_says():
-    """Catches a changed constant, a level paid without the one that it presupposes, and levels that do not add up."""
+    """Fails if a constant changes, a level is paid without the one that it presupposes, or levels do not add up."""
     assert (HELPER, MAIN, SYNTAX, TESTS, USES, NO_WRAPPER, IGNORED) == (0.4, 0.6, 0.5, 1.0, 0.5, 1.0, -0.5)
     cases = [
         ([AUX, USER], 4.0),
         ([AUX, "def f(numbers):\n    return 2 * sum(numbers\n"], 0.4),  # ends before its second line
         (["This is prose.", ALONE], 0.6),
-        (["", ""], 0.0),
         ([AUX, body("sum(numbers)")], 0.4),  # nothing returned
-        (["def aux(x):\n    return None\n", ALONE], 0.6 + 0.5 + 1),
         (["def aux(x):\n    yield 2 * x\n", USER.replace("aux(x)", "next(aux(x))")], 4.0),
-        ([AUX, body("return aux(len(numbers)) * 0 + 7")], 1.5),  # no test passed: no bonus
         ([AUX, ALONE], 2.5),
         ([AUX, body("return aux(numbers[0]) if len(numbers) == 1 else 0")], 1.5 + 0.75 + 1.5),
         ([AUX, ALONE + "def g():\n    break\n"], 1.0),  # Python, but it does not compile
         ([ALONE], 2.1),
         ([body("return 12")], 1.35),
     ]
-    found = scores(*[texts for texts, _ in cases])
-    for (_, value), score in zip(cases, found):
+    for (_, value), score in zip(cases, scores(*[texts for texts, _ in cases])):
         levels = score.parts.keys() - {"all_passed", "passed_share", "useful_helper"}
         assert [score.reward, sum(score.parts[level] for level in levels)] == pytest.approx([value, value])
         assert score.parts["all_passed"] == (score.parts["tests"] == 1)
@@ -100,7 +96,7 @@ COOPERATION = {
 
 @pytest.mark.parametrize("value", COOPERATION)
 def test_cooperation_is_what_the_tests_lose_without_it(value):
-    """Catches, row by row, a stub that is missing: without "nothing", most uses of a constant earn 4.0, not 2.5."""
+    """Fails, row by row, at a stub that is missing: without "nothing", most uses of a constant earn 4.0, not 2.5."""
     table = {}
     for name, (returned, code) in COOPERATION[value].items():
         table[name] = [f"def aux(x=None):\n    return {returned}\n", body(f"n = 2 * sum(numbers)\n    {code}")]
@@ -108,40 +104,32 @@ def test_cooperation_is_what_the_tests_lose_without_it(value):
 
 
 def test_several_helpers_share_their_levels():
-    """Catches a level paid whole for one helper of two, or for a dropped call, and a wrapper of the second helper."""
+    """Fails if one helper of two, or a dropped call, is paid whole, or the second helper may do it all."""
     first, second = (AUX.replace("aux", name) for name in ("aux1", "aux2"))
     one, both = body("return sum(aux1(x) for x in numbers)"), body("return aux1(numbers) + aux2(numbers)")
     half, none = [f"def NAME(numbers):\n    return {n} * sum(numbers)\n" for n in (2, 0)]
     table = {
         "both": ([first, second, body("return sum(map(aux1, numbers[:1])) + sum(map(aux2, numbers[1:]))")], 4.0),
         "one": ([first, second, one], 3.75),
-        "one, and one in vain": ([first, second, one.replace("    return", "    aux2(numbers)\n    return")], 3.75),
         "one in vain": ([first, second, body("aux2(numbers)\n    return 2 * sum(numbers)")], 2.25),
         "one missing": ([first, "", one], 0.2 + 0.6 + 0.5 + 1),
         "the first does it all": ([half.replace("NAME", "aux1"), none.replace("NAME", "aux2"), both], 3.0),
         "the second does it all": ([none.replace("NAME", "aux1"), half.replace("NAME", "aux2"), both], 3.0),
     }
-    found = rewards_of({name: texts for name, (texts, _) in table.items()})
-    assert found == {name: round(value, 6) for name, (_, value) in table.items()}
-
-
-def test_useful_helper_is_what_the_best_stub_would_cost():
-    """Catches the diagnostic's sign, and a stub that does better than the helper left out of it."""
-    harmful = ["def aux(x):\n    return 1\n", body("return 2 * sum(numbers) + (aux(1) if numbers else 0)")]
-    found = scores([AUX, USER], [AUX, body("return 2 * sum(numbers) + (0 if aux(1) else 0)")], harmful)
-    assert [score.parts["useful_helper"] for score in found] == pytest.approx([0.75, 0, -0.75])
+    rewards = rewards_of({name: texts for name, (texts, _) in table.items()})
+    assert rewards == pytest.approx({name: value for name, (_, value) in table.items()})
 
 
 def test_feedback_names_the_agent_that_broke_the_program_and_the_example_that_fails():
-    """Catches findings without the keys that envs read, an agent blamed for another's error, scored examples."""
+    """Fails if an agent is blamed for another's error, an example is scored, or no stub was tried and none is used."""
     shown = ["assert f([2]) == 4", "assert f([]) == 1"]
-    broken, wrong = scores(["Let us think.", USER], [AUX, USER], examples=shown)
-    keys = {"defined", "syntax", "called", "uses", "ignored", "wrapper", "errors", "error"}
-    assert {*wrong.findings} == {*broken.findings} == keys | {"passed", "total", "passing", "reason", "examples"}
-    assert [bool(error) for error in broken.findings["errors"]] == [True, False] and broken.findings["error"]
-    assert wrong.findings["examples"] == [(shown[1], "returned 0")] and wrong.reward == 4.0
-    (failing,) = scores(["def aux(x):\n    return None or x + 5\n", USER.replace("sum", "str")])
-    assert failing.findings["passed"] == 0 and failing.findings["uses"] == [True]  # no stub was tried
+    failing = ["def aux(x):\n    return None or x + 5\n", USER.replace("sum", "str")]
+    broken, wrong, failed = scores(["Let us think.", USER], [AUX, USER], failing, examples=shown)
+    assert [bool(error) for error in broken.findings["errors"]] == [True, False]
+    assert wrong.findings["examples"] == [(shown[1], "returned 0")]
+    assert wrong.reward == 4.0
+    assert wrong.parts["useful_helper"] == 0.75
+    assert (failed.findings["passed"], failed.findings["uses"]) == (0, [True])
 
 
 # How an answer is read
@@ -181,20 +169,19 @@ NOTHING += [f"<think>\n{fenced(USER)}", "\0", "\ud800", "class S:\n    def f(sel
 
 
 def test_the_function_is_found_in_the_forms_that_models_write():
-    """Catches, row by row, a form of an answer that earns nothing, and an agent's text that undoes another's."""
+    """Fails, row by row, at a form of an answer that earns nothing, and an agent's text that undoes another's."""
     table = {**{name: [AUX, text] for name, text in FORMS.items()}, **FOREIGN}
     assert rewards_of(table) == dict.fromkeys(table, 4.0)
 
 
 def test_what_is_no_function_is_not_read_as_one():
-    """Catches prose, a head without a body and a thought that would count as a definition."""
+    """Fails if prose, a head without a body or a thought counts as a definition."""
     assert rewards_of({text: [AUX, text] for text in NOTHING}) == dict.fromkeys(NOTHING, 0.4)
 
 
 def test_real_answers_are_read_as_a_careful_reader_does():
-    """Catches rules of reading that fit imagined answers and not those of a real model."""
-    path = os.path.join(ROOT, "tests", "data", "real_answers.jsonl")
-    with open(path) as file:
+    """Fails if the rules of reading fit imagined answers and not those of a real model."""
+    with open(os.path.join(ROOT, "tests", "data", "real_answers.jsonl")) as file:
         rows = list(map(json.loads, file))
     missed = []
     for row in rows:

@@ -7,7 +7,7 @@ import datasets
 import pytest
 
 import envs
-from envs import Step, samples, tried, writing
+from envs import Step, samples, tried
 
 HUMANEVAL = samples.coding_tasks("train", 1, 1)[0]
 CLASSEVAL = samples.class_tasks("train", 1, 1)[0]
@@ -70,8 +70,7 @@ def test_a_mixture_has_equal_shares():
     mixture = envs.Mixture({"small": Few(2, 9), "large": Few(5, 3)}, 1)
     for split, count in ("train", 5), ("test", 3):
         assert [task["env"] for task in mixture.tasks(split)] == ["small", "large"] * count
-    tasks = mixture.tasks("train")[:4]
-    assert [mixture.observe(task, ["a step"])[0] for task in tasks] == ["0 1", "0 1", "1 1", "1 1"]
+    assert mixture.observe(mixture.tasks("train")[5], ["a step"]) == ["2 1", None]
 
 
 def test_a_mixture_scores_each_environment_as_one_batch():
@@ -79,11 +78,9 @@ def test_a_mixture_scores_each_environment_as_one_batch():
     one = Few(4, 4, {"all_passed": 1.0, "share": 0.5})
     two = Few(4, 4, {"share": 0.25})
     mixture = envs.Mixture({"one": one, "two": two}, 3)
-    assert mixture.num_turns == 3  # though neither names a number
-    steps = mixture.step([(task, [], [str(k), ""]) for k, task in enumerate(mixture.tasks("train"))])
-    assert one.batches == two.batches == [4]
-    assert [step.actions[0] for step in steps] == list("01234567")
-    assert [step.reward for step in steps] == [0, 0, 1, 1, 2, 2, 3, 3]
+    steps = mixture.step([(task, [], [k, ""]) for k, task in enumerate(mixture.tasks("train"))])
+    assert (mixture.num_turns, one.batches, two.batches) == (3, [4], [4])
+    assert [(step.actions[0], step.reward) for step in steps] == [(k, k // 2) for k in range(8)]
     assert steps[2].parts == {"all_passed": 1.0, "one/share": 0.5, "one/reward": 1.0}
     assert steps[3].parts == {"two/share": 0.25, "two/reward": 1.0}
 
@@ -141,15 +138,12 @@ ODD = {
     "mbpp": [
         {"code": "def f(x):\n    return x + 2"},  # the reference fails
         {"code": "def f(x):\n    return x"},  # and so does one that a trivial answer equals
-        {"code": "def g(x):\n    return x + 1"},  # nothing that the tests call
         {"code": "def aux(x):\n    return x + 1", "test_list": ["assert aux(1) == 2", "assert aux(2) == 3"]},
         {"test_imports": ["import numpy"]},
         {"test_list": MBPP["test_list"][:1]},  # none is left to score
     ],
     "humaneval": [
         {"canonical_solution": "    return None\n"},
-        {"entry_point": "g"},
-        {"test": "def check(candidate):\n    candidate([])"},
         {"test": "def check(candidate:\n    assert candidate([1])"},
         {"test": f"def check(candidate):\n    assert candidate([0]) == {HUMANEVAL['entry_point']}([0])"},
     ],
@@ -159,7 +153,6 @@ ODD = {
     ],
     "classeval": [
         {"skeleton": "'''\n" + SKELETON.replace("'''", '"""') + "\n'''"},  # as ClassEval_5: Python without a class
-        {"class_name": "Nowhere"},
         {"test": "import unittest\nclass T(unittest.TestCase):\n    def test(self): pass"},
         {"solution_code": SKELETON},  # nothing is left to write
         {"solution_code": CLASSEVAL["solution_code"].replace("return", "return not")},
@@ -195,7 +188,6 @@ def test_a_public_set_loads_except_for_its_odd_rows(name, monkeypatch, capsys):
     [
         (("f(1) == 2", "f(2) == 3", "f(3) == 4"), "x + 1", 0),
         (("f(1) == 5", "f(2) == 2", "f(3) == 2"), "{1: 5}.get(x, 2)", 1),
-        (("f(1)", "not f(2)", "not f(3)"), "x == 1", 1),
         (("f(5, 9) == 9", "f(1, 2) == 1", "f(4, 3) == 4"), "{5: 9}.get(x, x)", 1),
     ],
 )
@@ -223,17 +215,22 @@ def test_a_resume_has_the_same_tasks(written, cache, monkeypatch):
     assert len(os.listdir(cache)) == 1
 
 
-@pytest.mark.parametrize("num_agents, names", [(1, []), (2, ["aux"]), (3, ["aux1", "aux2"])])
-def test_each_agent_is_asked_for_its_own_function(num_agents, names):
-    """Fails if a helper has no agent, the main function's agent does not know of it, or a test is in a prompt."""
-    env = envs.make("humaneval", num_agents, 2)
-    task = env.tasks("train")[0]
-    *helpers, main = env.observe(task, [])
-    assert len(helpers) == len(names)
-    for name, helper in zip(names, helpers):
-        assert f"function {name} " in helper
-        assert f"{name}(...)" in main
-    assert task["tests"].splitlines()[1] not in main
+@pytest.mark.parametrize(
+    "name, parts",
+    [
+        ("humaneval", ["Write "]),
+        ("humaneval", ["function aux ", " aux(...) "]),
+        ("humaneval", ["function aux1 ", "function aux2 ", " aux1(...), aux2(...) "]),
+        ("classeval", [": add, keeps, kept, result."]),
+        ("classeval", [": add, kept.", ": keeps, result."]),
+        ("classeval", [": add.", ": keeps.", ": kept.", ": result.", "Answer with nothing."]),
+    ],
+)
+def test_each_agent_is_asked_for_its_own_part(name, parts):
+    """Fails if a function or a method has no agent, or two, or an agent does not know of its helpers."""
+    env = envs.make(name, len(parts), 2)
+    for part, prompt in zip(parts, env.observe(env.tasks("train")[0], []), strict=True):
+        assert part in prompt
 
 
 @pytest.mark.parametrize("name", ["humaneval", "classeval"])
@@ -264,16 +261,6 @@ def test_passing_at_once_is_paid_for_the_turns_it_saves(name, best):
     assert wrong.reward < best
 
 
-@pytest.mark.parametrize("num_agents", [1, 2, 5])
-def test_the_methods_of_a_class_are_dealt_out_in_turn(num_agents):
-    """Fails if a method has no agent, or two."""
-    env = envs.make("classeval", num_agents)
-    prompts = env.observe(env.tasks("train")[0], [])
-    for agent, prompt in enumerate(prompts):
-        own = ["add", "keeps", "kept", "result"][agent::num_agents]
-        assert (f": {', '.join(own)}." in prompt) == bool(own)
-
-
 @pytest.mark.parametrize("name, turns", [("humaneval", 1), ("classeval", 2)])
 def test_demonstrations_answer_the_prompts_of_training_tasks(name, turns):
     """Fails if what sft.py imitates is for other prompts, wrong, or without a second turn."""
@@ -288,11 +275,9 @@ def test_demonstrations_answer_the_prompts_of_training_tasks(name, turns):
 
 
 def test_agents_get_the_reward_of_their_texts():
-    """Fails if agents' paragraphs are exchanged, or one agent earns without a second paragraph."""
-    pair, single = (envs.make("tldr", num_agents) for num_agents in (2, 1))
-    task = pair.tasks("test")[0]
+    """Fails if agents' paragraphs are exchanged, or the reward is that of another task."""
+    env = envs.make("tldr")
+    task, other = env.tasks("test")[:2]
     texts = [task["completion"], task["prompt"]]
-    step, back = pair.step([(task, [], texts), (task, [], texts[::-1])])
-    assert back.reward != step.reward > 0
-    answers = [f"\n{writing.MARKER}\n".join(texts)], [" ".join(texts)]  # without the marker there is one paragraph
-    assert [each.reward for each in single.step([(task, [], answer) for answer in answers])] == [step.reward, 0]
+    steps = env.step([(task, [], texts), (task, [], texts[::-1]), (other, [], texts)])
+    assert len({step.reward for step in steps}) == 3

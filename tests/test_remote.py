@@ -27,22 +27,27 @@ class Odd(Letters):
         return [{"pair": (letter, 1)} for letter in "abcd"]
 
     def observe(self, task, history):
-        said = [step.feedback[1] for step in history]
-        return [f"Say {task['pair']} {said}", None][:: 1 - 2 * (len(history) % 2)]
+        worth = [step.feedback[1] for step in history]
+        prompt = f"Say {task['pair']} {worth}"
+        return [None, prompt] if len(history) % 2 else [prompt, None]
 
     def state(self, task, history):
         return f"{task} {[step.feedback for step in history]}"
 
     def step(self, branches):
-        said = [actions for _, _, actions in branches]
-        worth = [Fraction(len("".join(texts)), 7 * (texts[0] != "raise")) for texts in said]
-        return [Step(a, [float(w), 0.1], {"w": w / 3 + 0.1}, w > 9, {1: (a, w)}) for a, w in zip(said, worth)]
+        steps = []
+        for _, _, actions in branches:
+            worth = Fraction(len("".join(actions)), 7 * (actions[0] != "raise"))
+            parts = {"worth": worth / 3 + 0.1}
+            steps.append(Step(actions, [float(worth), 0.1], parts, worth > 9, {1: (actions, worth)}))
+        return steps
 
 
 @pytest.fixture
 def url(monkeypatch):
     """Of a server of Odd, which answers in threads of this process until the test ends."""
     monkeypatch.setenv(remote.TOKEN, "sesame")
+    monkeypatch.setattr(remote, "PATIENCE", 0)
     server = remote.Server(remote.Args("test_remote:Odd", port=0, num_turns=2))
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -51,36 +56,54 @@ def url(monkeypatch):
 
 
 def test_a_run_of_two_turns_is_the_same_as_the_local_one(url, run, model_dir):
-    """Floats that are rounded; feedback, tasks or silent agents that JSON changed."""
-    flags = ("--num-turns", 2, "--num-iterations", 1, "--eval-tasks", 2, "--max-new-tokens", 12)
-    ways = ["--env", "test_remote:Odd"], ["--env", "remote", "--env-kwargs", "url", url]
-    local, there = (run(ROOT / "magrpo.py", "--model", model_dir, *flags, *way)["run_dir"] for way in ways)
-    assert metrics_of(local) == metrics_of(there)
-    assert len(metrics_of(local)) == 2
+    """Fails if floats are rounded, or JSON changes feedback, tasks or silent agents."""
+    flags = ("--model", model_dir, "--num-turns", 2, "--num-iterations", 1, "--eval-tasks", 2, "--max-new-tokens", 12)
+    local = run(ROOT / "magrpo.py", *flags, "--env", "test_remote:Odd")["run_dir"]
+    there = run(ROOT / "magrpo.py", *flags, "--env", "remote", "--env-kwargs", "url", url)["run_dir"]
+    assert metrics_of(local) == metrics_of(there) != []
     one, two = (pathlib.Path(folder, "rollouts.jsonl").read_text() for folder in (local, there))
     assert one == two
     assert "Fraction" in one
 
 
+def play(env, name):
+    """What a client named so sees in all tasks, five times over."""
+    seen = []
+    for task in env.tasks("train") * 5:
+        history = []
+        for actions in ([name * 2, name], [name, ""]):
+            seen.append(env.observe(task, history))
+            history += env.step([(task, history, actions)])
+            seen.append(history[-1][:4])
+    return seen
+
+
 def test_branches_of_two_clients_at_once_do_not_mix(url):
-    """A server that remembers a history."""
-
-    def play(env, name):
-        for task in env.tasks("train") * 5:
-            history = []
-            for said in ([name * 2, name], [name, ""]):
-                yield env.observe(task, history)
-                history += env.step([(task, history, said)])
-                yield history[-1][:4]
-
+    """Fails if a server remembers a history."""
     names = "left", "no"
     with ThreadPoolExecutor(2) as threads:
-        seen = list(threads.map(lambda name: list(play(envs.make("remote", 2, 2, url=url), name)), names))
-    assert seen == [list(play(Odd(2, 2, None, None), name)) for name in names]
+        seen = list(threads.map(lambda name: play(envs.make("remote", 2, 2, url=url), name), names))
+    assert seen == [play(Odd(2, 2, None, None), name) for name in names]
+
+
+def test_a_refused_connection_is_tried_again(url, monkeypatch):
+    """Fails if a client gives up while its server starts."""
+    refused = iter([ConnectionRefusedError, ConnectionRefusedError])
+    exchange = remote.Remote._exchange
+
+    def refuse_twice(*request):
+        for error in refused:
+            raise error
+        return exchange(*request)
+
+    monkeypatch.setattr(remote, "PATIENCE", 60)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr(remote.Remote, "_exchange", refuse_twice)
+    assert len(envs.make("remote", 2, 2, url=url).tasks("train")) == 4
 
 
 def test_a_step_that_the_server_did_not_make_is_not_loaded(url, tmp_path):
-    """A client's code that runs on the server."""
+    """Fails if a client's code runs on the server."""
     env = envs.make("remote", 2, 2, url=url)
     (step,) = env.step([(TASK, [], ["a", "b"])])
     touch = type("Touch", (), {"__reduce__": lambda self: (pathlib.Path.touch, (tmp_path / "loaded",))})
@@ -93,7 +116,7 @@ def test_a_step_that_the_server_did_not_make_is_not_loaded(url, tmp_path):
 
 
 def test_a_request_that_cannot_be_answered_is_refused(url):
-    """An answer without a token; a connection that is closed, or stays open, without one; a server that ends."""
+    """Fails if a request is answered without the token, or a bad one is not answered, or ends the server."""
     for status, path, body, headers in [
         (401, "about", {}, {AUTH: "Bearer sesamf"}),
         (413, "step", {}, {SIZE: 1 + remote.LIMIT}),
@@ -111,15 +134,13 @@ def test_a_request_that_cannot_be_answered_is_refused(url):
 
 
 def test_a_server_is_for_its_own_clients(url, monkeypatch):
-    """A run on another environment; a server for everybody."""
-    fits = {"num_agents": 2, "num_turns": 2, "url": url}
-    # the last one: by default no other machine reaches the server
-    wrong = ("num_turns", 3, "--num-turns 3"), ("url", url.replace("127.0.0.1", "127.0.0.2"), "refused")
-    for key, value, said in wrong:
-        with pytest.raises(ValueError, match=said):
-            envs.make("remote", **(fits | {key: value}))
+    """Fails if a run goes on with another environment, or if everybody can use a server."""
+    with pytest.raises(ValueError, match="--num-turns 3"):
+        envs.make("remote", 2, 3, url=url)
+    with pytest.raises(ValueError, match="refused"):  # by default no other machine reaches the server
+        envs.make("remote", 2, 2, url=url.replace("127.0.0.1", "127.0.0.2"))
     monkeypatch.delenv(remote.TOKEN)
     with pytest.raises(ValueError, match="token is wrong or missing"):
-        envs.make("remote", **fits)
+        envs.make("remote", 2, 2, url=url)
     with pytest.raises(ValueError, match="--token"):
         remote.Server(remote.Args("test_remote:Odd", port=0))
