@@ -143,14 +143,14 @@ def training_rows(path):
             rows = [json.loads(line) for line in file if line.strip()]
         return [row for row in rows if row.get("split", "train") == "train"]
     try:
-        return envs.read_training_rows(path, ["completion"])
+        return list(envs.read_training_rows(path, ["completion"]).values())
     except ValueError as error:
         fail(str(error))
 
 
 def pairs_of_file(path, args):
     """The distinct pairs (prompt, completion) of a file, without those of other splits than train."""
-    rows = training_rows(str(path))
+    rows = training_rows(path)
     if any("agents" in row for row in rows):
         if args.min_reward is None:
             fail(f"--data {path} holds rollouts: say with --min-reward which of them to imitate.")

@@ -59,7 +59,7 @@ def _parse_file(path):
 
 
 def read_training_rows(path, answers):
-    """The rows of a file of --data that are of split train, or of none: list of dict.
+    """The rows of a file of --data that are of split train, or of none: dict(number of the row -> row).
 
     answers: the columns that hold an agent's answers: ["chosen", "rejected"], or ["completion"]
 
@@ -69,13 +69,13 @@ def read_training_rows(path, answers):
 
     Raises ValueError with one sentence that names --data, the row and the column.
     """
-    rows = []
+    rows = {}
     for number, row in enumerate(read_file(path, "--data"), 1):
         if row.get("split", "train") != "train":  # it would spoil the evaluation
             continue
         if "agents" not in row:
             row = _strings_of(row, answers, f"--data {path}: row {number}, column")
-        rows.append(row)
+        rows[number] = row
     if not rows:
         raise ValueError(f"--data {path}: it has no row of split train, and others are not trained on.")
     return rows

@@ -10,28 +10,33 @@ from envs.bfcl import gold_call, written
 from rewards.bfcl import is_accepted, parallel_reward
 
 GOLD = [{"set": {"lamp": [k], "level": [10 * k]}} for k in (1, 2, 3, 4)]
-A, B, C, D = [written(gold_call(call)) for call in GOLD]
-WRONG = written({"name": "set", "arguments": {"lamp": 8, "level": 9}})
+CALLS = {letter: written(gold_call(call)) for letter, call in zip("ABCD", GOLD)}
+CALLS["w"] = written({"name": "set", "arguments": {"lamp": 8, "level": 9}})  # the right name, wrong arguments
+CALLS["c"] = CALLS["A"][:-9]  # cut off
 
 
 @pytest.mark.parametrize(
-    "messages, parts",
+    "messages, arguments, exact, division",
     [
-        ([A + B, C + D], (0.5, 0.3, 0.2)),
-        ([A + B + C, D], (0.5, 0.3, 0.1)),
-        ([A + B + C + D, ""], (0.5, 0.3, 0)),  # one agent does all
-        ([A + B + C + D] * 2, (0.25, 0, 0)),  # both write the same
-        ([WRONG * 2, WRONG * 2], (0, 0, 0)),  # right name, wrong arguments, divided evenly
-        ([A + B + WRONG, C + D], (0.4, 0, 0.16)),  # a call too many
-        ([A + B, C + D[:-9]], (0.375, 0, 0.15)),  # cut off
-        ([A + B + C + D], (0.5, 0.3, 0.2)),  # alone
+        ("AB CD", 0.5, 0.3, 0.2),
+        ("ABC D", 0.5, 0.3, 0.1),
+        ("ABCD ", 0.5, 0.3, 0),  # one agent does all
+        ("ABCD ABCD", 0.25, 0, 0),  # both write the same
+        ("A A", 0.125, 0, 0.05),
+        ("ww ww", 0, 0, 0),
+        ("ABw CD", 0.4, 0, 0.16),  # a call too many
+        ("Bc CD", 0.375, 0, 0.15),
+        ("ABCD", 0.5, 0.3, 0.2),  # alone
     ],
 )
-def test_what_a_joint_answer_earns(messages, parts):
+def test_what_a_joint_answer_earns(messages, arguments, exact, division):
     """Fails if names, an even division of wrong calls, or what is written twice is paid, or one agent earns it all."""
-    reward, levels = parallel_reward(messages, GOLD)
-    assert [levels[name] for name in ("arguments", "exact", "division")] == pytest.approx(parts)
-    assert (reward, levels["all_passed"]) == pytest.approx((sum(parts), parts[1] > 0))
+    answer = ["".join(CALLS[letter] for letter in word) for word in messages.split(" ")]
+    reward, parts = parallel_reward(answer, GOLD)
+    levels = [parts["arguments"], parts["exact"], parts["division"]]
+    assert levels == pytest.approx([arguments, exact, division])
+    assert reward == pytest.approx(sum(levels))
+    assert parts["all_passed"] == (exact > 0)
 
 
 def test_calls_are_matched_for_the_greatest_sum():
@@ -73,10 +78,12 @@ def test_samples(agents, roles):
     """Fails if a task refuses its own gold answer, agents cannot be told apart, or start out perfect."""
     env = envs.make("bfcl", agents, roles=roles)
     tasks = env.tasks("train")
-    assert not {task["user_prompt"] for task in tasks} & {task["user_prompt"] for task in env.tasks("test")}
+    requests = {task["user_prompt"] for task in tasks}
+    assert not any(task["user_prompt"] in requests for task in env.tasks("test"))
     assert len(set(env.observe(tasks[0], []))) == agents
     completions = iter([pair["completion"] for pair in env.demonstrations()])
-    steps = env.step([(task, [], [next(completions) for _ in range(agents)]) for task in tasks])
+    answers = [[next(completions) for _ in range(agents)] for _ in tasks]
+    steps = env.step([(task, [], answer) for task, answer in zip(tasks, answers)])
     rewards = [step.reward for step in steps]
     assert 0.3 < sum(rewards) / len(rewards) < 0.8
     assert max(rewards) == 1

@@ -16,6 +16,7 @@ SPY = """def f(n):
     seen = [repr(x).split(f"f({n}) == ")[1] for x in gc.get_objects() if f"f({n}) == " in repr(x)]
     return int(seen[0][0]) if seen else 0
 """
+CONSTANT = "def f(n):\n    return 1\n"
 VALUES = {  # answer -> reward; BUGGY passes two of four tests
     RIGHT: 2.0,
     BUGGY.replace("    total = 0", "    if n == [1]:\n        return 1\n    total = 0"): 0.2 + 0.5 + 0.15,
@@ -26,7 +27,7 @@ VALUES = {  # answer -> reward; BUGGY passes two of four tests
     f"{BUGGY}\nprint(f([1]))": 0,
     RIGHT + BUGGY: 0,
     BUGGY.replace("total", "result"): 0.2,  # acts the same
-    "def f(n):\n    return 1\n": 0.2,  # one of two fixed, both lost
+    CONSTANT: 0.2,  # one of two fixed, both lost
     SPY: 0.2,
     "": 0,
     f"{RIGHT}def g():\n    break\n": 0.1,  # does not compile
@@ -42,8 +43,9 @@ def test_a_repair_is_worth_what_the_docstring_says():
     """Fails, row by row, if a level is paid for doing nothing, a constant or a trade of tests, or is not paid."""
     score_of = dict(zip(VALUES, scores(VALUES, [0, 1], [2, 3])))
     assert {text: score.reward for text, score in score_of.items()} == pytest.approx(VALUES)
-    for text, expected in (RIGHT, [1, 0, 0]), (BUGGY, [0, 1, 0]), ("def f(n):\n    return 1\n", [5, 0, 1]):
-        assert [score_of[text].parts[key] for key in ("edit_distance", "unchanged", "regressed")] == expected
+    keys = "edit_distance", "unchanged", "regressed"
+    for text, expected in (RIGHT, [1, 0, 0]), (BUGGY, [0, 1, 0]), (CONSTANT, [5, 0, 1]):
+        assert [score_of[text].parts[key] for key in keys] == expected
     # where nothing can be lost, one test of four is not worth all of `kept`
     (score,) = scores(["def f(n):\n    return 0\n"], [], [0, 1, 2, 3])
     assert score.reward == pytest.approx(0.2 + 1.3 / 4)
@@ -51,7 +53,7 @@ def test_a_repair_is_worth_what_the_docstring_says():
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch, tmp_path):
-    monkeypatch.setattr("envs.bugfix.SAMPLE_COUNTS", {"train": 40, "validation": 2, "test": 9})
+    monkeypatch.setattr("envs.bugfix.SAMPLE_COUNTS", {"train": 40, "validation": 2, "test": 40})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -77,23 +79,27 @@ def test_each_agent_speaks_once_and_reads_the_note_before_it(count):
     assert env.num_turns == count
     assert step.parts.get("located") == (None if count == 1 else 1.0)
     if count == 2:
-        far = [history[0]._replace(actions=[f"LINE {task['line'] + 2}", ""])]
-        assert env.step([(task, far, completions)])[0].parts["located"] == 0
+        far = history[0]._replace(actions=[f"LINE {task['line'] + 2}", ""])
+        (step,) = env.step([(task, [far], completions)])
+        assert step.parts["located"] == 0
 
 
 def test_sample_programs_have_one_bug_that_some_tests_find():
     """Fails if a mutant passes or fails all, its verdicts are not the sandbox's, or a test program is in train."""
     env = envs.make("bugfix", num_agents=1)
-    tasks = env.tasks("train") + env.tasks("test")
-    assert not {task["entry_point"] for task in tasks[:40]} & {task["entry_point"] for task in tasks[40:]}
+    trained = {task["entry_point"] for task in env.tasks("train")}
+    tasks = env.tasks("test")
     programs = coding_rewards([_answer(task, [task["program"]]) for task in tasks])
     for task, score in zip(tasks, programs):
+        assert task["entry_point"] not in trained
         assert task["passing"] == score.findings["passing"]
         assert 0 < len(task["passing"]) < 5
         assert task["symptom"] == "".join(f"{a} fails: {b}." for a, b in score.findings["examples"][:1])
-        pairs = zip(task["program"].splitlines(), task["reference"].splitlines())
-        assert [k for k, (before, after) in enumerate(pairs, 1) if before != after] == [task["line"]]
-    assert {step.reward for step in env.step([(task, [], [task["reference"]]) for task in tasks])} == {2.0}
+        lines = task["program"].splitlines()
+        lines[task["line"] - 1] = task["reference"].splitlines()[task["line"] - 1]
+        assert "\n".join(lines) == task["reference"] != task["program"]
+    steps = env.step([(task, [], [task["reference"]]) for task in tasks])
+    assert {step.reward for step in steps} == {2.0}
 
 
 @pytest.mark.parametrize("name, test, count", [("humanevalfix", 15, 81), ("quixbugs", 2, 19)])
@@ -106,4 +112,5 @@ def test_public_references_earn_all_and_their_programs_nothing(name, test, count
     tasks = [task for part in env.splits.values() for task in part if task["task_id"] != "levenshtein"]
     assert (len(env.tasks("test")), len(tasks)) == (test, count)
     for key, reward in ("reference", 2.0), ("program", 0.0):
-        assert {step.reward for step in env.step([(task, [], [task[key]]) for task in tasks])} == {reward}
+        steps = env.step([(task, [], [task[key]]) for task in tasks])
+        assert {step.reward for step in steps} == {reward}

@@ -255,10 +255,8 @@ def test_passing_at_once_is_paid_for_the_turns_it_saves(name, best):
     env = envs.make(name, 1, 3)
     task = env.tasks("train")[0]
     right = [env.demonstrations()[0]["completion"]]
-    first, wrong, late = env.step([(task, [], right), (task, [], ["x"]), (task, ["a step"], right)])
+    first, late = env.step([(task, [], right), (task, ["a step"], right)])
     assert (first.reward, late.reward) == pytest.approx((3 * best, 2 * best))
-    assert (first.done, wrong.done) == (True, False)
-    assert wrong.reward < best
 
 
 @pytest.mark.parametrize("name, turns", [("humaneval", 1), ("classeval", 2)])

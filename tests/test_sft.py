@@ -108,11 +108,11 @@ def test_all_forms_of_files_give_the_same_rows(tmp_path):
         {"prompt": 'a\n"b", é', "chosen": "c\r\nd", "rejected": "5"},
         {"prompt": "f", "chosen": "g", "rejected": " h"},
     ]
-    marked = [row | {"split": split} for split in ("train", "test") for row in rows]
+    marked = [row | {"split": split} for split in ("test", "train") for row in rows]
     paths = save_in_all_forms(tmp_path, marked)
     assert len(paths) == 5
     for path in paths:
-        assert read_training_rows(str(path), ["chosen", "rejected"]) == rows, path
+        assert read_training_rows(str(path), ["chosen", "rejected"]) == {3: rows[0], 4: rows[1]}, path
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_messages_are_read_as_the_strings_in_them(row, tmp_path):
     """Fails if a usual form of a row is refused, or its prompt is lost."""
     path = save_lines(tmp_path / "rows.jsonl", [row])
     if "chosen" in row:
-        assert read_training_rows(path, ["chosen", "rejected"]) == [PREFERENCE]
+        assert read_training_rows(path, ["chosen", "rejected"]) == {1: PREFERENCE}
     else:
         assert sft.pairs_of_file(path, sft.Args()) == [("p", "c")]
 
