@@ -8,6 +8,7 @@ import pytest
 
 import envs
 from envs import Step, samples, tried
+from rewards.writing import pair_reward
 
 HUMANEVAL = samples.coding_tasks("train", 1, 1)[0]
 CLASSEVAL = samples.class_tasks("train", 1, 1)[0]
@@ -273,9 +274,12 @@ def test_demonstrations_answer_the_prompts_of_training_tasks(name, turns):
 
 
 def test_agents_get_the_reward_of_their_texts():
-    """Fails if agents' paragraphs are exchanged, or the reward is that of another task."""
+    """Fails if agents' paragraphs are exchanged, or compared with another post or summary."""
     env = envs.make("tldr")
-    task, other = env.tasks("test")[:2]
+    task = env.tasks("test")[0]
     texts = [task["completion"], task["prompt"]]
-    steps = env.step([(task, [], texts), (task, [], texts[::-1]), (other, [], texts)])
-    assert len({step.reward for step in steps}) == 3
+    post = "\n".join(line.split(":", 1)[1] for line in task["prompt"].splitlines() if ":" in line)  # without its form
+    expected = pair_reward(*texts, source=post, reference=task["completion"])
+    step, back = env.step([(task, [], texts), (task, [], texts[::-1])])
+    assert (step.reward, step.parts) == expected
+    assert back.reward != step.reward
