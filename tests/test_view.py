@@ -3,27 +3,51 @@
 import base64
 import gzip
 import json
+import random
 import re
 import shutil
 import subprocess
 import sys
 from itertools import accumulate
 from pathlib import Path
+from string import Template
 
 import pytest
 from conftest import ROOT
-from toy import Sequential
 
 FLAGS = ("--num-iterations", 2, "--num-generations", 3, "--num-tasks", 2, "--eval-every", 1, "--max-new-tokens", 12)
-EVIL = "</script><script>document.body.id = 'broken'</script><img src=x onerror=\"document.body.id = 'broken'\">"
+EVIL = "</script><script>document.body.id = 'broken'</script><img src=x onerror='document.body.id = 1'>"
+ARGS = """{"script": "magrpo.py", "commit": "0123456789", "args": {"env": "letters", "num_agents": 2, "num_turns": 1,
+    "gamma": 1.0, "seed": 1, "num_iterations": 9}}"""
+METRICS = Template('{"iteration": $k, "train/return": $k, "train/a_part_with_a_long_name": 123456.7$k}')
+NODE = Template(
+    """{"iteration": $k, "split": "train", "turn": 1, "task_number": $n, "path": [],
+    "task": {"question": "$task", "answer": "gold $evil"}, "joint": [[0, 0], [0, 1], [1, 0], [1, 1]],
+    "rewards": [$n$k.0, $n$k.1, $n$k.2, $n$k.3], "parts": {"odd": [$odd, $odd, $odd, null]},
+    "feedback": [null, {"said": "$evil"}, null, null], "agents": [
+    {"prompt": "$noise", "completions": ["$evil 0 of A", "$evil 1 of A"], "stopped": [true, true],
+     "returns": [$n$k.05, $n$k.25]},
+    {"prompt": "$noise", "completions": ["$evil 0 of B", "$evil 1 of B"], "stopped": [true, false],
+     "returns": [$n$k.1, $n$k.2]}]}""".replace("\n", "")
+)
 
 
-class Reviewed(Sequential):
-    """Silent agents, and feedback that names its joint action."""
-
-    def step(self, branches):
-        steps = super().step(branches)
-        return [step._replace(feedback={"said": "".join(step.actions)}) for step in steps]
+def make_run(folder, tasks=("easy", "hard"), iterations=5):
+    """A run of two agents, written by hand. In iteration k, the joint actions of the first task have the rewards 1k.0
+    to 1k.3, and those of the second one 2k.0 to 2k.3."""
+    folder.mkdir()
+    rng = random.Random(1)
+    metrics = []
+    nodes = []
+    for k in range(1, iterations + 1):
+        metrics.append(METRICS.substitute(k=k) + "\n")
+        for n, task in enumerate(tasks, 1):
+            noise = rng.randbytes(1000).hex()
+            nodes.append(NODE.substitute(k=k, n=n, task=task, odd=k % 2, evil=EVIL, noise=noise) + "\n")
+    (folder / "args.json").write_text(ARGS)
+    (folder / "metrics.jsonl").write_text("".join(metrics))
+    (folder / "rollouts.jsonl").write_text("".join(nodes))
+    return folder
 
 
 def page_of(folders, tmp_path, *flags):
@@ -36,115 +60,208 @@ def page_of(folders, tmp_path, *flags):
     return json.loads(gzip.decompress(base64.b64decode(packed)))
 
 
+def five_digits(number):
+    return float(f"{float(number):.5g}")
+
+
 def lines_of(folder, name):
-    return [json.loads(line) for line in (Path(folder) / name).read_text().splitlines()]
+    lines = (Path(folder) / name).read_text().splitlines()
+    return [json.loads(line, parse_float=five_digits, parse_constant={}.get) for line in lines]
 
 
-def near(x):
-    """Equal up to the five digits that the page keeps."""
-    if isinstance(x, list):
-        return [near(value) for value in x]
-    return x if x is None else pytest.approx(x, rel=1e-4, abs=1e-12)
+def unpack(node, texts):
+    """A node of the page as it is in rollouts.jsonl, and its returns."""
+    strings = [*texts, "null"]
+    at = {None: len(texts)} | {place: place for place in range(len(texts))}
+    returns = node.pop("returns")
+    node["feedback"] = [json.loads(strings[at[place]]) for place in node["feedback"]]
+    node["task"] = json.loads(strings[at[node["task"]]])
+    for agent in filter(None, node["agents"]):
+        agent["prompt"] = strings[agent["prompt"]]
+        agent["completions"] = [strings[place] for place in agent["completions"]]
+    return node, returns
 
 
 def compare(folder, data):
     """Every number and text of a run's logs against the page's."""
-    run, metrics = data["runs"][0], lines_of(folder, "metrics.jsonl")
-    lines = lines_of(folder, "rollouts.jsonl")
-    for name in {name for line in metrics for name in line}:
-        assert run["columns"][name] == near([line.get(name) for line in metrics])
-    assert run["columns"]["sampled tokens"] == list(accumulate(line.get("tokens", 0) for line in metrics))
-    nodes = {(x["iteration"], x["split"], x["task"], *x["path"]): x for x in run["nodes"]}
-    assert len(nodes) == len(run["nodes"]) == len(lines) == run["logged"]
-    for line in lines:
-        node = nodes[line["iteration"], line["split"], line["task_number"], *line["path"]]
-        assert node["turn"] == line["turn"] and node["joint"] == line["joint"]
-        assert [x if len(x) > 1 else x[0] for x in node["rewards"]] == near(line["rewards"])
-        assert node["parts"] == {name: near(values) for name, values in line["parts"].items()}
-        shown = [None if place is None else data["texts"][place] for place in node["feedback"]]
-        assert shown == [x if x is None else json.dumps(x, ensure_ascii=False) for x in line["feedback"]]
-        for i, (agent, logged) in enumerate(zip(node["agents"], line["agents"])):
-            if logged:
-                assert agent.keys() == logged.keys() and agent["stopped"] == logged["stopped"]
-                assert data["texts"][agent["prompt"]] == logged["prompt"]
-                assert [data["texts"][place] for place in agent["completions"]] == logged["completions"]
-                for name in ("returns", "advantages"):
-                    assert agent.get(name) == near(logged.get(name))
-                for g, mean in enumerate(agent["returns"]):  # of the returns of joint actions, which the page adds
-                    of = [x[i % len(x)] for x, choice in zip(node["returns"], node["joint"]) if choice[i] == g]
-                    assert sum(of) / len(of) == pytest.approx(mean, rel=1e-3, abs=1e-3)
+    (run,) = data["runs"]
+    metrics = lines_of(folder, "metrics.jsonl")
+    columns = {name: [line.get(name) for line in metrics] for name in run["columns"]}
+    columns["sampled tokens"] = list(accumulate(line.get("tokens", 0) for line in metrics))
+    assert run["columns"] == columns | {"seconds": run["columns"]["seconds"]}
+    for packed, line in zip(run["nodes"], lines_of(folder, "rollouts.jsonl"), strict=True):
+        node, returns = unpack(packed, data["texts"])
+        line["rewards"] = [x if isinstance(x, list) else [x] for x in line["rewards"]]
+        line.pop("weight", None)
+        assert node == {"task": None} | line
+        for i, agent in enumerate(node["agents"]):
+            for g, mean in enumerate(agent["returns"] if agent else []):
+                of = [x[i % len(x)] for x, choice in zip(returns, node["joint"]) if choice[i] == g]
+                assert sum(of) / len(of) == pytest.approx(mean, rel=1e-3, abs=1e-3)
 
 
 @pytest.mark.parametrize("script, env, agents, turns, more", [
     ("magrpo", "toy:Letters", 3, 1, ("--joint-mode", "cross")),
-    ("magrpo", "test_view:Reviewed", 2, 2, ("--joint-mode", "cross", "--gamma", 0.5)),
+    ("magrpo", "toy:Sequential", 2, 2, ("--joint-mode", "cross", "--gamma", 0.5)),
     ("ippo", "toy:Selfish", 2, 2, ("--gamma", 0.5, "--eval-generations", 2)),
 ])  # fmt: skip
 def test_the_page_has_the_runs_numbers(run, model_dir, tmp_path, script, env, agents, turns, more):
-    """A column shifted by a line; a text, part or return at another agent, node or action; a discount left out."""
+    """Fails if a column is shifted by a line, if a text, part or return is at another agent, node or action, if a
+    discount is left out, or if a page with few nodes has children without parents or other tasks in each evaluation."""
     flags = ("--model", model_dir, "--env", env, "--num-agents", agents, "--num-turns", turns, *more)
     folder = run(ROOT / f"{script}.py", *FLAGS, *flags)["run_dir"]
     compare(folder, page_of([folder], tmp_path, "--nodes", 10**6))
-
-
-def test_few_nodes_and_a_small_page(run, model_dir, tmp_path):
-    """Children without their parent; other tasks in each evaluation; a thinned page that lacks its first or last."""
-    flags = ("--model", model_dir, "--env", "toy:Letters", "--num-turns", 2, "--num-iterations", 5)
-    longer = ("--max-new-tokens", 24, "--eval-generations", 3)  # some branches end after a turn
-    folder = run(ROOT / "magrpo.py", *FLAGS, *flags, *longer)["run_dir"]
-    few = page_of([folder], tmp_path, "--nodes", 2)["runs"][0]
-    keys = [(x["iteration"], x["split"], x["task"], *x["path"]) for x in few["nodes"]]
+    (few,) = page_of([folder], tmp_path, "--nodes", 2)["runs"]
+    keys = [(x["iteration"], x["split"], x["task_number"], *x["path"]) for x in few["nodes"]]
     assert all(len(key) == 3 or key[:-1] in keys for key in keys)
     roots = [key[2] for key in keys if len(key) == 3 and key[1] == "test"]
-    assert len(roots) == 6 * 2 and len({*roots}) == 2
-    least = page_of([folder], tmp_path, "--megabytes", 0.001)["runs"][0]
-    assert {node["iteration"] for node in least["nodes"] if node["split"] == "test"} == {0, 5}
+    assert (len(roots), len({*roots})) == (3 * 2, 2)
 
 
-def test_a_cut_line_and_folders_without_rollouts(run, model_dir, tmp_path):
-    """A page that fails on a run in progress, or on what else lies in runs/."""
-    folder = run(ROOT / "magrpo.py", *FLAGS, "--model", model_dir, "--env", "toy:Letters")["run_dir"]
+@pytest.mark.parametrize("megabytes", [0.001, 0.2, 20])
+def test_a_page_with_too_many_iterations(tmp_path, megabytes):
+    """Fails if the page is larger than asked, thinned without need, or lacks the first or the last iteration."""
+    folder = make_run(tmp_path / "run", iterations=150)
+    data = page_of([folder], tmp_path, "--megabytes", megabytes)
+    times = {node["iteration"] for node in data["runs"][0]["nodes"]}
+    size = (tmp_path / "page.html").stat().st_size / 1e6
+    assert {1, 150} <= times
+    assert size <= megabytes or len(times) == 2
+    if size < 0.5 * megabytes:
+        compare(folder, data)
+
+
+def test_a_cut_line_and_folders_without_rollouts(tmp_path):
+    """Fails if a run in progress, or what else is in runs/, stops the page."""
+    folder = make_run(tmp_path / "run")
     for name in ("metrics.jsonl", "rollouts.jsonl"):
-        path = Path(folder) / name
+        path = folder / name
         path.write_bytes(path.read_bytes()[:-9])
-    (cut,) = page_of([tmp_path, folder], tmp_path, "--nodes", 10**6)["runs"]
-    assert cut["columns"]["iteration"] == [0, 1]
+    (cut,) = page_of([tmp_path, folder], tmp_path)["runs"]
+    assert cut["columns"]["iteration"] == [1, 2, 3, 4]
+    assert cut["logged"] == 9
 
 
-def test_the_page_in_a_browser(run, model_dir, tmp_path):
-    """A page that fails, fetches or runs what a model wrote; a cell or a slider that shows other texts."""
+@pytest.fixture(scope="module")
+def browser():
     api = pytest.importorskip("playwright.sync_api")
-    path = shutil.which("chromium") or shutil.which("google-chrome") or pytest.skip("no browser")
-    flags = ("--model", model_dir, "--env", "toy:Letters", "--joint-mode", "cross", "--learning-rate", 0)
-    folder = Path(run(ROOT / "magrpo.py", *FLAGS, *flags)["run_dir"])
-    lines = lines_of(folder, "rollouts.jsonl")
-    node = next(x for x in lines if x["split"] == "train" and x["iteration"] == 2)
-    for i, agent in enumerate(node["agents"]):
-        agent["completions"] = [f"{EVIL} text {g} of agent {i}" for g in range(3)]
-    (folder / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    page_of([folder], tmp_path)
-    address = f"file://{tmp_path}/page.html"
-    errors, requests = [], []
+    path = shutil.which("chromium") or pytest.skip("no browser is installed")
     with api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        page = browser.new_page()
-        page.on("pageerror", lambda error: errors.append(error))
-        page.on("request", lambda request: requests.append(request.url))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def view(browser, tmp_path):
+    """view(*runs) opens their page. Whatever a test does there, no script may fail, fetch or come from a model."""
+    errors = []
+    requests = []
+    address = f"file://{tmp_path}/page.html"
+    page = browser.new_page()
+    page.on("pageerror", lambda error: errors.append(error))
+    page.on("request", lambda request: requests.append(request.url))
+
+    def open_page(*folders):
+        page_of(folders, tmp_path)
         page.goto(address)
         page.wait_for_selector("body[data-ready]")
-        assert page.inner_text("#where") == "iteration 2"
-        tree = page.locator(".tree").first
-        for a, b in ((0, 2), (2, 1)):  # rows and columns are sorted by return
-            rows = tree.locator(".grid tr th:first-child").all_inner_texts()[1:-1]
-            columns = tree.locator(".grid tr:first-child th").all_inner_texts()[1:-1]
-            row = [int(x[1:]) for x in rows].index(a)
-            column = [int(x[1:]) for x in columns].index(b)
-            tree.locator(".grid .cell").nth(3 * row + column).click()
-            shown = tree.locator(".say.on .text").all_inner_texts()
-            assert shown == [f"{EVIL} text {a} of agent 0", f"{EVIL} text {b} of agent 1"]
-        page.locator("#iteration").press("ArrowLeft")
-        assert page.inner_text("#where") == "iteration 1"
-        assert page.evaluate("[document.body.id, document.querySelectorAll('script, img').length]") == ["", 2]
-        browser.close()
+        return page
+
+    yield open_page
+    assert page.evaluate("[document.body.id, document.querySelectorAll('script, img').length]") == ["", 2]
+    page.close()
     assert not errors
     assert {url.partition("#")[0] for url in requests} == {address}
+
+
+def chosen_texts(page):
+    return page.locator(".tree").first.locator(".completion.on .text").all_inner_texts()
+
+
+def values_of(page, selector):
+    return [float(value) for value in page.locator(selector).all_inner_texts()]
+
+
+def test_clicks_and_the_slider(view, tmp_path):
+    """Fails if a cell or the slider shows other texts, or if HTML from a model is more than text."""
+    page = view(make_run(tmp_path / "run"))
+    page.locator(".cell").nth(1).click()  # rows and columns are sorted by return
+    assert chosen_texts(page) == [f"{EVIL} 1 of A", f"{EVIL} 0 of B"]
+    page.locator(".chip").nth(1).click()
+    assert chosen_texts(page) == [f"{EVIL} 0 of A", f"{EVIL} 0 of B"]
+    page.locator("#iteration").press("ArrowLeft")
+    assert page.inner_text("#where") == "iteration 4"
+
+
+def test_the_task(view, tmp_path):
+    """Fails if the gold answer is nowhere, or is that of another task."""
+    page = view(make_run(tmp_path / "run"))
+    fold = page.locator(".tree").nth(1).locator("details", has_text="question")
+    fold.locator("summary").click()
+    assert fold.locator("pre").inner_text().strip() == f"question hard\nanswer gold {EVIL}"
+
+
+def test_the_keyboard(view, tmp_path):
+    """Fails if a text or a cell cannot be reached or chosen by keyboard, or if the choice loses the focus."""
+    page = view(make_run(tmp_path / "run"))
+    page.locator("#order").focus()
+    stops = []
+    for _ in range(8):  # task, prompt, two texts with a number each, a cell, the prompt of the second agent
+        page.keyboard.press("Tab")
+        stops.append(page.evaluate("document.activeElement.classList[0]"))
+    assert stops == [None, None, "completion", "chip", "completion", "chip", "cell", None]
+    page.keyboard.press("Shift+Tab")
+    for key in ("ArrowRight", "ArrowDown", "Enter"):
+        page.keyboard.press(key)
+    assert chosen_texts(page) == [f"{EVIL} 0 of A", f"{EVIL} 0 of B"]
+    assert page.evaluate("document.activeElement.className") == "cell on"
+    page.locator(".completion").first.press(" ")
+    assert chosen_texts(page) == [f"{EVIL} 1 of A", f"{EVIL} 0 of B"]
+    assert page.inner_text("#where") == "iteration 5"
+
+
+def test_arrows_with_a_filter(view, tmp_path):
+    """Fails if the arrows stop at iterations without hits, or go on where there is none."""
+    page = view(make_run(tmp_path / "run"))
+    page.select_option("#part", "odd")
+    page.fill("#than", "1")
+    page.locator("h1").click()
+    for iteration, trees in ((5, 0), (4, 2), (2, 2), (2, 2)):
+        assert page.inner_text("#where") == f"iteration {iteration}"
+        assert page.locator(".tree").count() == trees
+        page.keyboard.press("ArrowLeft")
+
+
+def test_the_order_over_the_whole_run(view, tmp_path):
+    """Fails if a node of some iteration is not listed, if the order is wrong, or if the filters are left out."""
+    page = view(make_run(tmp_path / "run"))
+    page.select_option("#order", "run low")
+    assert values_of(page, ".entry summary b") == [11, 12, 13, 14, 15, 21, 22, 23, 24, 25]
+    page.select_option("#order", "run high")
+    page.select_option("#part", "odd")
+    page.fill("#than", "1")
+    assert values_of(page, ".entry summary b") == [24.2, 22.2, 14.2, 12.2]  # the part of the fourth is not known
+    page.locator(".entry summary").nth(1).click()
+    page.wait_for_selector(".entry .tree")
+    assert values_of(page, ".entry .cell.on") == [22.2]
+
+
+def test_two_runs_side_by_side(view, tmp_path):
+    """Fails if a task is next to another one, or next to another iteration."""
+    other = make_run(tmp_path / "other", tasks=("hard", "new"))
+    page = view(make_run(tmp_path / "run"), other)
+    page.select_option("#other", str(other))
+    page.locator("#iteration").press("ArrowLeft")
+    assert values_of(page, ".columns >> nth=0 >> .cell.on") == [14.3]  # the other run has no such task
+    assert values_of(page, ".columns >> nth=1 >> .cell.on") == [24.3, 14.3]  # there, it has another number
+
+
+def test_a_narrow_screen(view, tmp_path):
+    """Fails if a chart's title loses its numbers, or if the page is wider than the screen."""
+    page = view(make_run(tmp_path / "run"))
+    page.set_viewport_size({"width": 390, "height": 800})
+    boxes = page.locator("html, .title").all()
+    wide = [box.inner_text() for box in boxes if box.evaluate("box => box.scrollWidth > box.clientWidth")]
+    assert len(boxes) == 3
+    assert not wide
