@@ -19,7 +19,7 @@ FLAGS = ("--num-iterations", 2, "--num-generations", 3, "--num-tasks", 2, "--eva
 EVIL = "</script><script>document.body.id = 'broken'</script><img src=x onerror='document.body.id = 1'>"
 ARGS = """{"script": "magrpo.py", "commit": "0123456789", "args": {"env": "letters", "num_agents": 2, "num_turns": 1,
     "gamma": 1.0, "seed": 1, "num_iterations": 9}}"""
-METRICS = Template('{"iteration": $k, "train/return": $k, "train/a_part_with_a_long_name": 123456.7$k}')
+METRICS = Template('{"iteration": $k, "train/return": $k, "train/a_part_that_has_quite_a_long_name": $k}')
 NODE = Template(
     """{"iteration": $k, "split": "train", "turn": 1, "task_number": $n, "path": [],
     "task": {"question": "$task", "answer": "gold $evil"}, "joint": [[0, 0], [0, 1], [1, 0], [1, 1]],
@@ -60,22 +60,17 @@ def page_of(folders, tmp_path, *flags):
     return json.loads(gzip.decompress(base64.b64decode(packed)))
 
 
-def five_digits(number):
-    return float(f"{float(number):.5g}")
-
-
 def lines_of(folder, name):
     lines = (Path(folder) / name).read_text().splitlines()
-    return [json.loads(line, parse_float=five_digits, parse_constant={}.get) for line in lines]
+    return [json.loads(line, parse_float=lambda x: float(f"{float(x):.5g}")) for line in lines]
 
 
 def unpack(node, texts):
     """A node of the page as it is in rollouts.jsonl, and its returns."""
-    strings = [*texts, "null"]
-    at = {None: len(texts)} | {place: place for place in range(len(texts))}
+    strings = [*texts, "null"]  # the last one for what is None
     returns = node.pop("returns")
-    node["feedback"] = [json.loads(strings[at[place]]) for place in node["feedback"]]
-    node["task"] = json.loads(strings[at[node["task"]]])
+    node["feedback"] = [json.loads(strings[-1 if place is None else place]) for place in node["feedback"]]
+    node["task"] = json.loads(strings[-1 if node["task"] is None else node["task"]])
     for agent in filter(None, node["agents"]):
         agent["prompt"] = strings[agent["prompt"]]
         agent["completions"] = [strings[place] for place in agent["completions"]]
@@ -107,7 +102,7 @@ def compare(folder, data):
 ])  # fmt: skip
 def test_the_page_has_the_runs_numbers(run, model_dir, tmp_path, script, env, agents, turns, more):
     """Fails if a column is shifted by a line, if a text, part or return is at another agent, node or action, if a
-    discount is left out, or if a page with few nodes has children without parents or other tasks in each evaluation."""
+    discount is left out, or if a page with few nodes lacks parents or has other tasks in each evaluation."""
     flags = ("--model", model_dir, "--env", env, "--num-agents", agents, "--num-turns", turns, *more)
     folder = run(ROOT / f"{script}.py", *FLAGS, *flags)["run_dir"]
     compare(folder, page_of([folder], tmp_path, "--nodes", 10**6))
@@ -133,12 +128,9 @@ def test_a_page_with_too_many_iterations(tmp_path, megabytes):
 
 def test_a_cut_line_and_folders_without_rollouts(tmp_path):
     """Fails if a run in progress, or what else is in runs/, stops the page."""
-    folder = make_run(tmp_path / "run")
-    for name in ("metrics.jsonl", "rollouts.jsonl"):
-        path = folder / name
-        path.write_bytes(path.read_bytes()[:-9])
-    (cut,) = page_of([tmp_path, folder], tmp_path)["runs"]
-    assert cut["columns"]["iteration"] == [1, 2, 3, 4]
+    rollouts = make_run(tmp_path / "run") / "rollouts.jsonl"
+    rollouts.write_bytes(rollouts.read_bytes()[:-9])
+    (cut,) = page_of([tmp_path, tmp_path / "run"], tmp_path)["runs"]
     assert cut["logged"] == 9
 
 
@@ -153,26 +145,22 @@ def browser():
 
 
 @pytest.fixture
-def view(browser, tmp_path):
-    """view(*runs) opens their page. Whatever a test does there, no script may fail, fetch or come from a model."""
+def page(browser, tmp_path):
+    """The page of two runs. Whatever a test does there, no script may fail, fetch or come from a model."""
+    folders = [make_run(tmp_path / "run"), make_run(tmp_path / "other", tasks=("hard", "new"))]
+    page_of(folders, tmp_path)
+    address = f"file://{tmp_path}/page.html"
     errors = []
     requests = []
-    address = f"file://{tmp_path}/page.html"
     page = browser.new_page()
     page.on("pageerror", lambda error: errors.append(error))
     page.on("request", lambda request: requests.append(request.url))
-
-    def open_page(*folders):
-        page_of(folders, tmp_path)
-        page.goto(address)
-        page.wait_for_selector("body[data-ready]")
-        return page
-
-    yield open_page
+    page.goto(address)
+    page.wait_for_selector("body[data-ready]")
+    yield page
     assert page.evaluate("[document.body.id, document.querySelectorAll('script, img').length]") == ["", 2]
-    page.close()
     assert not errors
-    assert {url.partition("#")[0] for url in requests} == {address}
+    assert requests == [address]
 
 
 def chosen_texts(page):
@@ -183,9 +171,8 @@ def values_of(page, selector):
     return [float(value) for value in page.locator(selector).all_inner_texts()]
 
 
-def test_clicks_and_the_slider(view, tmp_path):
+def test_clicks_and_the_slider(page):
     """Fails if a cell or the slider shows other texts, or if HTML from a model is more than text."""
-    page = view(make_run(tmp_path / "run"))
     page.locator(".cell").nth(1).click()  # rows and columns are sorted by return
     assert chosen_texts(page) == [f"{EVIL} 1 of A", f"{EVIL} 0 of B"]
     page.locator(".chip").nth(1).click()
@@ -194,36 +181,27 @@ def test_clicks_and_the_slider(view, tmp_path):
     assert page.inner_text("#where") == "iteration 4"
 
 
-def test_the_task(view, tmp_path):
+def test_the_task(page):
     """Fails if the gold answer is nowhere, or is that of another task."""
-    page = view(make_run(tmp_path / "run"))
-    fold = page.locator(".tree").nth(1).locator("details", has_text="question")
-    fold.locator("summary").click()
-    assert fold.locator("pre").inner_text().strip() == f"question hard\nanswer gold {EVIL}"
+    text = page.locator(".tree >> nth=1 >> details >> nth=0").text_content()
+    assert text.split("\n") == ["taskquestion hard", f"answer gold {EVIL}", ""]
 
 
-def test_the_keyboard(view, tmp_path):
+def test_the_keyboard(page):
     """Fails if a text or a cell cannot be reached or chosen by keyboard, or if the choice loses the focus."""
-    page = view(make_run(tmp_path / "run"))
     page.locator("#order").focus()
-    stops = []
-    for _ in range(8):  # task, prompt, two texts with a number each, a cell, the prompt of the second agent
+    for _ in range(7):  # task, prompt, two texts with a number each, a cell
         page.keyboard.press("Tab")
-        stops.append(page.evaluate("document.activeElement.classList[0]"))
-    assert stops == [None, None, "completion", "chip", "completion", "chip", "cell", None]
-    page.keyboard.press("Shift+Tab")
     for key in ("ArrowRight", "ArrowDown", "Enter"):
         page.keyboard.press(key)
     assert chosen_texts(page) == [f"{EVIL} 0 of A", f"{EVIL} 0 of B"]
     assert page.evaluate("document.activeElement.className") == "cell on"
     page.locator(".completion").first.press(" ")
     assert chosen_texts(page) == [f"{EVIL} 1 of A", f"{EVIL} 0 of B"]
-    assert page.inner_text("#where") == "iteration 5"
 
 
-def test_arrows_with_a_filter(view, tmp_path):
+def test_arrows_with_a_filter(page):
     """Fails if the arrows stop at iterations without hits, or go on where there is none."""
-    page = view(make_run(tmp_path / "run"))
     page.select_option("#part", "odd")
     page.fill("#than", "1")
     page.locator("h1").click()
@@ -233,9 +211,8 @@ def test_arrows_with_a_filter(view, tmp_path):
         page.keyboard.press("ArrowLeft")
 
 
-def test_the_order_over_the_whole_run(view, tmp_path):
+def test_the_order_over_the_whole_run(page):
     """Fails if a node of some iteration is not listed, if the order is wrong, or if the filters are left out."""
-    page = view(make_run(tmp_path / "run"))
     page.select_option("#order", "run low")
     assert values_of(page, ".entry summary b") == [11, 12, 13, 14, 15, 21, 22, 23, 24, 25]
     page.select_option("#order", "run high")
@@ -247,21 +224,17 @@ def test_the_order_over_the_whole_run(view, tmp_path):
     assert values_of(page, ".entry .cell.on") == [22.2]
 
 
-def test_two_runs_side_by_side(view, tmp_path):
+def test_two_runs_side_by_side(page):
     """Fails if a task is next to another one, or next to another iteration."""
-    other = make_run(tmp_path / "other", tasks=("hard", "new"))
-    page = view(make_run(tmp_path / "run"), other)
-    page.select_option("#other", str(other))
+    page.select_option("#other", index=1)
     page.locator("#iteration").press("ArrowLeft")
     assert values_of(page, ".columns >> nth=0 >> .cell.on") == [14.3]  # the other run has no such task
     assert values_of(page, ".columns >> nth=1 >> .cell.on") == [24.3, 14.3]  # there, it has another number
 
 
-def test_a_narrow_screen(view, tmp_path):
+def test_a_narrow_screen(page):
     """Fails if a chart's title loses its numbers, or if the page is wider than the screen."""
-    page = view(make_run(tmp_path / "run"))
     page.set_viewport_size({"width": 390, "height": 800})
     boxes = page.locator("html, .title").all()
     wide = [box.inner_text() for box in boxes if box.evaluate("box => box.scrollWidth > box.clientWidth")]
-    assert len(boxes) == 3
-    assert not wide
+    assert (len(boxes), wide) == (3, [])
