@@ -188,15 +188,16 @@ def pack(runs, every):
 
 def pack_within(runs, room):
     """The data of the page with as many iterations as fit into so many bytes. Packing all of a large log again and
-    again would take minutes; so a sample is packed first, and half the step between iterations makes at most twice
-    the size."""
+    again would take minutes; so a sample is packed first. Half the step between iterations makes nearly twice the
+    size: repeated texts are stored once, which `generous` allows for."""
+    generous = 1.25 * room
     most = max(len({node["iteration"] for node in run["nodes"]}) for run in runs)
     every = 1
     while most > SAMPLE * every:
         every *= 2
     packed = pack(runs, every)
-    while every > 1 and 2 * len(packed) <= room:
-        halvings = int(math.log2(room / len(packed)))
+    while every > 1 and 2 * len(packed) <= generous:
+        halvings = int(math.log2(generous / len(packed)))
         every = max(1, every >> halvings)
         packed = pack(runs, every)
     while every < most and len(packed) > room:

@@ -19,7 +19,9 @@ FLAGS = ("--num-iterations", 2, "--num-generations", 3, "--num-tasks", 2, "--eva
 EVIL = "</script><script>document.body.id = 'broken'</script><img src=x onerror='document.body.id = 1'>"
 ARGS = """{"script": "magrpo.py", "commit": "0123456789", "args": {"env": "letters", "num_agents": 2, "num_turns": 1,
     "gamma": 1.0, "seed": 1, "num_iterations": 9}}"""
-METRICS = Template('{"iteration": $k, "train/return": $k, "train/a_part_that_has_quite_a_long_name": $k}')
+METRICS = Template(
+    '{"iteration": $k, "train/return": $k, "train/a_part_of_the_reward_that_has_quite_a_long_name": $k}'
+)
 NODE = Template(
     """{"iteration": $k, "split": "train", "turn": 1, "task_number": $n, "path": [],
     "task": {"question": "$task", "answer": "gold $evil"}, "joint": [[0, 0], [0, 1], [1, 0], [1, 1]],
@@ -235,6 +237,5 @@ def test_two_runs_side_by_side(page):
 def test_a_narrow_screen(page):
     """Fails if a chart's title loses its numbers, or if the page is wider than the screen."""
     page.set_viewport_size({"width": 390, "height": 800})
-    boxes = page.locator("html, .title").all()
-    wide = [box.inner_text() for box in boxes if box.evaluate("box => box.scrollWidth > box.clientWidth")]
-    assert (len(boxes), wide) == (3, [])
+    for box in page.locator("html, .title").all():
+        assert box.evaluate("box => box.scrollWidth <= box.clientWidth")
