@@ -35,6 +35,7 @@ import torch
 import torch.distributed as dist
 import transformers
 import tyro
+from huggingface_hub import model_info, try_to_load_from_cache
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
@@ -79,7 +80,7 @@ class Args:
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     gamma: float = 1.0  # discount per turn
     max_grad_norm: float = 1.0  # each agent's gradient is clipped to this norm
-    data: str | None = None  # a .jsonl file of answers to learn from, in place of sampling
+    data: str | None = None  # a file of answers to learn from, in place of sampling
     num_pairs: int = 16  # per node, at most; drawn in proportion to the difference of the returns
     beta: float = 0.1  # how strongly the policy is held to the one that it started from
     label_smoothing: float = 0.0  # the chance that a preference is wrong
@@ -187,11 +188,19 @@ class Policy:
 def load_policy(args, name, device, base_models):
     """Loads a model; LoRA policies with the same model share its frozen weights, kept in base_models."""
     path = f"{os.path.dirname(__file__)}/models/tiny" if name == "tiny" else name
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    if os.path.isfile(f"{path}/adapter_config.json"):
+        fail(f"--model: {name} is an adapter; merge it (docs/running.md).")
     model = base_models.get((name, device))
-    if model is None:
-        dtype = torch.bfloat16 if args.lora_rank and device.type == "cuda" else torch.float32
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device)
+    try:
+        if not os.path.isdir(path) and not try_to_load_from_cache(path, "config.json"):
+            model_info(path)  # asks the hub once, where from_pretrained would try for half a minute
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        if model is None:
+            dtype = torch.bfloat16 if args.lora_rank and device.type == "cuda" else torch.float32
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device)
+    except Exception as error:  # of many kinds
+        reason = str(error).partition("\n")[0]
+        fail(f"--model: {name} cannot be loaded ({reason}); give tiny, a folder of save_pretrained or a hub id.")
     head = model.get_output_embeddings().float()
 
     def float32_head(hidden):  # in bfloat16, log-probabilities would be off by hundredths of a nat
@@ -243,17 +252,22 @@ def divide(parameters):
     return owner
 
 
-def stop_ids_of(tokenizer, model):
-    """Tokens that end a completion: ends of sequence, and what ends a turn in the chat template."""
-    stop_ids = {tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id).tolist()} - {None}
+def turn_end_of(tokenizer):
+    """The token that ends an answer: what follows it in the chat template, if that is a special token, else eos."""
     if tokenizer.chat_template:
         chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "ANSWER"}]
         text = tokenizer.apply_chat_template(chat, tokenize=False)
         ending = text.partition("ANSWER")[2].lstrip()
         for token_id, token in tokenizer.added_tokens_decoder.items():
             if token.special and ending.startswith(token.content):
-                stop_ids.add(token_id)
-    return sorted(stop_ids)
+                return token_id
+    return tokenizer.eos_token_id
+
+
+def stop_ids_of(tokenizer, model):
+    """All tokens that end a completion; base models do not list what ends a turn of the chat."""
+    ends = np.ravel(model.generation_config.eos_token_id).tolist()
+    return sorted({turn_end_of(tokenizer), tokenizer.eos_token_id, *ends} - {None})
 
 
 def reseed(seed, iteration):
@@ -267,7 +281,7 @@ def reseed(seed, iteration):
 # ---- engine: prompts, sampling, log-probabilities
 
 
-def encode(policy, prompt, max_new_tokens):
+def encode(policy, prompt, max_new_tokens, remedy="--max-new-tokens: lower it, or shorten prompts"):
     """Token ids of a prompt: as a user message, or as bare text if the tokenizer has no chat template."""
     tokenizer = policy.tokenizer
     text = prompt
@@ -281,9 +295,7 @@ def encode(policy, prompt, max_new_tokens):
     length = len(prompt_ids)
     context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", math.inf)
     if length + max_new_tokens > context:
-        fail(
-            f"--max-new-tokens: lower it, or shorten prompts; one has {length} tokens, and the model reads {context}."
-        )
+        fail(f"{remedy}: {length} tokens and a completion of {max_new_tokens} are more than the model's {context}.")
     return prompt_ids
 
 
@@ -692,24 +704,37 @@ class Node:
     value: Any = None  # (N,), mean return of each agent
 
 
-def node_of(args, policy_of, line, weight):
-    """A Node of a line of --data: of a run's rollouts.jsonl, or with prompt, chosen and rejected for one agent."""
-    if "chosen" in line:
-        group = {"prompt": line["prompt"], "completions": [line["chosen"], line["rejected"]], "stopped": [True, True]}
-        line = {"agents": [group], "joint": [[0], [1]], "rewards": [1.0, 0.0]}
-    if len(line["agents"]) != len(policy_of):
-        fail("--num-agents: give the number of those in the lines of --data.")
-    node = Node(0, {}, [], [], weight, joint=line["joint"], children=[None] * len(line["joint"]))
-    node.steps = [SimpleNamespace(reward=reward) for reward in line["rewards"]]
-    for i, (policy, group) in enumerate(zip(policy_of, line["agents"])):
-        if group:
-            prompt_ids = encode(policy, group["prompt"], args.max_new_tokens)
-            completion_ids = []
-            for completion, stopped in zip(group["completions"], group["stopped"]):
-                ids = policy.tokenizer(completion, add_special_tokens=False).input_ids
-                completion_ids.append([*ids, policy.tokenizer.eos_token_id] if stopped or not ids else ids)
-            completions, stopped = group["completions"], group["stopped"]
-            node.groups[i] = Group(group["prompt"], prompt_ids, completions, completion_ids, [], stopped)
+def read_rows(path):
+    """The training rows of --data, by number: lines of a run's rollouts.jsonl, or prompt, chosen and rejected."""
+    try:
+        return import_module("envs").read_training_rows(path, ["chosen", "rejected"])
+    except ValueError as error:
+        fail(error)
+    except ModuleNotFoundError:
+        tqdm.write("--data: without the folder envs/ only a plain .jsonl is read")
+        with open(path) as file:
+            return dict(enumerate(map(json.loads, file), 1))
+
+
+def node_of(policy_of, number, row, weight):
+    """The Node of a row of --data."""
+    if "chosen" in row:
+        group = {"prompt": row["prompt"], "completions": [row["chosen"], row["rejected"]], "stopped": [True, True]}
+        row = {"agents": [group], "joint": [[0], [1]], "rewards": [1.0, 0.0]}
+    if len(row["agents"]) != len(policy_of):
+        fail("--num-agents: give the number of those in the rows of --data.")
+    node = Node(number, {}, [], [], weight, joint=row["joint"], children=[None] * len(row["joint"]))
+    node.steps = [SimpleNamespace(reward=reward, parts={}, feedback=None) for reward in row["rewards"]]
+    for i, (policy, group) in enumerate(zip(policy_of, row["agents"])):
+        if group is None:
+            continue
+        completions, stopped = group["completions"], group["stopped"]
+        completion_ids = policy.tokenizer(completions, add_special_tokens=False).input_ids
+        for ids, ended in zip(completion_ids, stopped):
+            if ended or not ids:
+                ids.append(turn_end_of(policy.tokenizer))
+        prompt_ids = encode(policy, group["prompt"], max(map(len, completion_ids)), f"--data: shorten row {number}")
+        node.groups[i] = Group(group["prompt"], prompt_ids, completions, completion_ids, [], stopped)
     return node
 
 
@@ -802,16 +827,9 @@ if __name__ == "__main__":
         os.environ["WANDB_RUN_ID"] = name  # a resumed run continues there too
         import_module(args.track).init(project="tutti", name=name, config=asdict(args), resume="allow")
     env, train_tasks, eval_tasks = load_environment(args)
-    if args.data:
-        with open(args.data) as file:
-            train_tasks = [line for line in map(json.loads, file) if line.get("split", "train") == "train"]
-        if not train_tasks:
-            fail("--data: it has no line of split train, and others are not trained on; give another file.")
     T = args.num_turns = getattr(env, "num_turns", args.num_turns)
     if args.joint_mode is None:  # cross scores G^N joint actions, and each may start a branch
         args.joint_mode = "cross" if T == 1 and G**N <= 100 else "align"
-    epochs = np.tile(range(len(train_tasks)), (args.num_iterations * B // len(train_tasks) + 1, 1))
-    order = np.random.default_rng(args.seed).permuted(epochs, axis=1).flatten()  # of the tasks of all iterations
     chosen = np.random.default_rng(0).permutation(len(eval_tasks))[: args.eval_tasks or None]
     eval_tasks = [eval_tasks[k] for k in chosen[RANK::WORLD_SIZE]]
     torch.manual_seed(args.seed)  # new adapters are the same in all processes
@@ -821,6 +839,11 @@ if __name__ == "__main__":
     policy_of = (policies * N)[:N]  # the policy of each agent
     references = {place: load_policy(args, *place, base_models) for place in dict.fromkeys(places)}
     reference_of = [references[place] for place in (places * N)[:N]]  # what each started from
+    if args.data:
+        rows = read_rows(args.data)
+        train_tasks = [node_of(policy_of, number, row, WORLD_SIZE / B) for number, row in rows.items()]
+    epochs = np.tile(range(len(train_tasks)), (args.num_iterations * B // len(train_tasks) + 1, 1))
+    order = np.random.default_rng(args.seed).permuted(epochs, axis=1).flatten()  # of the tasks of all iterations
     saved = load_checkpoint(run_dir, policies) if args.resume else 0
 
     if RANK == 0:
@@ -834,12 +857,16 @@ if __name__ == "__main__":
         began = perf_counter()
         reseed(args.seed, iteration)
         tasks = [train_tasks[k] for k in order[(iteration - 1) * B + RANK : iteration * B : WORLD_SIZE]]
-        metrics = {}
-        if args.data:
-            turns = [[node_of(args, policy_of, line, 1 / len(tasks)) for line in tasks]]
-        else:
-            turns = rollout(args, env, policy_of, tasks, [G] * T, args.joint_mode, args.temperature)
-            metrics = summarize("train", turns)
+        try:
+            if args.data:
+                turns = [copy.deepcopy(tasks)]  # a row may come twice in an iteration
+            else:
+                turns = rollout(args, env, policy_of, tasks, [G] * T, args.joint_mode, args.temperature)
+        except (Exception, SystemExit):
+            if WORLD_SIZE == 1:  # several processes would wait for each other
+                save_checkpoint(run_dir, iteration - 1, policies)  # no weight has changed since
+            raise
+        metrics = {} if args.data else summarize("train", turns)
         metrics["time/rollout"] = perf_counter() - began
 
         # 2 PREFERENCES: pairs of joint answers, and what each completion gains by them
@@ -914,7 +941,7 @@ if __name__ == "__main__":
         metrics |= {"time/iteration": perf_counter() - began, "tokens": sum(gather(tokens))}
 
         # 5 EVALUATE
-        lines = [] if args.data else list(records(iteration, "train", turns, N, num_tasks=2))
+        lines = list(records(iteration, "train", turns, N, num_tasks=2))
         last = iteration == args.num_iterations
         if last or iteration % args.eval_every == 0:
             eval_metrics, eval_lines = evaluate(args, env, policy_of, eval_tasks, iteration)

@@ -35,6 +35,7 @@ import torch
 import torch.distributed as dist
 import transformers
 import tyro
+from huggingface_hub import model_info, try_to_load_from_cache
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
@@ -182,11 +183,19 @@ class Policy:
 def load_policy(args, name, device, base_models):
     """Loads a model; LoRA policies with the same model share its frozen weights, kept in base_models."""
     path = f"{os.path.dirname(__file__)}/models/tiny" if name == "tiny" else name
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    if os.path.isfile(f"{path}/adapter_config.json"):
+        fail(f"--model: {name} is an adapter; merge it (docs/running.md).")
     model = base_models.get((name, device))
-    if model is None:
-        dtype = torch.bfloat16 if args.lora_rank and device.type == "cuda" else torch.float32
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device)
+    try:
+        if not os.path.isdir(path) and not try_to_load_from_cache(path, "config.json"):
+            model_info(path)  # asks the hub once, where from_pretrained would try for half a minute
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        if model is None:
+            dtype = torch.bfloat16 if args.lora_rank and device.type == "cuda" else torch.float32
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device)
+    except Exception as error:  # of many kinds
+        reason = str(error).partition("\n")[0]
+        fail(f"--model: {name} cannot be loaded ({reason}); give tiny, a folder of save_pretrained or a hub id.")
     head = model.get_output_embeddings().float()
 
     def float32_head(hidden):  # in bfloat16, log-probabilities would be off by hundredths of a nat
@@ -238,17 +247,22 @@ def divide(parameters):
     return owner
 
 
-def stop_ids_of(tokenizer, model):
-    """Tokens that end a completion: ends of sequence, and what ends a turn in the chat template."""
-    stop_ids = {tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id).tolist()} - {None}
+def turn_end_of(tokenizer):
+    """The token that ends an answer: what follows it in the chat template, if that is a special token, else eos."""
     if tokenizer.chat_template:
         chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "ANSWER"}]
         text = tokenizer.apply_chat_template(chat, tokenize=False)
         ending = text.partition("ANSWER")[2].lstrip()
         for token_id, token in tokenizer.added_tokens_decoder.items():
             if token.special and ending.startswith(token.content):
-                stop_ids.add(token_id)
-    return sorted(stop_ids)
+                return token_id
+    return tokenizer.eos_token_id
+
+
+def stop_ids_of(tokenizer, model):
+    """All tokens that end a completion; base models do not list what ends a turn of the chat."""
+    ends = np.ravel(model.generation_config.eos_token_id).tolist()
+    return sorted({turn_end_of(tokenizer), tokenizer.eos_token_id, *ends} - {None})
 
 
 def reseed(seed, iteration):
@@ -262,7 +276,7 @@ def reseed(seed, iteration):
 # ---- engine: prompts, sampling, log-probabilities
 
 
-def encode(policy, prompt, max_new_tokens):
+def encode(policy, prompt, max_new_tokens, remedy="--max-new-tokens: lower it, or shorten prompts"):
     """Token ids of a prompt: as a user message, or as bare text if the tokenizer has no chat template."""
     tokenizer = policy.tokenizer
     text = prompt
@@ -276,9 +290,7 @@ def encode(policy, prompt, max_new_tokens):
     length = len(prompt_ids)
     context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", math.inf)
     if length + max_new_tokens > context:
-        fail(
-            f"--max-new-tokens: lower it, or shorten prompts; one has {length} tokens, and the model reads {context}."
-        )
+        fail(f"{remedy}: {length} tokens and a completion of {max_new_tokens} are more than the model's {context}.")
     return prompt_ids
 
 
@@ -749,8 +761,6 @@ if __name__ == "__main__":
     T = args.num_turns = getattr(env, "num_turns", args.num_turns)
     if args.joint_mode is None:  # cross scores G^N joint actions, and each may start a branch
         args.joint_mode = "cross" if T == 1 and G**N <= 100 else "align"
-    epochs = np.tile(range(len(train_tasks)), (args.num_iterations * B // len(train_tasks) + 1, 1))
-    order = np.random.default_rng(args.seed).permuted(epochs, axis=1).flatten()  # of the tasks of all iterations
     chosen = np.random.default_rng(0).permutation(len(eval_tasks))[: args.eval_tasks or None]
     eval_tasks = [eval_tasks[k] for k in chosen[RANK::WORLD_SIZE]]
     torch.manual_seed(args.seed)  # new adapters are the same in all processes
@@ -758,6 +768,8 @@ if __name__ == "__main__":
     places = list(zip(args.model * N, devices * N))[: 1 if args.share_policy else N]
     policies = [load_policy(args, name, device, base_models) for name, device in places]
     policy_of = (policies * N)[:N]  # the policy of each agent
+    epochs = np.tile(range(len(train_tasks)), (args.num_iterations * B // len(train_tasks) + 1, 1))
+    order = np.random.default_rng(args.seed).permuted(epochs, axis=1).flatten()  # of the tasks of all iterations
     saved = load_checkpoint(run_dir, policies) if args.resume else 0
 
     if RANK == 0:
@@ -771,7 +783,12 @@ if __name__ == "__main__":
         began = perf_counter()
         reseed(args.seed, iteration)
         tasks = [train_tasks[k] for k in order[(iteration - 1) * B + RANK : iteration * B : WORLD_SIZE]]
-        turns = rollout(args, env, policy_of, tasks, [G] * T, args.joint_mode, args.temperature)
+        try:
+            turns = rollout(args, env, policy_of, tasks, [G] * T, args.joint_mode, args.temperature)
+        except (Exception, SystemExit):
+            if WORLD_SIZE == 1:  # several processes would wait for each other
+                save_checkpoint(run_dir, iteration - 1, policies)  # no weight has changed since
+            raise
         metrics = summarize("train", turns) | {"time/rollout": perf_counter() - began}
 
         # 2 ADVANTAGES: of each agent's completions at each node

@@ -92,5 +92,5 @@ def test_a_script_knows_no_algorithms_name_and_imports_only_envs_of_this_reposit
     assert re.findall("|".join(SOURCES), code, re.I) == []
     imported = re.findall(r"^ *(?:from|import) (\w+)", code, re.M)
     imported += re.findall(r'import_module\("(\w+)', code)
-    libraries = {"numpy", "peft", "torch", "tqdm", "transformers", "tyro", "yaml"}
+    libraries = {"huggingface_hub", "numpy", "peft", "torch", "tqdm", "transformers", "tyro"}
     assert set(imported) - libraries - sys.stdlib_module_names == {"envs"}

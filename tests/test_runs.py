@@ -385,9 +385,23 @@ def test_answers_are_collected_on_training_tasks_by_all_processes(tasks, model_d
     assert metrics["eval/return"] == pytest.approx(np.mean([ord(letter) for letter in letters]))
 
 
-@pytest.mark.parametrize("flags", ["--env tdlr", "--model tiny tiny tiny"])
+BAD = [
+    "--env tdlr",
+    "--env toy:Nope",
+    "--model tiny tiny tiny",
+    "--model runs/nothing",
+    "--model ./adapter",
+    "--config nothing.json",
+    "--resume nothing",
+    "--devices cuda:0",
+]
+
+
+@pytest.mark.parametrize("flags", BAD)
 def test_a_bad_argument_is_one_sentence(flags, run, tmp_path, capsys):
     """Fails if it ends in a traceback, or in a run that nobody asked for."""
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     name, *values = flags.split()
     assert name in refused(run, capsys, MAGRPO, "--num-iterations", 0, name, *values)
     assert not (tmp_path / "runs").exists()
@@ -402,26 +416,35 @@ class Faulty(Letters):
         Faulty.calls += 1
         first, *others = super().step(branches)
         if Faulty.calls == 5:
+            if "error" in Faulty.fault:
+                raise Faulty.fault["error"]
             first = first._replace(**Faulty.fault)
         return [first, *others]
 
 
-FAULTS = [  # script, fault, what the sentence names
+FAULTS = [  # script, fault, what the sentence names (None: the traceback is the environment's own)
     ("magrpo", {"actions": ["x" * 1100]}, "--max-new-tokens"),
+    ("magrpo", {"error": ConnectionError("the server is gone")}, None),
+    ("ippo", {"error": ConnectionError("the server is gone")}, None),
     ("ippo", {"reward": math.nan}, "--learning-rate"),
 ]
 
 
 @pytest.mark.parametrize("name, fault, remedy", FAULTS)
 def test_a_fault_in_mid_training_leaves_the_checkpoint(name, fault, remedy, run, model_dir, monkeypatch, capsys):
-    """Fails if it ends in a traceback, weights of NaN are saved, or the run cannot go on from its checkpoint."""
+    """Fails if an environment's error costs the last iteration, weights of NaN are saved, or lines come twice."""
     script = ROOT / f"{name}.py"
-    flags = [*TOY, "--model", model_dir, "--save-every", 1, "--num-iterations", 3, "--env", "test_runs:Faulty"]
-    whole = run(script, *flags, "--output-dir", "whole")["run_dir"]
+    flags = [*TOY, "--model", model_dir, "--num-iterations", 3, "--env", "test_runs:Faulty"]
+    whole = run(script, *flags, "--save-every", 1, "--output-dir", "whole")["run_dir"]
+    save_every = 1 if "reward" in fault else 20
     with monkeypatch.context() as patch:
         patch.setattr(Faulty, "calls", 0)
         patch.setattr(Faulty, "fault", fault)
-        assert remedy in refused(run, capsys, script, *flags)
+        if remedy:
+            assert remedy in refused(run, capsys, script, *flags, "--save-every", save_every)
+        else:
+            with pytest.raises(ConnectionError):
+                run(script, *flags, "--save-every", save_every)
     (run_dir,) = pathlib.Path("runs").iterdir()
     assert torch.load(run_dir / "state.pt")["iteration"] == 1
     run(script, "--resume", run_dir)
