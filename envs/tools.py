@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 from envs import Step, tools_samples
 from envs.data import read_rows
+from envs.tried import read_limits
 from rewards.reasoning import answer
 from rewards.sandbox import Job, require_protection, run_tests
 from rewards.tools import Search, calculator, read_call, split_message, tools_reward
@@ -78,7 +79,7 @@ class Tools:
         self.dataset = dataset
         self.seed = seed
         self.num_turns = max(num_turns, 3 if num_agents == 3 else 2)
-        self.limits = float(timeout), allow_unsafe_code == "yes"
+        self.limits = read_limits(timeout, allow_unsafe_code)
         if dataset == "sample":
             calls = self.num_turns - (2 if num_agents == 3 else 1)
             self.splits = {s: tools_samples.tool_tasks(s, n, seed, calls) for s, n in SAMPLE_COUNTS.items()}
