@@ -229,15 +229,16 @@ if __name__ == "__main__":
             turns = rollout(args, env, policies, tasks, [G] * T, args.joint_mode)
             nodes = [node for nodes in turns for node in nodes]
             metrics["train/return"] = np.mean([root.value for root in turns[0]])
+            groups = [group for node in nodes for group in node.groups.values()]
+            metrics["tokens"] = sum(len(ids) for group in groups for ids in group.completion_ids)
 
             # 2 ADVANTAGES: of each agent's completions at each node
-            for node in nodes:
-                for group in node.groups.values():
-                    returns = group.returns  # (G,)
-                    # marloo.py: returns - (returns.sum() - returns) / (G - 1)
-                    # maremax.py: returns - returns.max()
-                    # mareinforce.py: returns
-                    group.advantages = returns - returns.mean()
+            for group in groups:
+                returns = group.returns  # (G,)
+                # marloo.py: returns - (returns.sum() - returns) / (G - 1)
+                # maremax.py: returns - returns.max()
+                # mareinforce.py: returns
+                group.advantages = returns - returns.mean()
 
             # 3 UPDATE: one optimizer step for each policy
             decay = 1 - (iteration - 1) / args.num_iterations
