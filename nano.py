@@ -5,11 +5,14 @@
     A_g = R_g - mean(R_1 .. R_G)
     L_i = - sum over nodes and g of  w * gamma^turn * A_g * sum_t log pi_i(y_g,t | x, y_g,<t) / max_new_tokens
 
-At a node of the rollout tree agent i draws G completions y_1 .. y_G of its own prompt x. The return of a joint action
-is its reward plus gamma times the mean return of the node that it leads to, its child. R_g is the mean return of the
-joint actions that contain y_g, and w is the probability that a trajectory drawn from the tree passes through y_g.
+A joint action has a completion of each agent, and leads to a child: the node of the next turn, where agents have read
+what was written. At a node agent i draws G completions y_1 .. y_G of its own prompt x. The return of a joint action is
+its reward plus gamma times the mean return of its child. R_g is the mean return of the joint actions that contain y_g,
+and w is the probability that a trajectory, of a task drawn at random, passes through y_g. Turns count from 0.
 
-magrpo.py computes the same gradient with less time and memory, resumes a run, and uses LoRA and several GPUs.
+Left out on purpose: the division by the group's standard deviation or the completion's length, which bias the
+gradient; the clipped ratio, which is 1 with one step per rollout; a KL penalty. magrpo.py computes the same gradient
+with less time and memory, resumes a run, and uses LoRA and several GPUs.
 """
 
 import json
@@ -26,7 +29,7 @@ import tyro
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-# N agents, B tasks, G generations, J joint actions, T turns, P prompt tokens, C completion tokens, V vocabulary
+# Shapes: N agents, B tasks, G generations, J joint actions, T turns, P prompt and C completion tokens, V vocabulary
 
 
 @dataclass
@@ -65,7 +68,7 @@ class Group:
     """An agent's G completions of its prompt at a node."""
 
     prompt_ids: list[int]  # (P,)
-    completion_ids: list[list[int]]  # (G, C), each up to and including its stop token, if it has one
+    completion_ids: list[list[int]]  # G lists, each up to and including its stop token, if it has one
     completions: list[str]  # (G,)
     returns: Any = None  # (G,), of each the mean over the joint actions that contain it
     advantages: Any = None  # (G,)
@@ -76,12 +79,12 @@ class Node:
     """A place in the rollout tree of a task: agents speak, and each of J joint actions leads to a child."""
 
     task: dict
-    history: list  # the Steps that led here
-    weight: float  # the probability that a trajectory drawn from the tree passes here
+    history: list  # what env.step() returned on the way here: Steps with reward, done and feedback
+    weight: float  # the probability that a trajectory, of a task drawn at random, passes here
     groups: dict = field(default_factory=dict)  # agent -> Group; a silent agent has none
     joint: list = field(default_factory=list)  # J tuples, the index of each agent's completion
     steps: list = field(default_factory=list)  # J Steps
-    children: list = field(default_factory=list)  # J Nodes, None where the branch ends
+    children: list = field(default_factory=list)  # J Nodes, None where the task is done or after the last turn
     value: Any = None  # (N,), mean return of each agent
 
 
@@ -103,10 +106,9 @@ def complete(args, policy, prompts, G):
         add_generation_prompt=True,
         enable_thinking=False,
         padding=True,
-        return_dict=True,
         return_tensors="pt",
     ).to(policy.model.device)
-    stop_ids = np.ravel(policy.model.generation_config.eos_token_id).tolist()
+    stop_ids = np.ravel(policy.model.generation_config.eos_token_id).tolist()  # one, or several
     rows = policy.model.generate(
         **inputs,
         num_return_sequences=G,
@@ -117,35 +119,39 @@ def complete(args, policy, prompts, G):
         top_p=1.0,
         pad_token_id=stop_ids[0],
     )  # (B * G, P + C)
+    P = inputs.input_ids.shape[1]
     completion_ids = []
-    for ids in rows[:, inputs.input_ids.shape[1] :].tolist():
+    for ids in rows[:, P:].tolist():
         stops = [t for t, token in enumerate(ids) if token in stop_ids]
         completion_ids.append(ids[: stops[0] + 1] if stops else ids)
     completions = tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
     groups = []
-    for k, (ids, mask) in enumerate(zip(inputs.input_ids, inputs.attention_mask)):
-        own = slice(k * G, (k + 1) * G)
-        groups.append(Group(ids[mask > 0].tolist(), completion_ids[own], completions[own]))
+    for k in range(len(prompts)):
+        real = inputs.attention_mask[k] == 1  # without the padding on the left
+        prompt_ids = inputs.input_ids[k][real].tolist()
+        own = slice(k * G, (k + 1) * G)  # this prompt's completions
+        groups.append(Group(prompt_ids, completion_ids[own], completions[own]))
     return groups
 
 
 def token_logprobs(args, policy, prompt_ids, completion_ids):
     """Log-probabilities of the tokens of completions of one prompt: one tensor (C,) each."""
     P = len(prompt_ids)
-    rows = [torch.tensor(prompt_ids + ids, device=policy.model.device) for ids in completion_ids]
-    ids = pad_sequence(rows, batch_first=True)  # (G, P + C); causal attention never sees padding on the right
-    C = ids.shape[1] - P
-    logits = policy.model(ids, logits_to_keep=C + 1).logits[:, :-1]  # (G, C, V), each before its token
+    sequences = [torch.tensor(prompt_ids + ids, device=policy.model.device) for ids in completion_ids]
+    rows = pad_sequence(sequences, batch_first=True)  # (G, P + C); causal attention never sees padding on the right
+    target = rows[:, P:]  # (G, C)
+    # each token is predicted one position before it, the first one at the prompt's last position
+    logits = policy.model(rows, logits_to_keep=target.shape[1] + 1).logits[:, :-1]  # (G, C, V)
     logprobs = (logits.float() / args.temperature).log_softmax(-1)
-    chosen = logprobs.gather(-1, ids[:, P:, None])[..., 0]  # (G, C)
-    return [values[: len(ids)] for values, ids in zip(chosen, completion_ids)]
+    chosen = logprobs.gather(-1, target[..., None])  # (G, C, 1)
+    return [values[: len(ids), 0] for values, ids in zip(chosen, completion_ids)]
 
 
 def rollout(args, env, policies, tasks, generations, joint_mode):
     """Grows a tree of joint actions for each task; G = generations[t] at turn t. Returns the nodes of each turn."""
     N = len(policies)
     turns = []
-    nodes = [Node(task, [], 1 / len(tasks)) for task in tasks]
+    nodes = [Node(task, history=[], weight=1 / len(tasks)) for task in tasks]
     for t, G in enumerate(generations):
         # each agent that has a prompt draws G completions of it
         prompts = [env.observe(node.task, node.history) for node in nodes]
@@ -159,8 +165,9 @@ def rollout(args, env, policies, tasks, generations, joint_mode):
         # joint actions, scored all at once: some environments run tests
         branches = []
         for node in nodes:
-            node.joint = [(g,) * N for g in range(G)]
-            if joint_mode == "cross":  # of those who speak
+            if joint_mode == "align":
+                node.joint = [(g,) * N for g in range(G)]
+            else:  # cross, of the agents that speak
                 node.joint = list(product(*[range(G) if i in node.groups else [0] for i in range(N)]))
             for choice in node.joint:
                 actions = [""] * N
@@ -173,7 +180,8 @@ def rollout(args, env, policies, tasks, generations, joint_mode):
         last = t + 1 == len(generations)
         for node in nodes:
             J = len(node.joint)
-            node.steps, steps = steps[:J], steps[J:]
+            node.steps = steps[:J]
+            steps = steps[J:]
             for step in node.steps:
                 child = Node(node.task, [*node.history, step], node.weight / J)
                 node.children.append(None if step.done or last else child)
@@ -193,7 +201,8 @@ def rollout(args, env, policies, tasks, generations, joint_mode):
             node.value = returns.mean(0)
             for i, group in node.groups.items():
                 member = np.array(node.joint)[:, i]  # (J,), which of its completions
-                group.returns = np.bincount(member, returns[:, i]) / np.bincount(member)  # (G,), mean over partners
+                sums = np.bincount(member, weights=returns[:, i])  # (G,)
+                group.returns = sums / np.bincount(member)  # means over the joint actions that contain a completion
     return turns
 
 
@@ -212,8 +221,7 @@ if __name__ == "__main__":
         env = import_module("envs").make(args.env, **options)
     T = getattr(env, "num_turns", args.num_turns)
     train_tasks = env.tasks("train")
-    eval_tasks = env.tasks("test")
-    eval_tasks = [eval_tasks[k] for k in np.random.default_rng(0).permutation(len(eval_tasks))[: args.eval_tasks]]
+    eval_tasks = np.random.default_rng(0).permutation(env.tasks("test"))[: args.eval_tasks]
     policies = [load_policy(args) for _ in range(N)]
 
     run_dir = f"{args.output_dir}/{args.env.replace(':', '.')}__nano__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
@@ -235,13 +243,13 @@ if __name__ == "__main__":
             # 2 ADVANTAGES: of each agent's completions at each node
             for group in groups:
                 returns = group.returns  # (G,)
-                # marloo.py: returns - (returns.sum() - returns) / (G - 1)
-                # maremax.py: returns - returns.max()
-                # mareinforce.py: returns
+                # in marloo.py: returns - (returns.sum() - returns) / (G - 1)
+                # in maremax.py: returns - returns.max()
+                # in mareinforce.py: returns
                 group.advantages = returns - returns.mean()
 
             # 3 UPDATE: one optimizer step for each policy
-            decay = 1 - (iteration - 1) / args.num_iterations
+            learning_rate = args.learning_rate * (1 - (iteration - 1) / args.num_iterations)
             for i, policy in enumerate(policies):
                 loss = 0.0
                 policy.optimizer.zero_grad()
@@ -249,8 +257,9 @@ if __name__ == "__main__":
                     group = node.groups.get(i)
                     if group is None or np.ptp(group.returns) < 1e-12:  # silent, or nothing to prefer
                         continue
+                    w = node.weight / G
                     discount = args.gamma ** len(node.history)
-                    weights = node.weight / G * discount * group.advantages / args.max_new_tokens  # (G,)
+                    weights = w * discount * group.advantages / args.max_new_tokens  # (G,)
                     logprobs = token_logprobs(args, policy, group.prompt_ids, group.completion_ids)
                     group_loss = 0.0
                     for weight, values in zip(weights.tolist(), logprobs):
@@ -258,13 +267,13 @@ if __name__ == "__main__":
                     group_loss.backward()
                     loss += group_loss.item()
                 grad_norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), args.max_grad_norm)
-                policy.optimizer.param_groups[0]["lr"] = decay * args.learning_rate
+                policy.optimizer.param_groups[0]["lr"] = learning_rate
                 policy.optimizer.step()
                 metrics |= {f"agent_{i}/loss": loss, f"agent_{i}/grad_norm": grad_norm.item()}
 
         # 4 EVALUATE: one joint answer to each held-out task
         if iteration % args.eval_every == 0 or iteration == args.num_iterations:
-            roots = rollout(args, env, policies, eval_tasks, [1] * T, "align")[0]
+            roots, *_ = rollout(args, env, policies, eval_tasks, [1] * T, "align")
             metrics["eval/return"] = np.mean([root.value for root in roots])
             print(f"iteration {iteration}: evaluation return {metrics['eval/return']:.3f}; of the first task:")
             for i, group in roots[0].groups.items():
