@@ -30,22 +30,3 @@ def test_agents_may_speak_in_turn(script, run, model_dir):
         assert metrics["agent_2/grad_norm"] == 0
         speaking = [i for i in range(3) if f"train/agent_{i}/entropy" in metrics]
         assert speaking == [0, 1]
-
-
-@pytest.mark.parametrize("share", [[], ["--share-policy"]], ids=["own policies", "shared policy"])
-@two_scripts
-def test_rewards_of_a_zero_sum_game_go_to_their_own_players(script, share, run, model_dir):
-    """Fails if players get the mean of their rewards, or each other's."""
-    flags = f"{SMALL} --env toy:Kuhn --num-turns 3 --eval-generations 5"
-    names = run(script, "--model", model_dir, *flags.split(), *share)
-    lines = metrics_of(names["run_dir"])
-    gains = []
-    for metrics in lines:
-        for split in "eval", "train":
-            if f"{split}/return" in metrics:
-                gains.append(metrics[f"{split}/agent_0/return"])
-                assert metrics[f"{split}/agent_1/return"] == pytest.approx(-gains[-1])
-                assert metrics[f"{split}/return"] == pytest.approx(0)
-    assert len(gains) == 5
-    assert max(map(abs, gains)) > 0.01
-    assert ("agent_1/loss" in lines[1]) == (not share)
