@@ -144,32 +144,12 @@ def test_it_learns_from_a_file_of_pairs(run, tmp_path):
     assert metrics[4]["train/accuracy"] == 1
 
 
-USER = [{"role": "user", "content": "Say a."}]
-ANSWERS = [[{"role": "assistant", "content": completion}] for completion in ("ab", "ba")]
-ROWS = [  # a plain row, and forms of it that say the same
-    {"prompt": "Say a.", "chosen": "ab", "rejected": "ba"},
-    {"prompt": USER, "chosen": ANSWERS[0], "rejected": ANSWERS[1]},
-    {"chosen": USER + ANSWERS[0], "rejected": USER + ANSWERS[1]},
-]
-
-
-def test_the_forms_of_a_preference_say_the_same(run, model_dir, tmp_path):
-    """Fails if a conversation is read as another prompt, or with other answers, than the strings in it."""
-    losses = set()
-    for row in ROWS:
-        (tmp_path / "pairs.json").write_text(json.dumps([row]))
-        flags = "--num-agents 1 --num-iterations 2 --learning-rate 0.002 --data pairs.json"
-        names = run(SCRIPT, *TOY, "--model", model_dir, *flags.split())
-        losses.add(names["metrics"]["train/preference_loss"])
-    assert len(losses) == 1
-
-
 def test_a_row_that_is_too_long_is_refused_at_the_start(run, model_dir, tmp_path, capsys):
     """Fails if an answer beyond the model's context is trained on."""
-    row = {"prompt": "Say a.", "chosen": "ab", "rejected": "ba" * 600}
-    (tmp_path / "pairs.jsonl").write_text(json.dumps(ROWS[0]) + "\n" + json.dumps(row))
+    rows = [{"prompt": "Say a.", "chosen": "ab", "rejected": "ba" * times} for times in (1, 600)]
+    (tmp_path / "pairs.json").write_text(json.dumps(rows))
     with pytest.raises(SystemExit):
-        run(SCRIPT, *TOY, "--model", model_dir, "--num-agents", 1, "--data", "pairs.jsonl")
+        run(SCRIPT, *TOY, "--model", model_dir, "--num-agents", 1, "--data", "pairs.json")
     assert "error: --data: shorten row 2" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
