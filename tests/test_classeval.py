@@ -112,14 +112,3 @@ def test_methods_are_found_in_the_forms_that_models_write():
     """Fails, row by row, if a form of an answer earns nothing though it holds the method."""
     passed = [score.findings["passed"] for score in scores(*[[ONE, text] for text in FORMS.values()])]
     assert dict(zip(FORMS, passed)) == dict.fromkeys(FORMS, 4)
-
-
-def test_a_property_keeps_its_decorators():
-    """Fails if a property becomes a method, or a setter is lost."""
-    base = "class Box:\n    n = 1\n    @property\n    def size(self): pass\n"
-    both = "@property\ndef size(self):\n    return self.n\n\n@size.setter\ndef size(self, n):\n    self.n = n\n"
-    texts = ["def size(self):\n    return self.n\n", both, "class Box:\n" + textwrap.indent(both, "    ")]
-    tests = "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(Box().size, 1)\n"
-    tests += "    def test_set(self): box = Box(); box.size = 5; self.assertEqual(box.n, 5)\n"
-    results = class_rewards([ClassAnswer([text], [["size"]], "Box", base, tests, ["Box"]) for text in texts])
-    assert [score.findings["passed"] for score in results] == [1, 2, 2]
