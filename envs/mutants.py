@@ -89,10 +89,11 @@ def _bugs(lines):
     """All (number of a line after the docstring, counted from 0; the line with a bug)."""
     bugs = []
     for place in range(_body(lines), len(lines)):
+        right = lines[place]
         for pattern, wrong in BUGS:
-            for match in re.finditer(pattern, lines[place]):
-                line = lines[place][: match.start()] + match.expand(wrong) + lines[place][match.end() :]
-                if line != lines[place]:
+            for match in re.finditer(pattern, right):
+                line = right[: match.start()] + match.expand(wrong) + right[match.end() :]
+                if line != right:
                     bugs.append((place, line))
     return bugs
 
