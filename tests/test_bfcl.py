@@ -82,9 +82,11 @@ def test_samples(agents, roles):
     assert not any(task["user_prompt"] in requests for task in env.tasks("test"))
     assert len(set(env.observe(tasks[0], []))) == agents
     completions = iter([pair["completion"] for pair in env.demonstrations()])
-    answers = [[next(completions) for _ in range(agents)] for _ in tasks]
-    steps = env.step([(task, [], answer) for task, answer in zip(tasks, answers)])
-    rewards = [step.reward for step in steps]
+    branches = []
+    for task in tasks:
+        answer = [next(completions) for _ in range(agents)]
+        branches.append((task, [], answer))
+    rewards = [step.reward for step in env.step(branches)]
     assert 0.3 < sum(rewards) / len(rewards) < 0.8
     assert max(rewards) == 1
 
@@ -93,11 +95,13 @@ def test_rows(tmp_path):
     """Fails if columns that hold objects are refused or mixed up, or a row without calls ends the run."""
     row = {"user_prompt": "Set them.", "function": [{"name": "set"}], "ground_truth": GOLD}
     last = row | {"ground_truth": [{"get": {"x": [1], "year": [""]}}]}
-    bad = [row | {"ground_truth": gold} for gold in ([], [{}], [{"f": 1}], [{"f": {"x": []}}], GOLD * 3)]
+    no_gold = [[], [{}], [{"f": 1}], [{"f": {"x": []}}], GOLD * 3]
+    bad = [row | {"ground_truth": gold} for gold in no_gold]
     # in a table each call has the names of all rows
     datasets.Dataset.from_list([row, last]).to_parquet(tmp_path / "a.parquet")
     strings = row | {"function": "[]", "ground_truth": json.dumps(GOLD)}
     (tmp_path / "a.json").write_text(json.dumps([*bad, strings, last]))
     for path in tmp_path.iterdir():
         env = envs.make("bfcl", dataset=str(path))
-        assert [env.tasks(split)[0]["gold"] for split in ("train", "test")] == [GOLD, last["ground_truth"]]
+        golds = [env.tasks(split)[0]["gold"] for split in ("train", "test")]
+        assert golds == [GOLD, last["ground_truth"]]

@@ -68,7 +68,8 @@ def test_each_agent_speaks_once_and_reads_the_note_before_it(count):
     for turn, completion in enumerate(completions):
         fixes = turn == count - 1
         prompts = env.observe(task, history)
-        assert [agent for agent, prompt in enumerate(prompts) if prompt is not None] == [turn]
+        speaking = [agent for agent, prompt in enumerate(prompts) if prompt is not None]
+        assert speaking == [turn]
         assert (task["symptom"] in prompts[turn]) == (turn == 0)
         assert (task["program"] in prompts[turn]) == fixes
         assert prompts[turn].count("why ") == (27 if fixes and count > 1 else 0)
@@ -94,7 +95,8 @@ def test_sample_programs_have_one_bug_that_some_tests_find():
         assert task["entry_point"] not in trained
         assert task["passing"] == score.findings["passing"]
         assert 0 < len(task["passing"]) < 5
-        assert task["symptom"] == "".join(f"{a} fails: {b}." for a, b in score.findings["examples"][:1])
+        failing = score.findings["examples"][:1]
+        assert task["symptom"] == "".join(f"{example} fails: {outcome}." for example, outcome in failing)
         lines = task["program"].splitlines()
         lines[task["line"] - 1] = task["reference"].splitlines()[task["line"] - 1]
         assert "\n".join(lines) == task["reference"] != task["program"]

@@ -31,7 +31,8 @@ def test_compositions_are_disjoint_whatever_the_seed_and_their_pairs_are_known(h
     assert len(other) > 40
     assert not train & other
     for drop in range(3):
-        assert {c[:drop] + c[drop + 1 :] for c in other} <= {c[:drop] + c[drop + 1 :] for c in train}
+        trained_pairs = {parts[:drop] + parts[drop + 1 :] for parts in train}
+        assert {parts[:drop] + parts[drop + 1 :] for parts in other} <= trained_pairs
 
 
 def right_function(fold, condition, value):
