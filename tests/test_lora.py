@@ -17,8 +17,8 @@ IN_ADAPTER = 2 * 7 * 2  # A and B of seven matrices in two layers
 
 
 @two_scripts
-def test_agents_share_frozen_weights_and_train_their_own(script, run, model_dir):
-    """Fails if a base is in memory twice, or trained, or agents share an adapter."""
+def test_agents_share_frozen_weights_and_train_and_save_their_own(script, run, model_dir):
+    """Fails if a base is in memory twice, trained or saved, agents share an adapter, or one saves another's."""
     names = run(script, *TOY, model_dir)
     first, second = [dict(policy.model.named_parameters()) for policy in policies_of(names)]
     base = AutoModelForCausalLM.from_pretrained(model_dir).state_dict()
@@ -31,12 +31,6 @@ def test_agents_share_frozen_weights_and_train_their_own(script, run, model_dir)
         elif "lora_B" in name:  # which starts at 0
             assert weight.abs().max() > 1e-3
             assert not torch.equal(weight, second[name])
-
-
-@two_scripts
-def test_a_run_leaves_only_adapters(script, run, model_dir):
-    """Fails if a base is saved, or an adapter that is not the agent's."""
-    names = run(script, *TOY, model_dir)
     ids = torch.tensor([[5, 6, 7, 8, 9]])
     for i, policy in enumerate(policies_of(names)):
         folder = f"{names['run_dir']}/agent_{i}"
