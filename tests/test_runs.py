@@ -233,7 +233,7 @@ def test_a_copied_script_trains_on_the_readmes_environment_in_an_empty_folder(tm
 
 
 STOPS = [  # script, signal, at which call of step(), last iteration that is saved, further flags
-    ("ippo", signal.SIGKILL, 11, 2, ["--use-separate-critic"]),  # in iteration 4
+    ("ippo", signal.SIGKILL, 11, 2, ["--use-separate-critic", "--update-epochs", 1]),  # in iteration 4
     ("magrpo", signal.SIGKILL, 11, 2, []),
     ("magrpo", signal.SIGINT, 9, 3, []),  # in iteration 3
 ]
@@ -435,6 +435,8 @@ def test_a_fault_in_mid_training_leaves_the_checkpoint(name, fault, remedy, run,
     """Fails if an environment's error costs the last iteration, weights of NaN are saved, or lines come twice."""
     script = ROOT / f"{name}.py"
     flags = [*TOY, "--model", model_dir, "--num-iterations", 3, "--env", "test_runs:Faulty"]
+    if name == "ippo":
+        flags += ["--update-epochs", 1, "--num-minibatches", 1]
     whole = run(script, *flags, "--save-every", 1, "--output-dir", "whole")["run_dir"]
     save_every = 1 if "reward" in fault else 20
     with monkeypatch.context() as patch:
