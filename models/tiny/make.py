@@ -3,7 +3,7 @@
     python models/tiny/make.py --output-dir FOLDER
     python sft.py --model FOLDER --data FOLDER/demonstrations/* --learning-rate 3e-3 --num-steps 2400
 
-README.md beside this file has the commands that made the weights here.
+README.md has the commands that made the weights in this folder.
 The tokenizer is trained on the demonstrations that the model learns to write.
 """
 
@@ -107,8 +107,9 @@ def new_model(args, tokenizer):
 if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
     transformers.set_seed(args.seed)
-    folder, texts = os.path.join(args.output_dir, "demonstrations"), []
+    folder = os.path.join(args.output_dir, "demonstrations")
     os.makedirs(folder)
+    texts = []
     for k, source in enumerate(args.sources):
         name, num_agents, num_turns, *options = source.split()
         options = dict(zip(options[::2], options[1::2]))

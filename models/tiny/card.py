@@ -1,6 +1,6 @@
-"""What models/tiny can do before it is trained by reinforcement: the table in its model card.
+"""What models/tiny can do before any reinforcement learning: the table in its card, README.md.
 
-    python benchmarks/card.py
+    python models/tiny/card.py
 
 Each cell is a run of magrpo.py that only evaluates, with seed 1, on 48 test tasks with four joint answers each: the
 mean return as a share of the largest that is possible, and the share of joint answers that pass, where there is one.
@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from itertools import product
 
 import tyro
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "benchmarks"))
 from stamp import ROOT, stamp
 
 # environment and its options -> (numbers of agents, largest return with one agent, with several)
