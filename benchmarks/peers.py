@@ -3,10 +3,11 @@
     python benchmarks/peers.py
     python benchmarks/peers.py --device cuda --workloads qwen2.5-0.5b qwen3-1.7b
 
-The first run makes a virtual environment for the peers in benchmarks/.peers-venv. Every contestant is a process of its
-own, in every round; ours is `python magrpo.py ...` as a user would run it. What counts is the ratio theirs/ours within
-a round: the two run one right after the other, and which one goes first alternates. Seconds are per update, from
-sampling to the optimizer step, without loading, evaluation and saving; the first update of a process warms up.
+comlrl and trl are in this environment, or in one of their own, benchmarks/.peers-venv; without them peers.py prints
+how to make it. Every contestant is a process of its own, in every round; ours is `python magrpo.py ...` as a user
+would run it. The two run one right after the other, and which one goes first alternates; what counts is the ratio
+theirs/ours within a round. Seconds are per update, from sampling to the optimizer step, without loading, evaluation
+and saving; the first update of a process warms up.
 
 Models have random weights: speed depends on what a model has learnt only through where its completions end. That is
 fixed: in workloads a and b, and in those for a GPU, completions run to their full length; in c they stop with the same
@@ -15,6 +16,7 @@ probability at every token. Prompts are random words. One GPU is used, if any. O
 
 import glob
 import itertools
+import math
 import os
 import pathlib
 import shutil
@@ -22,20 +24,20 @@ import statistics
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, field, replace
-from datetime import date, datetime
+from datetime import datetime
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Literal
 
 import tyro
 from peers_child import read, write
-from stamp import ROOT, commit, machine, versions, write_rows
+from stamp import ROOT, print_ratios, stamp, write_rows
 
-CHILD = os.path.join(ROOT, "benchmarks", "peers_child.py")
-VENV = os.path.join(ROOT, "benchmarks", ".peers-venv")
-# torch and transformers as ours, so both sides compute with the same kernels. One environment has both peers, which
-# work with the versions of requirements.txt.
-OURS = [f"{package}=={version(package).partition('+')[0]}" for package in ("torch", "transformers")]
-PACKAGES = (*OURS, "comlrl==1.4.3", "trl==1.16.0")
+CHILD = f"{ROOT}/benchmarks/peers_child.py"
+VENV = f"{ROOT}/benchmarks/.peers-venv"
+# torch and transformers as ours, so both sides compute with the same kernels
+PACKAGES = [f"{package}=={version(package).partition('+')[0]}" for package in ("torch", "transformers")]
+PACKAGES += ["comlrl==1.4.3", "trl==1.16.0"]
 LEARNING_RATE = 1e-6  # so small that the probability of stopping does not change
 
 
@@ -43,15 +45,12 @@ LEARNING_RATE = 1e-6  # so small that the probability of stopping does not chang
 class Args:
     workloads: list[str] = field(default_factory=lambda: ["a", "b", "c"])  # keys of WORKLOADS
     comparisons: list[str] = field(default_factory=lambda: list(COMPARISONS))  # keys of COMPARISONS
-    sides: list[Literal["ours", "theirs"]] = field(default_factory=lambda: ["ours", "theirs"])
     rounds: int = 5  # of all contestants
     updates: int = 3  # measured per process, after one that warms up; the median counts
     device: Literal["cpu", "cuda"] = "cpu"
     seed: int = 1  # for model and prompts; sampling uses seed + round
-    max_batch_tokens: int = 4096  # of ours, as in the scripts. Theirs: the whole rollout
     shrink: bool = False  # tiny sizes, to check that everything runs; measures nothing
     folder: str = "runs"  # for models and logs
-    output: str = ""  # CSV of the rows; by default results/peers.csv, with --shrink in that folder
 
 
 @dataclass
@@ -100,13 +99,18 @@ WORKLOADS = {
     ),
 }  # fmt: skip
 
-# name: (our script, its further arguments, the peer, number of agents)
+
+@dataclass
+class Comparison:
+    script: str
+    trainer: str  # of the peer
+    num_agents: int
+    flags: tuple = ()  # further ones of our script
+
+
 COMPARISONS = {
-    "magrpo-comlrl": ("magrpo", ("--joint-mode", "align"), "comlrl MAGRPOTrainer", 2),
-    # one optimizer step per rollout, as in the peer; ours makes four by default
-    "ippo-comlrl": ("ippo", ("--update-epochs", "1", "--num-minibatches", "1"), "comlrl IACTrainer", 2),
-    "magrpo-trl": ("magrpo", (), "trl GRPOTrainer", 1),
-    "marloo-trl": ("marloo", (), "trl RLOOTrainer", 1),
+    "magrpo-comlrl": Comparison("magrpo", "comlrl MAGRPOTrainer", 2, ("--joint-mode", "align")),
+    "magrpo-trl": Comparison("magrpo", "trl GRPOTrainer", 1),
 }
 
 
@@ -119,45 +123,46 @@ def shrunk(workload):
     return replace(workload, config=config, prompt_tokens=40, completion_tokens=8, num_generations=4, num_tasks=2)
 
 
-def install():
-    """The peers' interpreter; makes its environment unless one with exactly PACKAGES is there."""
-    python, marker = os.path.join(VENV, "bin", "python"), os.path.join(VENV, "packages.txt")
-    wanted = "\n".join(PACKAGES)
-    if os.path.exists(marker) and pathlib.Path(marker).read_text() == wanted:
+def find_peers():
+    """The peers' interpreter: this one, or that of the environment VENV. None if they are not installed."""
+    if find_spec("comlrl") and find_spec("trl"):
+        return sys.executable
+    python = f"{VENV}/bin/python"
+    if os.path.exists(python):
         return python
-    print(f"installing {', '.join(PACKAGES)} and what they need in {VENV} (gigabytes; git ignores it)", flush=True)
-    shutil.rmtree(VENV, ignore_errors=True)
-    subprocess.run([sys.executable, "-m", "venv", VENV], check=True)
-    pathlib.Path(VENV, ".gitignore").write_text("*\n")
-    subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
-    pathlib.Path(marker).write_text(wanted)
-    return python
+    print(f"comlrl and trl are missing: python -m venv {VENV} && {python} -m pip install {' '.join(PACKAGES)}")
+    return None
 
 
-def run(device, command, log, cwd=ROOT, **variables):
+def run(device, command, log, cwd=ROOT, timeout=None, **variables):
     """Runs a process. Returns None, or why it failed: the last line that it wrote, and where its log is."""
-    env = {"OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled", **os.environ, "HF_HUB_OFFLINE": "1", **variables}
+    env = {"OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled", **os.environ, "HF_HUB_OFFLINE": "1"}
     # none for the CPU, since our scripts use a GPU if they see one; else one, since trl refuses several in one process
     env["CUDA_VISIBLE_DEVICES"] = "" if device == "cpu" else env.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    env |= variables
+    command = [str(word) for word in command]
     with open(log, "w") as file:
-        done = subprocess.run(list(map(str, command)), cwd=cwd, env=env, stdout=file, stderr=subprocess.STDOUT)
-    if done.returncode == 0:
+        try:
+            process = subprocess.run(command, cwd=cwd, env=env, stdout=file, stderr=file, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            return f"ended after {timeout:.0f} s ({log})"
+    if process.returncode == 0:
         return None
     last = pathlib.Path(log).read_text(errors="replace").strip().splitlines()[-1:]
-    return f"{''.join(last)} (exit code {done.returncode}; {log})"
+    return f"{''.join(last)} (exit code {process.returncode}; {log})"
 
 
-def run_child(python, job, folder):
-    path = os.path.join(folder, "job.json")
+def run_child(python, job, folder, timeout=None):
+    path = f"{folder}/job.json"
     write(path, job)
-    return run(job["device"], [python, CHILD, path], os.path.join(folder, "log.txt"))
+    return run(job["device"], [python, CHILD, path], f"{folder}/log.txt", timeout=timeout)
 
 
 def prepare(name, folder, seed, shrink, device="cpu", updates=1):
     """Makes model and prompts of a workload; returns the job that all contestants share."""
     os.makedirs(folder)
     workload = shrunk(WORKLOADS[name]) if shrink else WORKLOADS[name]
-    job = {"model": os.path.join(folder, "model"), "prompts": os.path.join(folder, "prompts.jsonl")}
+    job = {"model": f"{folder}/model", "prompts": f"{folder}/prompts.jsonl"}
     job |= {"workload": name, "seed": seed, "device": device, "bf16": device == "cuda"}
     # gradients clipped to 1, as ours are by default
     job |= {"updates": updates, "learning_rate": LEARNING_RATE, "max_grad_norm": 1.0}
@@ -168,129 +173,103 @@ def prepare(name, folder, seed, shrink, device="cpu", updates=1):
     return job
 
 
-def flags_of(job, max_batch_tokens):
-    """Of our scripts, for a workload."""
-    flags = ["--model", job["model"], "--dataset", job["prompts"], "--num-tasks", job["num_tasks"]]
-    flags += ["--num-generations", job["num_generations"], "--max-new-tokens", job["completion_tokens"]]
-    return [*flags, "--learning-rate", job["learning_rate"], "--max-batch-tokens", max_batch_tokens]
+def run_script(job, script, flags, folder, cwd=ROOT, timeout=None):
+    """Runs one of our scripts for the job's updates after one that warms up, in an environment of peers_child.py.
 
-
-def run_script(device, command, updates, folder, cwd=ROOT, **variables):
-    """Runs one of our scripts for so many updates after one that warms up, in an environment of peers_child.py.
-
-    Returns the measured updates' metrics, and what the environment wrote; or an error.
+    A job without a model is the script's default run. Returns what the environment wrote and the run's metrics, or an
+    error.
     """
-    # evaluation cannot be switched off: one task before the first update, which is not timed
-    command = [sys.executable, *command, "--eval-tasks", 1, "--eval-every", 10**6, "--save-every", 10**6]
-    command += ["--num-iterations", updates + 2, "--output-dir", folder]
-    variables |= {"BENCH_RESULT": os.path.join(folder, "result.json"), "BENCH_LAST": str(updates + 2)}
-    if error := run(device, command, os.path.join(folder, "log.txt"), cwd, **variables):
+    # an evaluation cannot be left out: one task before the first update, which is not timed
+    command = [sys.executable, f"{script}.py", "--eval-tasks", 1, "--eval-every", 10**6, "--output-dir", folder]
+    command += ["--num-iterations", job["updates"] + 2, "--seed", job["seed"], *flags]
+    if "model" in job:
+        command += ["--env", "peers_child:Prompts", "--model", job["model"], "--num-tasks", job["num_tasks"]]
+        command += ["--num-generations", job["num_generations"], "--max-new-tokens", job["completion_tokens"]]
+        command += ["--learning-rate", job["learning_rate"]]
+    else:
+        command += ["--env", "peers_child:Posts"]
+    variables = {
+        "PYTHONPATH": f"{ROOT}/benchmarks",
+        "BENCH_DEVICE": job["device"],
+        "BENCH_PROMPTS": job.get("prompts", ""),
+        "BENCH_RESULT": f"{folder}/result.json",
+        "BENCH_LAST": str(job["updates"] + 2),
+    }
+    if error := run(job["device"], command, f"{folder}/log.txt", cwd, timeout, **variables):
         return {"error": error}
-    (metrics,) = glob.glob(os.path.join(folder, "*", "metrics.jsonl"))
+    (path,) = glob.glob(f"{folder}/*/metrics.jsonl")
     (result,) = read(variables["BENCH_RESULT"])
-    return {"lines": [line for line in read(metrics) if line["iteration"] > 1], **result}
+    metrics = [line for line in read(path) if line["iteration"] > 1]
+    return result | {"tokens": [line["tokens"] for line in metrics]}
 
 
-def run_ours(args, job, comparison, folder):
+def phases(job, result, clock):
+    """Of each measured iteration the seconds of sampling, scoring and update. Clock 0: processor time; 1: wall."""
+    times = [mark[clock] for mark in result["marks"]]
+    seconds = []
+    for k in range(2, job["updates"] + 2):  # 0 is the evaluation, 1 warms up
+        began, sampled, scored, ended = times[3 * k : 3 * k + 4]
+        seconds.append((sampled - began, scored - sampled, ended - scored))
+    return seconds
+
+
+def run_ours(job, comparison, folder, timeout=None):
     """Seconds and tokens of each measured update, and peak memory; or an error."""
-    script, more, _, num_agents = COMPARISONS[comparison]
-    command = [f"{script}.py", "--env", "benchmarks.peers_child:Prompts", "--num-agents", num_agents]
-    command += ["--seed", job["seed"], *flags_of(job, args.max_batch_tokens), *more]
-    result = run_script(args.device, command, job["updates"], folder)
+    flags = ["--num-agents", comparison.num_agents, *comparison.flags]
+    result = run_script(job, comparison.script, flags, folder, timeout=timeout)
     if "error" not in result:
-        result["tokens"] = [line["tokens"] for line in result["lines"]]
-        result["seconds"] = [line["time/iteration"] for line in result["lines"]]
+        result["seconds"] = [sum(parts) for parts in phases(job, result, clock=1)]
     return result
 
 
-def run_theirs(python, job, comparison, folder):
-    _, _, peer, num_agents = COMPARISONS[comparison]
-    result = os.path.join(folder, "result.json")
-    if error := run_child(python, job | {"task": peer, "num_agents": num_agents, "result": result}, folder):
+def run_theirs(python, job, comparison, folder, timeout=None):
+    if python is None:
+        return {"error": "comlrl and trl are not installed"}
+    job = job | {"num_agents": comparison.num_agents, "result": f"{folder}/result.json"}
+    if error := run_child(python, job | {"task": comparison.trainer}, folder, timeout):
         return {"error": error}
-    return read(result)[0]
+    return read(job["result"])[0]
 
 
-def row_of(job, round, comparison, side, result):
-    """A line of the table of rows. An error leaves the numbers empty."""
-    script, _, peer, num_agents = COMPARISONS[comparison]
-    row = {"workload": job["workload"], "round": round, "comparison": comparison, "side": side}
-    row |= {"contestant": f"{script}.py" if side == "ours" else peer, "agents": num_agents, "seed": job["seed"]}
-    numbers = dict.fromkeys(("seconds", "tokens_per_second", "completion_length", "peak_mib"), "")
+def row_of(job, comparison, contestant, result):
+    """A line of the results file. An error leaves the numbers empty."""
+    row = {"workload": job["workload"], "agents": comparison.num_agents, "contestant": contestant, "seed": job["seed"]}
+    row |= dict.fromkeys(("seconds", "tokens_per_second", "peak_mib"), math.nan)
     if "error" not in result:
-        completions = len(result["seconds"]) * job["num_tasks"] * job["num_generations"] * num_agents
-        numbers["seconds"] = statistics.median(result["seconds"])
-        numbers["tokens_per_second"] = sum(result["tokens"]) / sum(result["seconds"])
-        numbers["completion_length"] = sum(result["tokens"]) / completions
-        numbers["peak_mib"] = result["peak_mib"]
-    return row | numbers | {"error": result.get("error", "")}
-
-
-def median(rows, key, form):
-    return format(statistics.median(row[key] for row in rows), form) if rows else "failed"
-
-
-def table(rows):
-    """Markdown: medians over the rounds, and the ratio theirs/ours of each round."""
-    lines = ["| workload | agents | ours | theirs | ours, s | theirs, s | theirs/ours, median (lowest to highest) |"]
-    lines[0] += " ours, tokens/s | theirs, tokens/s | ours, MiB | theirs, MiB |"
-    lines.append("|---" * 11 + "|")
-    good = [row for row in rows if not row["error"]]
-    for workload, comparison in dict.fromkeys((row["workload"], row["comparison"]) for row in rows):
-        both = [row for row in good if (row["workload"], row["comparison"]) == (workload, comparison)]
-        ours, theirs = ([row for row in both if row["side"] == side] for side in ("ours", "theirs"))
-        seconds = {row["round"]: row["seconds"] for row in ours}
-        ratios = [row["seconds"] / seconds[row["round"]] for row in theirs if row["round"] in seconds]
-        ratio = ""
-        if ratios:
-            ratio = f"**{statistics.median(ratios):.2f}** ({min(ratios):.2f} to {max(ratios):.2f})"
-        script, _, peer, num_agents = COMPARISONS[comparison]
-        cells = [workload, str(num_agents), f"{script}.py", peer]
-        cells += [median(ours, "seconds", ".3f"), median(theirs, "seconds", ".3f"), ratio]
-        cells += [median(side, key, ".0f") for key in ("tokens_per_second", "peak_mib") for side in (ours, theirs)]
-        lines.append("| " + " | ".join(cells) + " |")
-    failed = [row for row in rows if row["error"]]
-    lines += [f"\n{row['contestant']}, {row['workload']}, round {row['round']}: {row['error']}" for row in failed]
-    return "\n".join(lines)
-
-
-def about(args, measured, theirs):
-    """Commit, versions and machine; the first line of the table of rows."""
-    device = machine()
-    if args.device == "cuda":  # nvidia-smi is not everywhere, and does not know CUDA_VISIBLE_DEVICES
-        query = [sys.executable, "-c", "import torch; print(torch.cuda.get_device_name())"]
-        device += ", " + subprocess.run(query, capture_output=True, text=True).stdout.strip()
-    named = ", ".join(f"{package} {number}" for package, number in theirs.items()) or "unknown"
-    return f"commit {measured}; ours: {versions()}; theirs: {named}; {device}; {date.today()}; {args}"
+        row["seconds"] = statistics.median(result["seconds"])
+        row["tokens_per_second"] = sum(result["tokens"]) / sum(result["seconds"])
+        row["peak_mib"] = result["peak_mib"]
+    return row | {"error": result.get("error", "")}
 
 
 def main(args):
-    python = install() if "theirs" in args.sides else None
-    measured = commit()  # before the runs, which take long
+    about = f"{stamp(args)}; theirs: {', '.join(PACKAGES)}"  # before the runs, which take long
+    python = find_peers()
     work = os.path.join(ROOT, args.folder, f"peers-{datetime.now():%Y%m%d-%H%M%S}")
-    output = args.output or os.path.join(work if args.shrink else os.path.join(ROOT, "results"), "peers.csv")
-    sizes = (args.seed, args.shrink, args.device, args.updates)
-    jobs = [prepare(name, os.path.join(work, name), *sizes) for name in args.workloads]
-    rows, theirs = [], {}  # theirs: versions
+    output = os.path.join(work if args.shrink else f"{ROOT}/results", "peers.csv")
+    jobs = []
+    for name in args.workloads:
+        jobs.append(prepare(name, f"{work}/{name}", args.seed, args.shrink, args.device, args.updates))
+    rows = []
     for round in range(args.rounds):
-        for job, comparison in itertools.product(jobs, args.comparisons):
+        for job, name in itertools.product(jobs, args.comparisons):
             job = job | {"seed": args.seed + round}
-            for side in args.sides if round % 2 == 0 else args.sides[::-1]:
-                folder = os.path.join(work, job["workload"], f"{comparison}-{side}-{round}")
+            comparison = COMPARISONS[name]
+            for side in ["ours", "theirs"][:: 1 if round % 2 == 0 else -1]:
+                folder = os.path.join(work, job["workload"], f"{name}-{side}-{round}")
                 os.makedirs(folder)
                 if side == "ours":
-                    result = run_ours(args, job, comparison, folder)
+                    row = row_of(job, comparison, f"{comparison.script}.py", run_ours(job, comparison, folder))
                 else:
-                    result = run_theirs(python, job, comparison, folder)
-                    theirs |= result.get("versions", {})
-                rows.append(row_of(job, round, comparison, side, result))
-                what = rows[-1]["error"] or f"{rows[-1]['seconds']:.3f} s, {rows[-1]['peak_mib']:.0f} MiB"
-                print(f"round {round}, {job['workload']}, {comparison}, {side}: {what}", flush=True)
+                    row = row_of(job, comparison, comparison.trainer, run_theirs(python, job, comparison, folder))
+                rows.append({"comparison": name, "round": round, "side": side} | row)
+                print(f"round {round}, {row['workload']}, {row['contestant']}: {row['error'] or row['seconds']}")
         # after every round, so that an interruption loses only one
-        write_rows(output, about(args, measured, theirs), rows)
+        write_rows(output, about, rows)
     for job in jobs:
         shutil.rmtree(job["model"])
-    print(f"\n{about(args, measured, theirs)}\n\n{table(rows)}\n\nrows in {output}, logs in {work}")
+    print(f"\n{about}\n\nrows in {output}, logs in {work}\n")
+    print_ratios(rows, ["workload", "comparison"], ["theirs", "ours"], ["seconds", "tokens_per_second", "peak_mib"])
 
 
 if __name__ == "__main__":

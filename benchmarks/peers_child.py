@@ -16,7 +16,6 @@ import resource
 import sys
 import time
 import zlib
-from importlib.metadata import version
 
 CHAT = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -50,14 +49,23 @@ def write(path, result):
         json.dump(result, file)
 
 
-# Ours: environments as a user would write them, for --env benchmarks.peers_child:Prompts
+# Ours: environments as a user would write them, for --env peers_child:Prompts
 
 
 class Prompts:
-    """The prompts of a file, the same for all agents, and the reward above. The last one is for evaluation."""
+    """The prompts of the file BENCH_PROMPTS, the same for all agents, and the reward above.
+
+    The last prompt is for evaluation. The environment notes the time when the script asks for the first prompt of an
+    iteration (0), when it calls step() (1), and when that returns (2): [processor seconds, wall seconds].
+    """
 
     def __init__(self, num_agents, num_turns, dataset, seed):
-        self.num_agents, self.prompts, self.marks = num_agents, read(dataset), []
+        self.num_agents = num_agents
+        self.marks = []  # 3 of each iteration; the first iteration is the evaluation before training
+        self.load(num_turns, dataset, seed)
+
+    def load(self, num_turns, dataset, seed):
+        self.prompts = read(os.environ["BENCH_PROMPTS"])
 
     def tasks(self, split):
         return self.prompts[:-1] if split == "train" else self.prompts[-1:]
@@ -65,29 +73,27 @@ class Prompts:
     def prompts_of(self, task, history):
         return [task["user"]] * self.num_agents
 
-    def scored(self, branches):
+    def score(self, branches):
         Step = importlib.import_module("envs").Step
         return [Step(actions, reward(actions), {}, done=True) for _, _, actions in branches]
 
     def observe(self, task, history):
-        self.mark(0)
+        if len(self.marks) % 3 == 0:  # otherwise another prompt of the same iteration
+            self.mark()
         return self.prompts_of(task, history)
 
     def step(self, branches):
-        self.mark(1)
-        steps = self.scored(branches)
-        self.mark(2)
+        self.mark()
+        steps = self.score(branches)
+        self.mark()
         return steps
 
-    def mark(self, k):
-        """Notes the processor time of an iteration's first observe() (k = 0), and of its step(): begin (1), end (2).
-
-        The first iteration is the evaluation before training. The one with the number BENCH_LAST ends the run: all
-        that is measured has been logged by then, and what would follow is a checkpoint, 55 GB for two large agents.
-        """
-        if len(self.marks) % 3 != k:
-            return  # a further prompt of the same iteration
-        self.marks.append(time.process_time())
+    def mark(self):
+        """Notes the time. Ends the run in the iteration BENCH_LAST: all that is measured has been logged by then, and
+        what would follow is a checkpoint, 55 GB for two large agents."""
+        if "cuda" in os.environ["BENCH_DEVICE"]:
+            importlib.import_module("torch").cuda.synchronize()  # queued work is not done yet
+        self.marks.append([time.process_time(), time.perf_counter()])
         if len(self.marks) == 3 * int(os.environ["BENCH_LAST"]) + 2:
             # only the process itself can tell its peak on a GPU
             write(os.environ["BENCH_RESULT"], {"peak_mib": peak_mib(), "marks": self.marks})
@@ -97,9 +103,11 @@ class Prompts:
 class Posts(Prompts):
     """The script's own environment tldr, with the same marks."""
 
-    def __init__(self, num_agents, num_turns, dataset, seed):
-        env, self.marks = importlib.import_module("envs").make("tldr", num_agents, num_turns, dataset, seed), []
-        self.tasks, self.prompts_of, self.scored = env.tasks, env.observe, env.step
+    def load(self, num_turns, dataset, seed):
+        env = importlib.import_module("envs").make("tldr", self.num_agents, num_turns, dataset, seed)
+        self.tasks = env.tasks
+        self.prompts_of = env.observe
+        self.score = env.step
 
 
 # Model and prompts: made by our interpreter, read by all contestants
@@ -108,23 +116,26 @@ class Posts(Prompts):
 def make_tokenizer(size):
     """A byte-level BPE, as Qwen's, whose merges form a tree of words: a space and letters, one token per word.
 
-    So prompts of any number of tokens are easy to write, for any vocabulary size and without a download. Returns
-    (tokenizer, words).
+    So prompts of any number of tokens are easy to write, for any vocabulary size. Returns (tokenizer, words).
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    space, letters = "Ġ", "abcdefghijklmnopqrstuvwxyz"  # as the byte level writes a space
+    space = "Ġ"  # as the byte level writes it
     merges = []
-    for stem in itertools.chain([space], words := []):  # words grows while it is read: shorter ones come first
+    words = []
+    for stem in itertools.chain([space], words):  # words grows while it is read: shorter ones come first
         room = size - len(tokens) - len(words)
-        words += [stem + letter for letter in letters[:room]]
-        merges += [(stem, letter) for letter in letters[:room]]
-        if room <= len(letters):
+        for letter in "abcdefghijklmnopqrstuvwxyz"[:room]:
+            words.append(stem + letter)
+            merges.append((stem, letter))
+        if room <= 26:
             break
-    raw = Tokenizer(models.BPE(vocab={token: k for k, token in enumerate(tokens + words)}, merges=merges))
-    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    vocabulary = {token: k for k, token in enumerate(tokens + words)}
+    raw = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
     raw.add_special_tokens(tokens[:3])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token=tokens[STOP], pad_token=tokens[PAD])
     tokenizer.chat_template = CHAT
@@ -191,12 +202,10 @@ class Clock:
     """When each update ended, and how many completion tokens it had."""
 
     def __init__(self, job):
-        self.job, self.ends, self.tokens, self.drawn = job, [], [], 0
-
-    def count(self, prompt_tokens, lengths):
-        if prompt_tokens != self.job["prompt_tokens"]:
-            raise ValueError(f"a prompt has {prompt_tokens} tokens, not {self.job['prompt_tokens']}")
-        self.drawn += sum(lengths)
+        self.job = job
+        self.ends = []
+        self.tokens = []
+        self.drawn = 0  # tokens of the update that runs
 
     def tick(self, *_):
         import torch
@@ -219,78 +228,48 @@ def joint_reward(*completions):
     return [reward(texts) for texts in zip(*completions)]
 
 
-def comlrl_common(job):
-    from transformers import AutoTokenizer
-
-    # the file holds the prompts of all updates, each used once. top_k 0 turns it off; None would leave it to the model
-    config = {"num_train_epochs": 1, "num_turns": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
-    config |= {"num_agents": job["num_agents"], "agent_learning_rate": job["learning_rate"]}
-    config |= {"num_generations": job["num_generations"], "max_new_tokens": job["completion_tokens"]}
-    config |= {"early_termination_threshold": None, "eval_interval": 0}
-    config |= {"advantage_normalization": False, "reference_kl_enabled": False}  # as ours
-    config |= {"agent_devices": job["device"]}  # all agents on one device, as ours; "mp" is for one device each
-    trainer = {
-        "agent_model": job["model"],
-        # comlrl has no mixed precision: on CUDA the weights themselves are bfloat16, its fastest option
-        "model_config": {"torch_dtype": "bfloat16" if job["bf16"] else "float32", "attn_implementation": "sdpa"},
-        "tokenizer": AutoTokenizer.from_pretrained(job["model"]),
-        "reward_func": joint_reward,
-        "train_dataset": dataset(job),
-    }  # no wandb_config: nothing is logged
-    return config, trainer
-
-
 def comlrl_magrpo(job, clock):
     from comlrl.trainers.reinforce import MAGRPOConfig, MAGRPOTrainer
+    from transformers import AutoTokenizer
 
     class Counted(MAGRPOTrainer):
         def _generate_completions(self, *args, **kwargs):
             data = super()._generate_completions(*args, **kwargs)
-            clock.count(data["prompt_input_ids"].shape[1], data["response_lens"])
+            clock.drawn += sum(data["response_lens"])
             return data
 
-    config, arguments = comlrl_common(job)
+    # the file holds the prompts of all updates, each used once. top_k 0 turns it off; None would leave it to the model
+    config = {"num_train_epochs": 1, "num_turns": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    config |= {"num_agents": job["num_agents"], "agent_learning_rate": job["learning_rate"], "joint_mode": "aligned"}
+    config |= {"num_generations": job["num_generations"], "max_new_tokens": job["completion_tokens"]}
+    config |= {"early_termination_threshold": None, "eval_interval": 0}
+    config |= {"advantage_normalization": False, "reference_kl_enabled": False}  # as ours
+    config |= {"agent_devices": job["device"]}  # all agents on one device, as ours; "mp" is for one device each
     # a buffer of B prompts (with their G completions) for each agent, trained in one piece: one optimizer step
     config |= {"rollout_buffer_size": job["num_tasks"], "train_batch_size": job["num_tasks"]}
-    trainer = Counted(num_agents=job["num_agents"], args=MAGRPOConfig(**config, joint_mode="aligned"), **arguments)
+    trainer = Counted(
+        num_agents=job["num_agents"],
+        args=MAGRPOConfig(**config),
+        agent_model=job["model"],
+        # comlrl has no mixed precision: on CUDA the weights themselves are bfloat16, its fastest option
+        model_config={"torch_dtype": "bfloat16" if job["bf16"] else "float32", "attn_implementation": "sdpa"},
+        tokenizer=AutoTokenizer.from_pretrained(job["model"]),
+        reward_func=joint_reward,
+        train_dataset=dataset(job),
+    )  # no wandb_config: nothing is logged
     trainer.verbose = False  # no progress bar
     trainer.optimizers[-1].register_step_post_hook(clock.tick)  # the last agent's step ends an update
     trainer.train()
 
 
-def comlrl_iac(job, clock):
-    from comlrl.trainers.actor_critic import IACConfig, IACTrainer
-
-    class Counted(IACTrainer):
-        def _generate_rollout(self, *args, **kwargs):
-            data = super()._generate_rollout(*args, **kwargs)
-            clock.count(data["prompt_len"], data["response_lens"])
-            return data
-
-    config, arguments = comlrl_common(job)
-    rows = job["num_tasks"] * job["num_generations"]  # its buffer counts completions
-    config |= {"rollout_buffer_size": rows, "train_batch_size": rows, "logging_steps": 10**6}
-    # a value head on the actor, as in our default; comlrl's default, a separate critic, is slower
-    config |= {"use_separate_critic": False}
-    trainer = Counted(args=IACConfig(**config), **arguments)
-    trainer.verbose = False
-    trainer.agent_optimizers[-1].register_step_post_hook(clock.tick)
-    trainer.train()
-
-
-def trl(job, clock, name, **more):
+def trl_grpo(job, clock):
     import transformers
-    import trl
     from transformers import AutoTokenizer
+    from trl import GRPOConfig, GRPOTrainer
 
     class Ticker(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
-            seen = state.num_input_tokens_seen - self.seen - clock.drawn  # of prompts: all input less completions
-            clock.count(seen / (job["num_tasks"] * job["num_generations"]), [])
-            self.seen = state.num_input_tokens_seen
             clock.tick()
-
-        seen = 0
 
     def text_reward(prompts, completions, completion_ids, **_):
         clock.drawn += sum(map(len, completion_ids))
@@ -304,18 +283,20 @@ def trl(job, clock, name, **more):
     config |= {"num_generations": job["num_generations"], "max_completion_length": job["completion_tokens"]}
     config |= {"learning_rate": job["learning_rate"], "max_grad_norm": job["max_grad_norm"]}
     config |= {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "shuffle_dataset": False, "seed": job["seed"]}
-    config |= {"beta": 0.0}  # no reference model; RLOO's default would have one
+    config |= {"beta": 0.0}  # no reference model
     config |= {"gradient_checkpointing": False}  # on by default, and slower
     # autocast over float32 weights, and TF32, as ours; bf16 is on by default, even on a CPU
     cuda = job["device"] == "cuda"
     config |= {"bf16": job["bf16"], "tf32": True if cuda else None, "use_cpu": not cuda}
     config |= {"model_init_kwargs": {"dtype": "float32", "attn_implementation": "sdpa"}}
     config |= {"logging_strategy": "no", "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
-    config |= {"output_dir": os.path.dirname(job["result"]), **more}
-    trainer = getattr(trl, f"{name}Trainer")(
+    config |= {"output_dir": os.path.dirname(job["result"])}
+    # the same loss as our scripts; trl's other losses cost the same
+    config |= {"loss_type": "dr_grpo", "scale_rewards": "none"}
+    trainer = GRPOTrainer(
         model=job["model"],
         reward_funcs=text_reward,
-        args=getattr(trl, f"{name}Config")(**config),
+        args=GRPOConfig(**config),
         train_dataset=dataset(job),
         processing_class=AutoTokenizer.from_pretrained(job["model"]),
         callbacks=[Ticker()],
@@ -323,13 +304,7 @@ def trl(job, clock, name, **more):
     trainer.train()
 
 
-TRAINERS = {
-    "comlrl MAGRPOTrainer": comlrl_magrpo,
-    "comlrl IACTrainer": comlrl_iac,
-    # the same loss as our scripts; trl's other losses cost the same
-    "trl GRPOTrainer": lambda job, clock: trl(job, clock, "GRPO", loss_type="dr_grpo", scale_rewards="none"),
-    "trl RLOOTrainer": lambda job, clock: trl(job, clock, "RLOO", normalize_advantages=False),
-}
+TRAINERS = {"comlrl MAGRPOTrainer": comlrl_magrpo, "trl GRPOTrainer": trl_grpo}
 
 if __name__ == "__main__":
     (job,) = read(sys.argv[1])
@@ -345,5 +320,4 @@ if __name__ == "__main__":
             sys.exit(f"{len(clock.ends)} updates were made, not {job['updates'] + 1}")
         seconds = [end - start for start, end in zip(clock.ends, clock.ends[1:])]  # the first update warms up
         result = {"seconds": seconds, "tokens": clock.tokens[1:], "peak_mib": peak_mib()}
-        result["versions"] = {package: version(package) for package in ("torch", "transformers", "comlrl", "trl")}
         write(job["result"], result)

@@ -2,145 +2,306 @@
 
     python benchmarks/plot.py results/tldr.csv results/tldr_ippo.csv --output docs/tldr
     python benchmarks/plot.py runs/* --metrics return
-    python benchmarks/plot.py runs/*magrpo* --metrics structure length unique style --relative
-    python benchmarks/plot.py runs/*magrpo* --metrics reward_turn1 reward_turn2
+    python benchmarks/plot.py runs/*magrpo* --metrics structure length unique style
+    python benchmarks/plot.py --check        recomputes the tables of README.md and docs/results.md
 
 A run is named by its script and --labels. A metric is named as in metrics.jsonl; without a prefix it is that of the
-evaluations. One metric: a line for each name. Several: a panel for each name with a line for each metric; --relative
-divides each by its largest value.
+evaluations. One metric: a line for each name. Several: a panel for each name with a line for each metric. A run folder
+without a rollouts.jsonl, such as one of sft.py, is left out.
 
-A curve is the interquartile mean over seeds (Agarwal et al., 2021: the mean of the middle half), interpolated at equal
-numbers of sampled tokens; the band is its 95% bootstrap interval over seeds. The table compares the runs at an
-equal number of tokens: the total of the run that sampled least.
+A curve is the mean over seeds of each evaluation, at the mean of the tokens sampled until then. Its band is the 95% t
+interval of the mean, drawn for at most three lines in a panel. The table compares all at N tokens, the total of the
+run that sampled least; p is that of a permutation test over seeds against the first name (two-sided, of the means).
+There is a dash where a run has no evaluation within a tenth of it on both sides of N, and where one seed has no
+interval.
+
+--check needs a comment of one line before a table of a document, such as
+
+    <!-- figures {"rows": "results/tldr.csv: script == '{0}'", "columns": ["return mean end", "seconds range end"]} -->
+
+rows: a file and the rows of it that count, with {0} for the first word of the table's row; or a list with one for each
+row. columns, from the table's second: metric, statistic (mean, interval, range or seeds) and place (first, end or a
+number of tokens), as in "pass@1 range end" or, from another file, "return mean end of results/humaneval.csv"; null is
+not checked; a list: several in one cell.
 """
 
 import itertools
 import json
+import math
 import os
+import re
 import sys
 from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
 import tyro
+from stamp import ROOT
 
-COLORS = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#9c6b4e", "#a463f2", "#9498a0"]
+# 97.5% quantiles of Student's t distribution for 2 to 10 seeds; more seeds take the last, which is a little too wide
+T_QUANTILES = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262]
+DOCUMENTS = ["README.md", "docs/results.md"]
 
 
 @dataclass
 class Args:
-    sources: tyro.conf.Positional[
-        list[str]
-    ]  # files of compare.py, or run folders; of equal names and seeds the last counts
+    # files of compare.py, or run folders; of equal names and seeds the last counts
+    sources: tyro.conf.Positional[list[str]] = field(default_factory=list)
     labels: list[str] = field(default_factory=lambda: ["env_kwargs"])  # arguments that are part of a name
     output: str = "curves"  # .png and .md are added
     metrics: list[str] = field(default_factory=lambda: ["return"])
-    relative: bool = False  # each metric divided by its largest value
-    samples: int = 2000  # of the bootstrap
+    check: bool = False  # compare documents with the files that they rest on, and draw nothing
 
 
-def interquartile_mean(values):  # (..., seeds) -> (...)
-    """Mean of the middle half; if the number of seeds is not a multiple of four, edge seeds count partially."""
-    values, n = np.sort(values, axis=-1), values.shape[-1]
-    edges = np.arange(n + 1) / n
-    weights = np.clip(np.minimum(edges[1:], 0.75) - np.maximum(edges[:-1], 0.25), 0, None)
-    return (values * weights).sum(-1) / weights.sum()
+@dataclass
+class Line:
+    """A metric of the runs with one name."""
+
+    name: str
+    metric: str
+    origin: str
+    seeds: dict = field(default_factory=dict)  # seed -> frame with iteration, tokens and value
 
 
-def interval(values, samples, rng):  # (points, seeds) -> (2, points)
-    """95% bootstrap interval of the interquartile mean over seeds."""
-    seeds = values.shape[-1]
-    draws = interquartile_mean(values[:, rng.integers(seeds, size=(samples, seeds))])  # (points, samples)
-    return np.percentile(draws, [2.5, 97.5], axis=-1)
+def fail(sentence):
+    print(f"plot.py: error: {sentence}", file=sys.stderr)
+    sys.exit(2)
+
+
+# Statistics
+
+
+def t_interval(values):
+    """Mean of values (seeds,), and its 95% t interval; the mean alone for one seed."""
+    n = len(values)
+    mean = np.mean(values)
+    if n == 1:
+        return [mean]
+    half = T_QUANTILES[min(n, 10) - 2] * np.std(values, ddof=1) / math.sqrt(n)
+    return [mean, mean - half, mean + half]
+
+
+def permutation_test(first, second):
+    """p of the difference of two means: the share of the divisions of all values in two that differ as much."""
+    pool = np.array([*first, *second])
+    observed = abs(np.mean(first) - np.mean(second))
+    differences = []
+    for chosen in itertools.combinations(range(len(pool)), len(first)):
+        rest = np.delete(pool, chosen)
+        differences.append(abs(pool[list(chosen)].mean() - rest.mean()))
+    return np.mean(np.array(differences) > observed - 1e-12)
+
+
+def value_at(points, N):
+    """The value at N tokens, between two evaluations at most a tenth of the run apart; nan if there are none."""
+    tokens = points["tokens"].to_numpy()
+    after = np.searchsorted(tokens, N)  # the first evaluation that is not before
+    if after == len(tokens) or (tokens[after] != N and after == 0):
+        return math.nan
+    if tokens[after] != N and tokens[after] - tokens[after - 1] > 0.1 * tokens[-1]:
+        return math.nan
+    return np.interp(N, tokens, points["value"])
+
+
+# Reading
 
 
 def frame_of(path, labels):
     """A row for each evaluation (of a run folder also for each iteration): name, seed, origin, tokens, metrics."""
-    if os.path.isdir(path):
-        with open(os.path.join(path, "args.json")) as file:
-            about = json.load(file)
-        frame = pd.read_json(os.path.join(path, "metrics.jsonl"), lines=True)
-        frame = frame.rename(columns=str_after_eval)
-        frame["tokens"] = frame["tokens"].fillna(0).cumsum()
-        frame["name"] = about["script"].removesuffix(".py")
-        for label in labels:
-            value = about["args"][label]
-            frame["name"] += f" {shown(value)}" if value else ""
-        return frame.assign(seed=about["args"]["seed"], origin=f"run folders, commit {about['commit'][:7]}")
-    with open(path) as file:
-        origin = file.readline().removeprefix("# ").strip()
-    frame = pd.read_csv(path, skiprows=1).rename(columns={"script": "name"})
-    for label in set(labels) & set(frame):
-        frame["name"] += " " + frame[label]
-    return frame.assign(origin=origin)
-
-
-def str_after_eval(name):
-    return name.removeprefix("eval/")
-
-
-def shown(value):
-    return " ".join(f"{key} {text}" for key, text in value.items()) if isinstance(value, dict) else str(value)
+    if not os.path.isdir(path):
+        with open(path) as file:
+            origin = file.readline().removeprefix("# ").strip()
+        frame = pd.read_csv(path, skiprows=1).rename(columns={"script": "name"})
+        for label in set(labels) & set(frame):
+            frame["name"] += " " + frame[label]
+        return frame.assign(origin=origin)
+    with open(f"{path}/args.json") as file:
+        about = json.load(file)
+    with open(f"{path}/metrics.jsonl") as file:  # the last line of a run in progress may be incomplete
+        logged = [json.loads(line) for line in file if line.endswith("\n")]
+    frame = pd.DataFrame([{"tokens": 0} | line for line in logged])  # an evaluation samples none
+    frame = frame.rename(columns=lambda name: name.removeprefix("eval/"))
+    frame["tokens"] = frame["tokens"].cumsum()
+    name = about["script"].removesuffix(".py")
+    for label in labels:
+        if label not in about["args"]:
+            fail(f"--labels {label}: no argument of {path}, which has {', '.join(about['args'])}.")
+        value = about["args"][label]
+        if isinstance(value, dict):
+            value = " ".join(f"{key} {option}" for key, option in value.items())
+        name += f" {value}" if value else ""
+    return frame.assign(name=name, seed=about["args"]["seed"], origin=f"run folders, commit {about['commit'][:7]}")
 
 
 def read(args):
-    """(name, metric) -> seed -> points (tokens, value); and name -> the origin of its rows."""
-    runs, origins = {}, {}
+    """A Line for each name and metric."""
+    lines = {}
     for path in args.sources:
+        if os.path.isdir(path) and not os.path.isfile(f"{path}/rollouts.jsonl"):
+            print(f"{path} is left out: it has no rollouts.jsonl")
+            continue
         frame = frame_of(path, args.labels)
-        if unknown := set(args.metrics) - set(frame):
-            sys.exit(f"plot.py: error: --metrics {min(unknown)}: not in {path}, which has {', '.join(frame)}.")
-        for (name, seed), rows in frame.groupby(["name", "seed"], sort=False):
-            origins[name] = rows["origin"].iloc[0]
-            for metric in args.metrics:
-                points = rows[["tokens", metric]].dropna().to_numpy()  # (points, 2)
-                runs.setdefault((name, metric), {})[seed] = points
-    return runs, origins
+        for metric in args.metrics:
+            if metric not in frame:
+                fail(f"--metrics {metric}: not in {path}, which has {', '.join(frame)}.")
+            points = frame.rename(columns={metric: "value"})
+            points = points[["name", "seed", "origin", "iteration", "tokens", "value"]].dropna()
+            for (name, seed, origin), own in points.groupby(["name", "seed", "origin"], sort=False):
+                line = lines.setdefault((name, metric), Line(name, metric, origin))
+                line.seeds[seed] = own
+    if not lines:
+        fail("nothing is left to draw; give files of compare.py, or run folders.")
+    return list(lines.values())
 
 
-def draw(args, runs, most):
-    """Saves the figure; returns (script, metric) -> curves (100, seeds), their middle (100,) and interval (2, 100)."""
+# Drawing
+
+
+def curve_of(line):
+    """Of each evaluation that all seeds have: tokens (points,), and mean and interval (points, 3; of one seed 1)."""
+    points = pd.concat(line.seeds.values()).groupby("iteration").agg({"tokens": "mean", "value": list})
+    points = points[points["value"].map(len) == len(line.seeds)]
+    return points["tokens"].to_numpy(), np.array([t_interval(values) for values in points["value"]])
+
+
+def draw(args, lines):
+    """Saves the figure."""
     try:
         import matplotlib.pyplot as plt
     except ModuleNotFoundError:
-        sys.exit("plot.py: error: the figure needs matplotlib; pip install matplotlib.")
-    grid, rng, drawn = np.linspace(0, most, 100), np.random.default_rng(0), {}
-    panels = list(dict.fromkeys(script for script, _ in runs)) if len(args.metrics) > 1 else [""]
+        fail("the figure needs matplotlib; pip install matplotlib.")
+    panels = list(dict.fromkeys(line.name for line in lines)) if len(args.metrics) > 1 else [""]
     figure, axes = plt.subplots(1, len(panels), figsize=(7 + 4 * (len(panels) - 1), 4.2), dpi=150, squeeze=False)
     for panel, plot in zip(panels, axes[0]):
-        own = {key: seeds for key, seeds in runs.items() if panel in ("", key[0])}
-        for color, (key, seeds) in zip(itertools.cycle(COLORS), own.items()):
-            curves = np.array([np.interp(grid, *points.T) for points in seeds.values()]).T  # (100, seeds)
-            curves = curves / np.abs(curves).max() if args.relative else curves
-            middle, (low, high) = interquartile_mean(curves), interval(curves, args.samples, rng)
-            drawn[key] = curves, middle, (low, high)
-            plot.plot(grid / 1000, middle, label=key[1] if panel else key[0], color=color, linewidth=2)
-            plot.fill_between(grid / 1000, low, high, color=color, alpha=0.15, linewidth=0)
-        value = "share of the largest value" if args.relative else args.metrics[0]
-        plot.set(title=panel, xlabel="sampled tokens, thousands", ylabel=f"evaluation {value}" if not panel else value)
+        own = [line for line in lines if panel in ("", line.name)]
+        for line in own:
+            tokens, values = curve_of(line)
+            label = line.metric if panel else line.name
+            marker = "o" if len(tokens) == 1 else None  # an evaluation without training
+            plot.plot(tokens / 1000, values[:, 0], label=label, linewidth=2, marker=marker)
+            if len(own) <= 3 and len(line.seeds) > 1:
+                plot.fill_between(tokens / 1000, *values[:, 1:].T, alpha=0.15, linewidth=0)
+        plot.set(title=panel, xlabel="sampled tokens, thousands", ylabel="" if panel else args.metrics[0])
         plot.spines[["top", "right"]].set_visible(False)
         plot.grid(alpha=0.25)
         plot.legend(frameon=False)
     figure.tight_layout()
     figure.savefig(args.output + ".png")
-    return drawn
+
+
+def cell_of(values):
+    """The mean and its interval; dashes for what there is not."""
+    if np.isnan(values).any():
+        return "-"
+    mean, *interval = [f"{number:.2f}" for number in t_interval(values)]
+    return f"**{mean}** ({' to '.join(interval) or '-'})"
+
+
+def table(lines):
+    """Lines of markdown."""
+    totals = [points["tokens"].max() for line in lines for points in line.seeds.values()]
+    N = min([total for total in totals if total > 0], default=0)
+    rows = [f"| script | metric | seeds | at first | at {N:,.0f} tokens | lowest, highest seed | p | at the end |"]
+    rows.append("|---" * 8 + "|")
+    references = {}  # metric -> values at N tokens of the first name
+    for line in lines:
+        values = [value_at(points, N) for points in line.seeds.values()]
+        reference = references.setdefault(line.metric, values)
+        p = "-"
+        if (
+            values is not reference
+            and len(values) + len(reference) <= 10
+            and not np.isnan([*values, *reference]).any()
+        ):
+            p = f"{permutation_test(reference, values):.3f}"
+        extremes = "-" if np.isnan(values).any() else f"{min(values):.2f}, {max(values):.2f}"
+        first = np.mean([points["value"].iloc[0] for points in line.seeds.values()])
+        last = [points["value"].iloc[-1] for points in line.seeds.values()]
+        cells = [line.name, line.metric, str(len(values)), f"{first:.2f}", cell_of(values), extremes, p, cell_of(last)]
+        rows.append(f"| {' | '.join(cells)} |")
+    rows += ["", "Means over seeds, with their 95% t interval; p: permutation test against the first."]
+    for origin in dict.fromkeys(line.origin for line in lines):
+        names = dict.fromkeys(line.name for line in lines if line.origin == origin)
+        rows.append(f"- {', '.join(names)}: {origin}")
+    return rows
+
+
+# Checking documents
+
+
+def figures_of(column, source):
+    """The numbers of a cell, from the rows of its runs."""
+    figure, _, own_source = column.partition(" of ")
+    path, _, query = (own_source or source).partition(": ")
+    frame = pd.read_csv(f"{ROOT}/{path}", skiprows=1)
+    frame = frame.query(query) if query else frame
+    metric, statistic, place = figure.split()
+    values = []
+    for _, rows in frame.groupby("seed"):
+        points = rows.rename(columns={metric: "value"}).dropna(subset="value")
+        if place in ("first", "end"):
+            values.append(points["value"].iloc[0 if place == "first" else -1])
+        else:
+            values.append(value_at(points, float(place)))
+    if statistic == "seeds":
+        return values
+    if statistic == "range":
+        return [min(values), max(values)]
+    return t_interval(values)[: 1 if statistic == "mean" else None]
+
+
+def differs(cell, numbers):
+    """Whether the numbers in a cell are others, after rounding to the digits that it shows; 42k is 42 thousand."""
+    if cell == "-":
+        return not np.isnan(numbers).any()
+    figures = re.findall(r"(-?\d+(?:,\d{3})*(?:\.(\d+))?)(k?)", cell)
+    if len(figures) != len(numbers):
+        return True
+    for (digits, decimals, thousand), number in zip(figures, numbers):
+        difference = float(digits.replace(",", "")) - (number / 1000 if thousand else number)
+        if not abs(difference) < 0.5001 * 10 ** -len(decimals):  # so that nan differs
+            return True
+    return False
+
+
+def check(document):
+    """Prints the cells of a document's tables that differ from their files; returns how many."""
+    with open(f"{ROOT}/{document}") as file:
+        text = file.read()
+    differences = 0
+    tables = re.findall(r"(?:^<!-- figures (.*) -->\n+)?((?:^\|.*\n)+)", text, re.MULTILINE)
+    for marker, lines in tables:
+        head, _, *rows = lines.splitlines()
+        if not marker:
+            print(f"{document}: no figures are named for the table {head}")
+            continue
+        marker = json.loads(marker)
+        sources = marker["rows"] if isinstance(marker["rows"], list) else [marker["rows"]] * len(rows)
+        for row, source in zip(rows, sources, strict=True):
+            name, *cells = [cell.strip() for cell in row.strip("|").split("|")]
+            words = re.findall(r"\w+", name)
+            for cell, columns in zip(cells, marker["columns"]):
+                columns = columns if isinstance(columns, list) else [columns]
+                if not cell or columns == [None]:
+                    continue
+                numbers = [n for column in columns for n in figures_of(column.format(*words), source.format(*words))]
+                if differs(cell, numbers):
+                    differences += 1
+                    print(f"{document}: {name}: {cell}, but {', '.join(columns)}: {np.round(numbers, 4)}")
+    return differences
 
 
 def main(args):
-    runs, origins = read(args)
-    most = min(points[-1][0] for seeds in runs.values() for points in seeds.values())
-    lines = [f"| script | metric | seeds | at first | at {most:,.0f} tokens (95% interval) | lowest, highest seed |"]
-    lines.append("|---" * 6 + "|")
-    for (script, metric), (curves, middle, (low, high)) in draw(args, runs, most).items():
-        last = f"**{middle[-1]:.2f}** ({low[-1]:.2f} to {high[-1]:.2f})"
-        extremes = f"{curves[-1].min():.2f}, {curves[-1].max():.2f}"
-        lines.append(f"| {script} | {metric} | {curves.shape[1]} | {middle[0]:.2f} | {last} | {extremes} |")
-    lines += ["", "Interquartile means over seeds."]
-    for origin in dict.fromkeys(origins.values()):
-        lines.append(f"- {', '.join(script for script in origins if origins[script] == origin)}: {origin}")
+    if args.check:
+        differences = sum(check(document) for document in DOCUMENTS)
+        print(f"{differences} cells differ")
+        sys.exit(differences > 0)
+    lines = read(args)
+    draw(args, lines)
+    rows = table(lines)
     with open(args.output + ".md", "w") as file:
-        file.write("\n".join(lines) + "\n")
-    print("\n".join(lines))
+        file.write("\n".join(rows) + "\n")
+    print("\n".join(rows))
 
 
 if __name__ == "__main__":

