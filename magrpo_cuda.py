@@ -4,9 +4,9 @@
 
 This is magrpo.py for large models on a GPU; tested on a CPU, not yet measured on a GPU. A decoding step changes
 tensors in place, so that a CUDA graph repeats it: some 25 launches a token instead of 1,200 (0.5B). Keys and values
-have their final size, a row for each completion and the dtype of attention: no copy to append a token, no cast to read
-it. The GPU is asked only every 16 tokens who has stopped, and else never waits for Python. A training batch may hold
-several prompts: fewer launches. Logits are computed in pieces, and again for their gradient: a fourth of the memory.
+have their final size and the dtype of attention: no copy to append a token, no cast to read it. The GPU is asked only
+every 16 tokens who has stopped, and else never waits for Python. A training batch may hold several prompts: fewer
+launches. Logits, in pieces, and what the layers' MLPs hold are computed again for the gradient: 7 GB less of 24.
 
     A_g = R_g - mean(R_1 .. R_G)
     L_i = - sum over nodes and g of  w * gamma^turn * A_g * sum_t log pi_i(y_g,t | x, y_g,<t) / max_new_tokens
@@ -30,6 +30,7 @@ import sys
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from importlib import import_module
 from itertools import chain, product
 from signal import SIG_DFL, SIGINT, SIGTERM, signal
@@ -181,7 +182,7 @@ class Policy:
     tokenizer: Any
     stop_ids: list[int]  # tokens that end a completion
     full_attention: bool  # whether a mask of ours decides what each layer sees
-    capturable: bool  # whether a CUDA graph can repeat a decoding step
+    capturable: bool  # whether a CUDA graph can repeat a decoding step: not if Python looks at lengths in it
     stream: Any  # where graphs are captured; None on a CPU
     autocast: Any  # bfloat16 on a GPU
     trained: dict  # name -> parameter
@@ -219,8 +220,10 @@ def load_policy(args, name, device, base_models):
     layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
     if model._is_stateful or layers - {DynamicLayer, DynamicSlidingWindowLayer}:
         fail("--model: it has layers of neither full nor sliding attention; use one without them.")
+    for key, module in model.named_modules():
+        if key.endswith(".mlp"):  # half of what layers keep for the backward pass
+            module.forward = partial(checkpoint, module.forward, use_reentrant=False, preserve_rng_state=False)
     full_attention = layers == {DynamicLayer} and model.is_backend_compatible()
-    # a graph repeats kernels, not the Python that looks at lengths, as that of windows and some rotations does
     rope = str(getattr(model.config.get_text_config(), "rope_parameters", None))
     capturable = full_attention and model._can_compile_fullgraph and not ("dynamic" in rope or "longrope" in rope)
     if not capturable:
@@ -359,7 +362,7 @@ class FixedCache(DynamicCache):
         # what attention computes with: rotations leave float32 in a cache, to be cast at every step
         dtype = torch.bfloat16 if torch.is_autocast_enabled(owner.device.type) else torch.float32
         mask = torch.where(visible, 0.0, -torch.inf).to(dtype)[:, None, None]  # (R, 1, 1, L)
-        tokens = torch.zeros_like(position_ids)  # (R, 1), read next
+        tokens = torch.zeros_like(position_ids)  # (R, 1), to be read next
         self.inputs = {"input_ids": tokens, "position_ids": position_ids, "attention_mask": mask}
         for layer in self.layers:
             layer.keys = torch.nn.functional.pad(layer.keys.to(dtype), (0, 0, 0, room))  # (R, heads, L, dimension)
@@ -492,6 +495,7 @@ def token_logprobs(policy, prompt_ids, completion_ids, temperature):
     They continue from the prompt's cache, with gradients. Causal attention never sees padding on the right.
     """
     model = policy.model
+    decoder = model.get_decoder()
     copies = torch.tensor([len(completions) for completions in completion_ids], device=model.device)
     cache, _, _, owner = read_prompts(model, [ids[:-1] for ids in prompt_ids], copies)
     # the last token of a prompt predicts the first one of its completions
@@ -502,23 +506,19 @@ def token_logprobs(policy, prompt_ids, completion_ids, temperature):
     real = padded[:, 1:] >= 0  # (R, C)
     mask = torch.cat([owner == PROMPT, torch.ones_like(real)], 1).long()  # (R, P - 1 + C)
     inputs = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1)[:, -real.shape[1] :]}
-    outputs = model.get_decoder()(padded[:, :-1].clamp(min=0), past_key_values=cache, **inputs)
-    hidden = outputs.last_hidden_state[real]  # (K, D), of each token before the one to predict
-    pieces = []
-    for piece in zip(hidden.split(1024), padded[:, 1:][real].split(1024)):
-        pieces.append(checkpoint(piece_logprobs, model, type(outputs), *piece, temperature, use_reentrant=False))
-    return torch.cat(pieces).split([len(ids) - 1 for ids in rows])
+    outputs = decoder(padded[:, :-1].clamp(min=0), past_key_values=cache, **inputs)
 
+    def piece_logprobs(hidden, target):  # (K, D), (K,)
+        # what follows the decoder is the model's own, such as scaled or capped logits
+        decoder.forward = lambda *args, **kwargs: type(outputs)(last_hidden_state=hidden[None])
+        logits = model(inputs_embeds=hidden[None]).logits[0]  # (K, V)
+        del decoder.forward
+        logits = logits if temperature == 1 else logits / temperature  # which makes a copy
+        return logits.log_softmax(-1).gather(-1, target[:, None])[:, 0]
 
-def piece_logprobs(model, output_class, hidden, target, temperature):
-    """Log-probabilities of tokens (K,), from the decoder's last states (K, D); logits are larger than all else."""
-    decoder = model.get_decoder()
-    # what follows the decoder is the model's own, such as scaled or capped logits
-    decoder.forward = lambda *args, **kwargs: output_class(last_hidden_state=hidden[None])
-    logits = model(inputs_embeds=hidden[None]).logits[0]  # (K, V)
-    del decoder.forward
-    logits = logits if temperature == 1 else logits / temperature  # which makes a copy
-    return logits.log_softmax(-1).gather(-1, target[:, None])[:, 0]
+    pieces = zip(outputs.last_hidden_state[real].split(1024), padded[:, 1:][real].split(1024))
+    logprobs = [checkpoint(piece_logprobs, *piece, use_reentrant=False) for piece in pieces]
+    return torch.cat(logprobs).split([len(ids) - 1 for ids in rows])
 
 
 def batches_of(group, weights, max_batch_tokens):
@@ -531,12 +531,12 @@ def batches_of(group, weights, max_batch_tokens):
 
 
 def join(parts, max_batch_tokens):
-    """Splits parts (prompt_ids, completion_ids, weights) into batches that are bounded with all of their padding."""
+    """Joins parts (prompt_ids, completion_ids, weights) into batches like them, which are bounded with all padding."""
     P = max((len(prompt_ids) for prompt_ids, _, _ in parts), default=1)
     R = max((len(completion_ids) for _, completion_ids, _ in parts), default=1)
     C = max((len(ids) for _, completion_ids, _ in parts for ids in completion_ids), default=1)
     size = max(1, max_batch_tokens // (P + R * C))
-    return [parts[k : k + size] for k in range(0, len(parts), size)]
+    return [zip(*parts[k : k + size]) for k in range(0, len(parts), size)]
 
 
 def optimizer_step(policy, max_grad_norm):
@@ -919,8 +919,7 @@ if __name__ == "__main__":
                 for batch in batches_of(group, weights, args.max_batch_tokens):
                     completion_ids = [group.completion_ids[g] for g in batch]
                     parts.append((group.prompt_ids, completion_ids, weights[batch].tolist()))
-            for batch in join(parts, args.max_batch_tokens):
-                prompt_ids, completion_ids, weights = zip(*batch)
+            for prompt_ids, completion_ids, weights in join(parts, args.max_batch_tokens):
                 with policy.autocast:
                     logprobs = token_logprobs(policy, prompt_ids, completion_ids, args.temperature)
                 batch_loss = 0.0
