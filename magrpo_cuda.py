@@ -2,11 +2,10 @@
 
     python magrpo_cuda.py --env tldr --num-agents 2 --model Qwen/Qwen3-1.7B --dataset hub
 
-This is magrpo.py for large models on a GPU; tested on a CPU, not yet measured on a GPU. A decoding step changes
-tensors in place, so that a CUDA graph repeats it: some 25 launches a token instead of 1,200 (0.5B). Keys and values
-have their final size and the dtype of attention: no copy to append a token, no cast to read it. The GPU is asked only
-every 16 tokens who has stopped, and else never waits for Python. A training batch may hold several prompts: fewer
-launches. Logits, in pieces, and what the layers' MLPs hold are computed again for the gradient: 7 GB less of 24.
+For large models on a GPU (tested on a CPU, not yet measured on a GPU). A decoding step changes tensors in place, so
+that a CUDA graph repeats it: 25 launches a token, not 1,200 (0.5B). Keys and values have their final size and dtype: no
+copies, no casts. The GPU is asked only every 16 tokens who has stopped: else it never waits for Python. A batch may
+hold several prompts: fewer launches. Logits, in pieces, and MLPs are computed again for their gradients: 18 GB, not 24.
 
     A_g = R_g - mean(R_1 .. R_G)
     L_i = - sum over nodes and g of  w * gamma^turn * A_g * sum_t log pi_i(y_g,t | x, y_g,<t) / max_new_tokens
@@ -102,7 +101,7 @@ def fail(sentence):
     sys.exit(2)
 
 
-# ---- set-up: arguments, processes, environment, policies
+# ---- set-up: arguments, processes, environment, policies (a reader of the algorithm goes on at its heading below)
 
 
 def read_args():
@@ -212,7 +211,7 @@ def load_policy(args, name, device, base_models):
         with torch.autocast(device.type, enabled=False):
             return torch.nn.Linear.forward(head, hidden.float())
 
-    head.forward = float32_head
+    head.forward = float32_head  # of a LoRA's copy of the model, too: the head has no adapter
     if args.lora_rank:
         base_models[name, device] = model
         model = add_lora(model, args.lora_rank)
@@ -250,7 +249,8 @@ def load_policy(args, name, device, base_models):
 
 def add_lora(model, rank):
     """A copy of the model with an adapter of its own: new modules, but the same frozen weights."""
-    model = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+    weights = {id(p): p for p in model.parameters()}
+    model = copy.deepcopy(model, memo=weights)  # what is in memo counts as copied
     peft = import_module("peft")
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     model.add_adapter(config)
@@ -326,13 +326,13 @@ def draw(logits, temperature):
     return tokens[..., 0], logprobs[..., 0]
 
 
-PROMPT, PADDING = -1, -2  # whose a cached token is, where it is no completion's
+PROMPT, PADDING = -1, -2  # the source of a cached token that belongs to no completion
 
 
 def read_prompts(model, prompts, copies):
     """Computes each of the prompts (token ids) once, and makes R rows of it, `copies` for each.
 
-    Returns the cache, the last logits (R, 1, V), the last positions (R, 1) and whose each cached token is (R, L).
+    Returns the cache, the last logits (R, 1, V), the last positions (R, 1) and the source of each cached token (R, L).
     """
     prompt_rows = [torch.tensor(ids, device=model.device) for ids in prompts]
     padded = pad_sequence(prompt_rows, batch_first=True, padding_value=-1, padding_side="left")  # (B, P)
@@ -343,27 +343,25 @@ def read_prompts(model, prompts, copies):
     logits = model(padded.clamp(min=0), past_key_values=cache, logits_to_keep=1, **inputs).logits  # (B, 1, V)
     prompt_of_row = torch.arange(len(prompts), device=model.device).repeat_interleave(copies)  # (R,)
     cache.reorder_cache(prompt_of_row)
-    owner = torch.where(real > 0, PROMPT, PADDING)
-    return cache, logits[prompt_of_row], position_ids[prompt_of_row, -1:], owner[prompt_of_row]
+    source = torch.where(real > 0, PROMPT, PADDING)
+    return cache, logits[prompt_of_row], position_ids[prompt_of_row, -1:], source[prompt_of_row]
 
 
 class FixedCache(DynamicCache):
     """A cache with room for C more tokens a row, and all else that a decoding step reads and changes in place."""
 
-    def __init__(self, cache, logits, position_ids, owner, C):
+    def __init__(self, cache, logits, position_ids, source, C):
         super().__init__()
         self.layers = cache.layers
         self.logits = logits  # (R, 1, V), after the tokens so far
         self.graph = None
-        P = owner.shape[1]
-        self.column = torch.tensor([P], device=owner.device)  # of the next token
-        room = 16 * math.ceil((P + C) / 16) - P  # kernels of attention want multiples
-        visible = torch.nn.functional.pad(owner, (0, room), value=PADDING) == PROMPT  # (R, L)
+        self.column = torch.tensor([source.shape[1]], device=source.device)  # of the next token
+        room = C + -(source.shape[1] + C) % 16  # kernels of attention want multiples of 16
+        visible = torch.nn.functional.pad(source, (0, room), value=PADDING) == PROMPT  # (R, L)
         # what attention computes with: rotations leave float32 in a cache, to be cast at every step
-        dtype = torch.bfloat16 if torch.is_autocast_enabled(owner.device.type) else torch.float32
+        dtype = torch.bfloat16 if torch.is_autocast_enabled(source.device.type) else torch.float32
         mask = torch.where(visible, 0.0, -torch.inf).to(dtype)[:, None, None]  # (R, 1, 1, L)
-        tokens = torch.zeros_like(position_ids)  # (R, 1), to be read next
-        self.inputs = {"input_ids": tokens, "position_ids": position_ids, "attention_mask": mask}
+        self.inputs = {"input_ids": position_ids.clone(), "position_ids": position_ids, "attention_mask": mask}
         for layer in self.layers:
             layer.keys = torch.nn.functional.pad(layer.keys.to(dtype), (0, 0, 0, room))  # (R, heads, L, dimension)
             layer.values = torch.nn.functional.pad(layer.values.to(dtype), (0, 0, 0, room))
@@ -406,56 +404,56 @@ class FixedCache(DynamicCache):
 def sample(policy, prompts, G, temperature, C):
     """Draws G completions of each of B prompts (token ids) from the model's full distribution; temperature 0: greedy.
 
-    Returns B lists of G pairs (token ids, log-probabilities), up to and including the first stop token. A prompt is
-    computed once, and its completions decode together: they are the S tokens that the model reads of a row at a time,
-    and attention lets each see the prompt and its own earlier tokens. (With sliding windows, S is 1: a row for each.)
+    Returns B lists of G pairs (token ids, log-probabilities), up to and including the first stop token. A row of the
+    batch is a prompt with its S = G completions: the model reads the latest token of each at once, and a mask lets it
+    see the prompt and its own completion's tokens, not the others'. (With sliding windows a row has one completion.)
     """
     model = policy.model
     device = model.device
     B = len(prompts)
     S = G if policy.full_attention and not policy.capturable else 1
     stop_ids = torch.tensor(policy.stop_ids, device=device)
-    cache, logits, position_ids, owner = read_prompts(model, prompts, G // S)
-    cache = FixedCache(cache, logits, position_ids, owner, C) if policy.capturable else cache
+    cache, logits, position_ids, source = read_prompts(model, prompts, G // S)
+    cache = FixedCache(cache, logits, position_ids, source, C) if policy.capturable else cache
     logits = logits.expand(-1, S, -1)  # (R, S, V)
-    number = torch.arange(B * G, device=device).view(-1, S)  # (R, S), of the completions that still decode
-    running = torch.ones_like(number, dtype=torch.bool)  # (R, S), which of these have not stopped
+    completion = torch.arange(B * G, device=device).view(-1, S)  # (R, S), numbers of those that still decode
+    running = torch.ones_like(completion, dtype=torch.bool)  # (R, S), which of these have not stopped
     tokens = torch.zeros(B * G, C, dtype=torch.long, device=device)
     logprobs = torch.zeros(B * G, C, device=device)
-    lengths = torch.zeros(B * G, dtype=torch.long, device=device)
+    lengths = torch.zeros(B * G, dtype=torch.long, device=device)  # stop tokens count
     for t in range(C):
-        chosen, logprobs[number, t] = draw(logits, temperature)  # (R, S)
-        tokens[number, t] = chosen
-        lengths[number] += running
+        chosen, chosen_logprobs = draw(logits, temperature)  # (R, S)
+        tokens[completion, t] = chosen
+        logprobs[completion, t] = chosen_logprobs
+        lengths[completion] += running
         running = running & ~torch.isin(chosen, stop_ids)
         if policy.capturable and t % 16 and t + 1 < C:  # to ask a GPU is to wait for it
             logits = cache.read(policy, chosen)
             continue
         if t + 1 == C or not running.any():
             break
-
-        # drop rows whose completions have all stopped, and places in a row that no row needs any more
+        # drop rows without a running completion, and in the others the places that none of them needs any more
         rows = running.any(1).nonzero().flatten()
         width = int(running.sum(1).max())
         if len(rows) * width <= 0.5 * running.numel():  # seldom: it copies the cache, and another graph follows
-            places = running[rows].int().topk(width).indices  # completions that run come first
-            number = number[rows].gather(1, places)
+            places = running[rows].int().topk(width).indices  # those that run come first
+            completion = completion[rows].gather(1, places)
             chosen = chosen[rows].gather(1, places)
             running = running[rows].gather(1, places)
-            owner = owner[rows]
+            source = source[rows]
             position_ids = position_ids[rows]
             cache.reorder_cache(rows)
-
         if policy.capturable:
             logits = cache.read(policy, chosen)
             continue
-        owner = torch.cat([owner, number], 1)
+        source = torch.cat([source, completion], 1)  # tokens of dropped completions stay, and nobody sees them
         position_ids = position_ids + 1
         if policy.full_attention:
-            visible = (owner[:, None] == PROMPT) | (owner[:, None] == number[..., None])  # (R, S, L)
-            mask = torch.where(visible, 0.0, -torch.inf)[:, None]
+            own = source[:, None] == completion[..., None]  # (R, S, L)
+            visible = own | (source[:, None] == PROMPT)
+            mask = torch.where(visible, 0.0, -torch.inf)[:, None]  # (R, 1, S, L)
         else:
-            mask = (owner > PADDING).long()  # (R, L)
+            mask = (source > PADDING).long()  # (R, L)
         inputs = {"attention_mask": mask, "position_ids": position_ids.expand_as(chosen)}
         logits = model(chosen, past_key_values=cache, **inputs).logits  # (R, S, V)
 
@@ -468,24 +466,24 @@ def sample(policy, prompts, G, temperature, C):
 def complete(args, policy, prompts, G, temperature):
     """Draws a policy's G completions of each prompt: a Group for each."""
     C = args.max_new_tokens
-    prompt_ids = [encode(policy, prompt, C) for prompt in prompts]
-    longest = max(len(ids) for ids in prompt_ids)
+    all_prompt_ids = [encode(policy, prompt, C) for prompt in prompts]
+    longest = max(map(len, all_prompt_ids))
     # four times the training batch: sampling keeps only keys and values, not all activations
     size = max(1, 4 * args.max_batch_tokens // (longest + G * C))
     samples = []
     # one context for all tokens, so that weights are cast once; inference mode, faster on a CPU, would cast each time
     with policy.autocast, torch.inference_mode(not torch.cuda.is_available()):
         for k in range(0, len(prompts), size):
-            samples += sample(policy, prompt_ids[k : k + size], G, temperature, C)
+            samples += sample(policy, all_prompt_ids[k : k + size], G, temperature, C)
     groups = []
-    for prompt, ids, pairs in zip(prompts, prompt_ids, samples):
+    for prompt, prompt_ids, pairs in zip(prompts, all_prompt_ids, samples):
         completion_ids, logprobs = zip(*pairs)
         completions = policy.tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
-        if policy.tokenizer.decode(ids[-8:]).rstrip().endswith("<think>"):
+        if policy.tokenizer.decode(prompt_ids[-8:]).rstrip().endswith("<think>"):
             # the chat template opened a thought: until it ends, nothing is an answer
             completions = ["<think>" + completion for completion in completions]
         stopped = [ids[-1] in policy.stop_ids for ids in completion_ids]
-        groups.append(Group(prompt, ids, completions, completion_ids, logprobs, stopped))
+        groups.append(Group(prompt, prompt_ids, completions, completion_ids, logprobs, stopped))
     return groups
 
 
@@ -497,14 +495,14 @@ def token_logprobs(policy, prompt_ids, completion_ids, temperature):
     model = policy.model
     decoder = model.get_decoder()
     copies = torch.tensor([len(completions) for completions in completion_ids], device=model.device)
-    cache, _, _, owner = read_prompts(model, [ids[:-1] for ids in prompt_ids], copies)
+    cache, _, _, source = read_prompts(model, [ids[:-1] for ids in prompt_ids], copies)
     # the last token of a prompt predicts the first one of its completions
     rows = []
     for prompt, completions in zip(prompt_ids, completion_ids):
         rows += [torch.tensor([prompt[-1], *ids], device=model.device) for ids in completions]
     padded = pad_sequence(rows, batch_first=True, padding_value=-1)  # (R, 1 + C)
     real = padded[:, 1:] >= 0  # (R, C)
-    mask = torch.cat([owner == PROMPT, torch.ones_like(real)], 1).long()  # (R, P - 1 + C)
+    mask = torch.cat([source == PROMPT, torch.ones_like(real)], 1).long()  # (R, P - 1 + C)
     inputs = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1)[:, -real.shape[1] :]}
     outputs = decoder(padded[:, :-1].clamp(min=0), past_key_values=cache, **inputs)
 
@@ -573,7 +571,7 @@ def terms(split, turns):
                 yield f"agent_{i}/stopped", np.mean(group.stopped), G
                 if G > 1:
                     yield "zero_variance_groups", np.ptp(group.returns) < 1e-9, 1
-            chance = node.weight * len(turns[0]) / len(node.steps)  # given the task
+            chance = node.weight * len(turns[0]) / len(node.steps)  # of a joint action, given the task
             for step, child in zip(node.steps, node.children):
                 yield f"reward_turn{t}", np.mean(step.reward), chance
                 if child is None:  # where the branch ends
@@ -738,7 +736,17 @@ def save_policies(args, run_dir, policies):
         policy.tokenizer.save_pretrained(f"{run_dir}/agent_{i}")
 
 
-# ---- the algorithm
+def evaluate(args, env, policy_of, tasks, iteration):
+    """Metrics and lines for rollouts.jsonl of the held-out tasks. Always the same seed, so that it can be compared."""
+    reseed(args.seed, 0)
+    generations = [args.eval_generations, *[1] * (args.num_turns - 1)]
+    temperature = args.temperature if args.eval_temperature is None else args.eval_temperature
+    turns = rollout(args, env, policy_of, tasks, generations, "align", temperature)
+    lines = gather(list(records(iteration, args.eval_split, turns, args.num_agents)))
+    return summarize("eval", turns), list(chain(*lines))
+
+
+# ---- the algorithm: the rollout tree, then the loop
 
 
 @dataclass(eq=False)
@@ -748,8 +756,8 @@ class Group:
     prompt: str
     prompt_ids: list[int]  # (P,)
     completions: list[str]  # (G,)
-    completion_ids: list[list[int]]  # (G, C), each up to and including its stop token, if it has one
-    logprobs: list[list[float]]  # (G, C), of the policy that sampled
+    completion_ids: list[list[int]]  # G lists, each up to and including its stop token, if it has one
+    logprobs: list[list[float]]  # G lists, of the policy that sampled
     stopped: list[bool]  # (G,), whether each ended by itself
     returns: Any = None  # (G,), of each the mean over the joint actions that contain it
     advantages: Any = None  # (G,)
@@ -762,8 +770,8 @@ class Node:
     task_number: int
     task: dict
     path: list[int]  # the joint actions that led here, as indices
-    history: list  # their Steps
-    weight: float  # the probability that a trajectory drawn from the tree passes here
+    history: list  # what env.step() returned for them: Steps with reward, parts, done and feedback
+    weight: float  # the probability that a trajectory, of a task drawn at random, passes here
     groups: dict = field(default_factory=dict)  # agent -> Group; a silent agent has none
     joint: list = field(default_factory=list)  # J tuples, the index of each agent's completion
     steps: list = field(default_factory=list)  # J Steps
@@ -792,8 +800,9 @@ def rollout(args, env, policy_of, tasks, generations, joint_mode, temperature):
         # joint actions, scored all at once: some environments run tests
         branches = []
         for node in nodes:
-            node.joint = [(g,) * N for g in range(G)]
-            if joint_mode == "cross":  # of those who speak
+            if joint_mode == "align":
+                node.joint = [(g,) * N for g in range(G)]
+            else:  # cross, of the agents that speak
                 node.joint = list(product(*[range(G) if i in node.groups else [0] for i in range(N)]))
             for choice in node.joint:
                 actions = [""] * N
@@ -808,7 +817,8 @@ def rollout(args, env, policy_of, tasks, generations, joint_mode, temperature):
         last = t + 1 == len(generations)
         for node in nodes:
             J = len(node.joint)
-            node.steps, steps = steps[:J], steps[J:]
+            node.steps = steps[:J]
+            steps = steps[J:]
             for j, step in enumerate(node.steps):
                 child = Node(node.task_number, node.task, [*node.path, j], [*node.history, step], node.weight / J)
                 node.children.append(None if step.done or last else child)
@@ -827,18 +837,9 @@ def rollout(args, env, policy_of, tasks, generations, joint_mode, temperature):
         node.value = returns.mean(0)
         for i, group in node.groups.items():
             member = np.array(node.joint)[:, i]  # (J,), which of its completions
-            group.returns = np.bincount(member, returns[:, i]) / np.bincount(member)  # (G,), mean over partners
+            sums = np.bincount(member, weights=returns[:, i])  # (G,)
+            group.returns = sums / np.bincount(member)  # means over the joint actions that contain a completion
     return turns
-
-
-def evaluate(args, env, policy_of, tasks, iteration):
-    """Metrics and lines for rollouts.jsonl of the held-out tasks. Always the same seed, so that it can be compared."""
-    reseed(args.seed, 0)
-    generations = [args.eval_generations, *[1] * (args.num_turns - 1)]
-    temperature = args.temperature if args.eval_temperature is None else args.eval_temperature
-    turns = rollout(args, env, policy_of, tasks, generations, "align", temperature)
-    lines = gather(list(records(iteration, args.eval_split, turns, args.num_agents)))
-    return summarize("eval", turns), list(chain(*lines))
 
 
 if __name__ == "__main__":
@@ -863,16 +864,17 @@ if __name__ == "__main__":
     T = args.num_turns = getattr(env, "num_turns", args.num_turns)
     if args.joint_mode is None:  # cross scores G^N joint actions, and each may start a branch
         args.joint_mode = "cross" if T == 1 and G**N <= 100 else "align"
-    chosen = np.random.default_rng(0).permutation(len(eval_tasks))[: args.eval_tasks or None]
-    eval_tasks = [eval_tasks[k] for k in chosen[RANK::WORLD_SIZE]]
+    held_out = np.random.default_rng(0).permutation(len(eval_tasks))[: args.eval_tasks or None]
+    eval_tasks = [eval_tasks[k] for k in held_out[RANK::WORLD_SIZE]]
     torch.manual_seed(args.seed)  # new adapters are the same in all processes
     base_models = {}
-    places = list(zip(args.model * N, devices * N))[: 1 if args.share_policy else N]
-    policies = [load_policy(args, name, device, base_models) for name, device in places]
+    models = list(zip(args.model * N, devices * N))[: 1 if args.share_policy else N]  # with the device of each
+    policies = [load_policy(args, name, device, base_models) for name, device in models]
     policy_of = (policies * N)[:N]  # the policy of each agent
-    epochs = np.tile(range(len(train_tasks)), (args.num_iterations * B // len(train_tasks) + 1, 1))
-    order = np.random.default_rng(args.seed).permuted(epochs, axis=1).flatten()  # of the tasks of all iterations
-    saved = load_checkpoint(run_dir, policies) if args.resume else 0
+    # the order of the training tasks in all iterations: shuffled passes over all tasks, one after the other
+    passes = np.tile(range(len(train_tasks)), (args.num_iterations * B // len(train_tasks) + 1, 1))
+    order = np.random.default_rng(args.seed).permuted(passes, axis=1).flatten()
+    start = load_checkpoint(run_dir, policies) if args.resume else 0
 
     if RANK == 0:
         make_run_dir(args, run_dir)
@@ -880,11 +882,12 @@ if __name__ == "__main__":
         log(args, run_dir, 0, *evaluate(args, env, policy_of, eval_tasks, 0))
     signals = catch_signals()
 
-    for iteration in tqdm(range(saved + 1, args.num_iterations + 1), disable=RANK > 0):
+    for iteration in tqdm(range(start + 1, args.num_iterations + 1), disable=RANK > 0):
         # 1 ROLLOUT: a tree for each of this process's tasks
         began = perf_counter()
         reseed(args.seed, iteration)
-        tasks = [train_tasks[k] for k in order[(iteration - 1) * B + RANK : iteration * B : WORLD_SIZE]]
+        batch = order[(iteration - 1) * B : iteration * B]  # (B,)
+        tasks = [train_tasks[k] for k in batch[RANK::WORLD_SIZE]]
         try:
             turns = rollout(args, env, policy_of, tasks, [G] * T, args.joint_mode, args.temperature)
         except (Exception, SystemExit):
@@ -908,14 +911,14 @@ if __name__ == "__main__":
         for i, policy in enumerate(policies):
             loss = 0.0
             for p in policy.trained.values():
-                p.grad = torch.zeros_like(p)
+                p.grad = torch.zeros_like(p)  # in every process, also without a completion to train on
             own_groups = [(node, node.groups[k]) for node in nodes for k in node.groups if policy_of[k] is policy]
             parts = []
             for node, group in own_groups:
                 tokens += sum(map(len, group.completion_ids))
-                # normalised here, so that the gradient does not depend on the split into batches
+                w = node.weight / G
                 discount = args.gamma ** len(node.history)
-                weights = node.weight / G * discount * group.advantages / args.max_new_tokens  # (G,)
+                weights = w * discount * group.advantages / args.max_new_tokens  # (G,)
                 for batch in batches_of(group, weights, args.max_batch_tokens):
                     completion_ids = [group.completion_ids[g] for g in batch]
                     parts.append((group.prompt_ids, completion_ids, weights[batch].tolist()))
