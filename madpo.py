@@ -752,10 +752,7 @@ def node_of(policy_of, number, row, weight):
 
 
 def rollout(args, env, policy_of, tasks, generations, joint_mode, temperature):
-    """Grows a tree of joint actions for each task, with G = generations[t] at turn t; returns the nodes of each turn.
-
-    tasks: pairs (number, task)
-    """
+    """Grows a tree for each (number, task), with G = generations[t] at turn t. Returns the nodes of each turn."""
     N = len(policy_of)
     turns = []
     nodes = [Node(number, task, [], [], 1 / len(tasks)) for number, task in tasks]

@@ -3,9 +3,9 @@
     python magrpo_cuda.py --env tldr --num-agents 2 --model Qwen/Qwen3-1.7B --dataset hub
 
 For large models on a GPU (tested on a CPU, not yet measured on a GPU). A decoding step changes tensors in place, so
-that a CUDA graph repeats it: 25 launches a token, not 1,200 (0.5B). Keys and values have their final size and dtype: no
-copies, no casts. The GPU is asked only every 16 tokens who has stopped: else it never waits for Python. A batch may
-hold several prompts: fewer launches. Logits, in pieces, and MLPs are computed again for their gradients: 18 GB, not 24.
+that a CUDA graph repeats it: 25 launches a token, not 1,200 (0.5B). Keys and values have their final size and dtype:
+no copies, no casts. The GPU is asked only every 16 tokens who has stopped: else it never waits for Python. A batch may
+hold several prompts: fewer launches. Logits (in pieces) and MLPs are computed again for gradients: 18 GB, not 24.
 
     A_g = R_g - mean(R_1 .. R_G)
     L_i = - sum over nodes and g of  w * gamma^turn * A_g * sum_t log pi_i(y_g,t | x, y_g,<t) / max_new_tokens
@@ -780,10 +780,7 @@ class Node:
 
 
 def rollout(args, env, policy_of, tasks, generations, joint_mode, temperature):
-    """Grows a tree of joint actions for each task, with G = generations[t] at turn t; returns the nodes of each turn.
-
-    tasks: pairs (number, task)
-    """
+    """Grows a tree for each (number, task), with G = generations[t] at turn t. Returns the nodes of each turn."""
     N = len(policy_of)
     turns = []
     nodes = [Node(number, task, [], [], 1 / len(tasks)) for number, task in tasks]
