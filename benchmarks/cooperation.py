@@ -55,7 +55,7 @@ def evaluate(args, source, env, tasks):
     """Rows of one team: the agents of a run folder, or copies of one model."""
     saved = [os.path.join(source, f"agent_{i}") for i in range(args.num_agents)]
     folders = saved if os.path.isdir(saved[0]) else [source] * args.num_agents
-    agents = [magrpo.load_agent(args, folder, torch.device("cpu"), {}) for folder in folders]
+    agents = [magrpo.load_policy(args, folder, torch.device("cpu"), {}) for folder in folders]
     written = play(args, agents, env, tasks)
     variants = {
         "kept": written,
@@ -78,7 +78,7 @@ if __name__ == "__main__":
     args.max_new_tokens = args.max_new_tokens or 96
     args.learning_rate = 0.0  # nothing is trained
     about = stamp(args)
-    env = envs.make(args.env, args.num_agents, args.num_turns, args.dataset, args.seed, **args.env_kwargs)
+    env = envs.make(args.env, args.num_agents, args.num_turns, args.dataset, args.seed, **(args.env_kwargs or {}))
     held_out = list(enumerate(env.tasks("test")))
     chosen = np.random.default_rng(0).permutation(len(held_out))[: args.eval_tasks]
     rows = [row for source in args.agents for row in evaluate(args, source, env, [held_out[k] for k in chosen])]
