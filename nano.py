@@ -96,7 +96,7 @@ def load_policy(args):
     return Policy(model, tokenizer, optimizer)
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def complete(args, policy, prompts, G):
     """Draws G completions of each prompt from the policy's full distribution: a Group for each."""
     tokenizer = policy.tokenizer
