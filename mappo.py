@@ -791,7 +791,7 @@ class Group:
     logprobs: list[list[float]]  # G lists, of the policy that sampled
     stopped: list[bool]  # (G,), whether each ended by itself
     returns: Any = None  # (G,), of each the mean over the joint actions that contain it
-    advantages: Any = None  # (G,)
+    advantages: Any = None  # (G,), where there is no critic
 
 
 @dataclass(eq=False)
@@ -926,13 +926,14 @@ if __name__ == "__main__":
         log(args, run_dir, 0, *evaluate(args, env, policy_of, eval_tasks, 0))
     signals = catch_signals()
 
-    for iteration in tqdm(range(start + 1, args.num_iterations + 1), disable=RANK > 0):
+    last_iteration = args.num_iterations
+    for iteration in tqdm(range(start + 1, last_iteration + 1), initial=start, total=last_iteration, disable=RANK > 0):
         # 1 ROLLOUT: G trajectories for each of this process's tasks
         began = perf_counter()
         reseed(args.seed, iteration)
         batch = order[(iteration - 1) * B : iteration * B]  # (B,)
         tasks = [train_tasks[k] for k in batch[RANK::WORLD_SIZE]]
-        try:
+        try:  # G completions of the first prompt, then one of each: a tree is G chains
             turns = rollout(args, env, policy_of, tasks, [G] + [1] * (T - 1), "align", args.temperature)
         except (Exception, SystemExit):
             if WORLD_SIZE == 1:  # several processes would wait for each other
@@ -949,7 +950,7 @@ if __name__ == "__main__":
                 node = node.children[j]
                 j = 0  # from the second turn on a node has one joint action
             trajectories.append(trajectory)
-        if iteration == 1:  # values start near the mean return from their turn on: from 0, advantages would be returns
+        if iteration == 1:  # values start at the mean reward still to come: from 0, first advantages would be returns
             for critic, turn in product(critics, range(T)):
                 rewards = [metrics.get(f"train/reward_turn{t}", 0.0) for t in range(turn + 1, T + 1)]
                 critic.head.bias.data[turn] = sum(rewards)
@@ -988,15 +989,15 @@ if __name__ == "__main__":
             for minibatch in minibatches:
                 speeches = [speech for k in seats for m in minibatch for speech in paths[k][m]]
                 tokens = sum(len(speech.completion_ids) for speech in speeches)
-                weight = 1 / (len(minibatch) * args.max_new_tokens)
+                weight = 1 / (len(minibatch) * args.max_new_tokens)  # agents that share a policy add up
                 totals = torch.zeros(5, device=device)
                 for p in policy.trained.values():
-                    p.grad = torch.zeros_like(p)
+                    p.grad = torch.zeros_like(p)  # in every process, also without a completion to train on
                 for batch in batches_of_speeches(speeches, args.max_batch_tokens):
                     old_logprobs = torch.cat([speech.old_logprobs for speech in batch]).to(device)  # (tokens,)
                     old_values = torch.cat([speech.old_values for speech in batch]).to(device)
                     advantages = torch.cat([speech.advantages for speech in batch]).to(device)
-                    advantages *= args.gamma ** batch[0].turn  # not negative, so it may stand inside PPO's minimum
+                    advantages *= args.gamma ** batch[0].turn  # as it is not negative, it may be inside PPO's minimum
                     returns = torch.cat([speech.returns for speech in batch]).to(device)
                     with policy.autocast:
                         logprobs, entropies, values = evaluate_tokens(args, policy, critic, batch)
@@ -1031,7 +1032,7 @@ if __name__ == "__main__":
 
         # 5 EVALUATE
         lines = list(records(iteration, "train", turns, N, num_tasks=2))
-        last = iteration == args.num_iterations
+        last = iteration == last_iteration
         if last or iteration % args.eval_every == 0:
             eval_metrics, eval_lines = evaluate(args, env, policy_of, eval_tasks, iteration)
             metrics |= eval_metrics

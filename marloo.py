@@ -663,7 +663,7 @@ class Group:
     logprobs: list[list[float]]  # G lists, of the policy that sampled
     stopped: list[bool]  # (G,), whether each ended by itself
     returns: Any = None  # (G,), of each the mean over the joint actions that contain it
-    advantages: Any = None  # (G,)
+    advantages: Any = None  # (G,), where there is no critic
 
 
 @dataclass(eq=False)
@@ -782,7 +782,8 @@ if __name__ == "__main__":
         log(args, run_dir, 0, *evaluate(args, env, policy_of, eval_tasks, 0))
     signals = catch_signals()
 
-    for iteration in tqdm(range(start + 1, args.num_iterations + 1), disable=RANK > 0):
+    last_iteration = args.num_iterations
+    for iteration in tqdm(range(start + 1, last_iteration + 1), initial=start, total=last_iteration, disable=RANK > 0):
         # 1 ROLLOUT: a tree for each of this process's tasks
         began = perf_counter()
         reseed(args.seed, iteration)
@@ -837,7 +838,7 @@ if __name__ == "__main__":
 
         # 5 EVALUATE
         lines = list(records(iteration, "train", turns, N, num_tasks=2))
-        last = iteration == args.num_iterations
+        last = iteration == last_iteration
         if last or iteration % args.eval_every == 0:
             eval_metrics, eval_lines = evaluate(args, env, policy_of, eval_tasks, iteration)
             metrics |= eval_metrics

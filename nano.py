@@ -275,13 +275,15 @@ if __name__ == "__main__":
         if iteration % args.eval_every == 0 or iteration == args.num_iterations:
             roots, *_ = rollout(args, env, policies, eval_tasks, [1] * T, "align")
             metrics["eval/return"] = np.mean([root.value for root in roots])
-            print(f"iteration {iteration}: evaluation return {metrics['eval/return']:.3f}; of the first task:")
+            print(f"evaluation return {metrics['eval/return']:.3f}; what agents wrote on the first task:")
             for i, group in roots[0].groups.items():
                 print(f"  agent {i}: {group.completions[0]}")
 
         # 5 LOG
+        line = json.dumps(metrics)
+        print(line)
         with open(f"{run_dir}/metrics.jsonl", "a") as file:
-            file.write(json.dumps(metrics) + "\n")
+            file.write(line + "\n")
 
     for i, policy in enumerate(policies):
         policy.model.save_pretrained(f"{run_dir}/agent_{i}")
