@@ -20,7 +20,6 @@ from stamp import ROOT, stamp, write_rows
 
 sys.path.insert(0, ROOT)
 
-import envs
 import magrpo
 
 
@@ -44,10 +43,10 @@ class SecondTurn:
         return self.env.step([(task, [first], actions) for (task, first), _, actions in branches])
 
 
-def play(args, agents, env, tasks):
+def play(args, policies, env, tasks):
     """The Step of each task, in one turn."""
     torch.manual_seed(args.seed)
-    (nodes,) = magrpo.rollout(args, env, agents, tasks, [1], "align", args.temperature)
+    (nodes,) = magrpo.rollout(args, env, policies, tasks, [1], "align", args.temperature)
     return [node.steps[0] for node in nodes]
 
 
@@ -55,8 +54,8 @@ def evaluate(args, source, env, tasks):
     """Rows of one team: the agents of a run folder, or copies of one model."""
     saved = [os.path.join(source, f"agent_{i}") for i in range(args.num_agents)]
     folders = saved if os.path.isdir(saved[0]) else [source] * args.num_agents
-    agents = [magrpo.load_policy(args, folder, torch.device("cpu"), {}) for folder in folders]
-    written = play(args, agents, env, tasks)
+    policies = [magrpo.load_policy(args, folder, torch.device("cpu"), {}) for folder in folders]
+    written = play(args, policies, env, tasks)
     variants = {
         "kept": written,
         "removed": [step._replace(actions=[""] * args.num_agents) for step in written],
@@ -65,7 +64,7 @@ def evaluate(args, source, env, tasks):
     rows = []
     for messages, read in variants.items():
         pairs = [(number, (task, first)) for (number, task), first in zip(tasks, read)]
-        answers = play(args, agents, SecondTurn(env), pairs)
+        answers = play(args, policies, SecondTurn(env), pairs)
         for (number, (_, first)), last in zip(pairs, answers):
             row = {"agents": os.path.basename(source), "messages": messages, "task_number": number}
             row["read"] = " | ".join(first.actions[:-1])
@@ -78,10 +77,10 @@ if __name__ == "__main__":
     args.max_new_tokens = args.max_new_tokens or 96
     args.learning_rate = 0.0  # nothing is trained
     about = stamp(args)
-    env = envs.make(args.env, args.num_agents, args.num_turns, args.dataset, args.seed, **(args.env_kwargs or {}))
-    held_out = list(enumerate(env.tasks("test")))
+    env, _, held_out = magrpo.load_environment(args)
     chosen = np.random.default_rng(0).permutation(len(held_out))[: args.eval_tasks]
-    rows = [row for source in args.agents for row in evaluate(args, source, env, [held_out[k] for k in chosen])]
+    tasks = [held_out[k] for k in chosen]
+    rows = [row for source in args.agents for row in evaluate(args, source, env, tasks)]
     for team, group in groupby(rows, key=lambda row: (row["agents"], row["messages"])):
         rewards = [row["reward"] for row in group]
         print(*team, f"mean reward {np.mean(rewards):.3f} of {len(rewards)} answers")
