@@ -95,9 +95,10 @@ def test_a_step_is_one_graph_and_few_operators_without_a_wait(tmp_path, monkeypa
 def test_bfloat16_cache(model_dir):
     """Fails if keys or the mask have another dtype than attention, or are rounded more than once."""
     policy = load_policy(magrpo_cuda, model_dir)
-    torch.manual_seed(0)
     with torch.autocast("cpu", torch.bfloat16):
         (group,) = magrpo_cuda.sample(policy, [[5, 6, 7]], 8, 1.0, 20)
+        cache = magrpo_cuda.FixedCache(*magrpo_cuda.read_prompts(policy.model, [[5]], 2), 20)
+    assert cache.layers[0].keys.dtype == torch.bfloat16
     for ids, logprobs in group:
         exact = test_sampling.exact_logprobs(model_dir, [5, 6, 7], ids)
         assert logprobs == pytest.approx(exact, abs=0.1)
