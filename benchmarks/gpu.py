@@ -210,6 +210,7 @@ def report(args):
 
 
 def main(args):
+    os.makedirs(args.folder, exist_ok=True)
     steps = list(STEPS) if args.all else args.steps
     if steps and args.device == "cuda" and not torch.cuda.is_available():
         print("gpu.py: error: torch finds no GPU; --device cpu --shrink shows that it runs.", file=sys.stderr)
