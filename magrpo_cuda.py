@@ -5,7 +5,7 @@
 For large models on a GPU (tested on a CPU, not yet measured on a GPU). A decoding step changes tensors in place, so
 that a CUDA graph repeats it: 25 launches a token, not 1,200 (0.5B). Keys and values have their final size and dtype:
 no copies, no casts. The GPU is asked only every 16 tokens who has stopped: else it never waits for Python. A batch may
-hold several prompts: fewer launches. Logits (in pieces) and MLPs are computed again for gradients: 18 GB, not 24.
+hold several prompts: fewer launches. Logits (in pieces) and MLPs are computed twice: 18 GB, not 24 (reckoned).
 
     A_g = R_g - mean(R_1 .. R_G)
     L_i = - sum over nodes and g of  w * gamma^turn * A_g * sum_t log pi_i(y_g,t | x, y_g,<t) / max_new_tokens
