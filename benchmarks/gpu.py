@@ -36,11 +36,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 sys.path.insert(0, ROOT)
 
 SECONDS = 510  # at most, of a step
-# step -> contestants (our script or their trainer, number of agents)
+LARGE = "magrpo_cuda --max-batch-tokens 16384"
+# step -> contestants (our script with flags, or their trainer; number of agents)
 STEPS = {
     "check": [],
-    "qwen2.5-0.5b": [("magrpo", 1), ("magrpo_cuda", 1), ("magrpo", 2), ("magrpo_cuda", 2)],
-    "qwen3-1.7b": [("magrpo", 1), ("magrpo_cuda", 1)],
+    "qwen2.5-0.5b": [("magrpo_cuda", 2), ("magrpo", 2), ("magrpo_cuda", 1), ("magrpo", 1), (LARGE, 2)],
+    "qwen3-1.7b": [("magrpo_cuda", 1), ("magrpo", 1)],
     "comlrl": [("comlrl MAGRPOTrainer", 2)],
     "trl": [("trl GRPOTrainer", 1)],
     "real": [],
@@ -124,49 +125,48 @@ def over_floors(args, job, result, num_agents, rates):
     return columns | rates
 
 
-def measure(args, step, work):
-    """Rows of a step: each contestant is a process of its own."""
+def measure(args, step, work, jobs):
+    """Yields the row of each contestant, which is a process of its own. Workloads are made once, and kept in jobs."""
     deadline = time.monotonic() + SECONDS
     workload = step if step in WORKLOADS else "qwen2.5-0.5b"
-    job = prepare(workload, f"{work}/workload", 1, args.shrink, args.device, args.updates)
+    if workload not in jobs:
+        jobs[workload] = prepare(workload, f"{work}/{workload}", 1, args.shrink, args.device, args.updates)
+    job = jobs[workload]
     rates = measure_machine(args)
-    rows = []
     for k, (contestant, num_agents) in enumerate(STEPS[step]):
-        folder = f"{work}/{k}"
+        folder = f"{work}/{step}-{k}"
         os.mkdir(folder)
-        comparison = Comparison(contestant, contestant, num_agents, ("--joint-mode", "align"))
+        script, *flags = contestant.split()
+        comparison = Comparison(script, contestant, num_agents, ("--joint-mode", "align", *flags))
         seconds_left = deadline - time.monotonic()
-        if " " in contestant:
-            result = run_theirs(find_peers(), job, comparison, folder, seconds_left)
-        else:
+        if script in ("magrpo", "magrpo_cuda"):
             result = run_ours(job, comparison, folder, seconds_left)
+        else:
+            result = run_theirs(find_peers(), job, comparison, folder, seconds_left)
         row = row_of(job, comparison, contestant, result)
-        rows.append(row if row["error"] else row | over_floors(args, job, result, num_agents, rates))
-    return rows
+        yield row if row["error"] else row | over_floors(args, job, result, num_agents, rates)
 
 
 # The other steps
 
 
 def check(args, work):
-    """Rows: whether magrpo_cuda.py runs with each option, and how far sampling is from a plain forward pass."""
+    """Yields whether magrpo_cuda.py runs with each option, and how far sampling is from a plain forward pass."""
     options = {"defaults": [], "LoRA": ["--lora-rank", 8], "resume": ["--num-iterations", 3, "--resume"]}
     variables = {}
     if torch.cuda.device_count() > 1:
         options["two devices"] = ["--devices", "cuda:0", "cuda:1"]
         variables["CUDA_VISIBLE_DEVICES"] = "0,1"
-    rows = []
     for option, flags in options.items():
         command = [sys.executable, "magrpo_cuda.py", "--num-iterations", 2, "--eval-tasks", 4, "--num-tasks", 2]
         command += ["--output-dir", f"{work}/{option}", *flags]
         if option == "resume":
             command += glob.glob(f"{work}/defaults/*")
         error = run(args.device, command, f"{work}/{option}.txt", **variables)
-        rows.append({"option": option, "result": error or "runs"})
+        yield {"option": option, "result": error or "runs"}
     for path in sorted(glob.glob("magrpo*.py", root_dir=ROOT)):
         difference = disagreement(args, path.removesuffix(".py"))
-        rows.append({"option": f"{path} and a plain forward pass", "result": f"differ by at most {difference:.1e}"})
-    return rows
+        yield {"option": f"{path} and a plain forward pass", "result": f"differ by at most {difference:.1e}"}
 
 
 @torch.no_grad()
@@ -215,17 +215,19 @@ def main(args):
     if steps and args.device == "cuda" and not torch.cuda.is_available():
         print("gpu.py: error: torch finds no GPU; --device cpu --shrink shows that it runs.", file=sys.stderr)
         sys.exit(2)
-    for step in steps:
-        print(f"step {step}", flush=True)
-        about = stamp(args)
-        if step == "real":
-            train_real(args)
-            continue
-        with tempfile.TemporaryDirectory() as work:
-            rows = measure(args, step, work) if STEPS[step] else check(args, work)
-        write_rows(f"{args.folder}/gpu_{step}.csv", about, rows)
-        for row in rows if step == "check" else []:
-            print(f"{row['option']}: {row['result']}")
+    jobs = {}
+    with tempfile.TemporaryDirectory() as work:
+        for step in steps:
+            print(f"step {step}", flush=True)
+            about = stamp(args)
+            if step == "real":
+                train_real(args)
+                continue
+            rows = []
+            for row in measure(args, step, work, jobs) if STEPS[step] else check(args, work):
+                rows.append(row)
+                write_rows(f"{args.folder}/gpu_{step}.csv", about, rows)  # now, so that an interruption loses one row
+                print(*row.values(), flush=True)
     report(args)
 
 
