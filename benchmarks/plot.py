@@ -3,7 +3,7 @@
     python benchmarks/plot.py results/tldr.csv results/tldr_ippo.csv --output docs/tldr
     python benchmarks/plot.py runs/* --metrics return
     python benchmarks/plot.py runs/*magrpo* --metrics structure length unique style
-    python benchmarks/plot.py --check        recomputes the tables of README.md and docs/results.md
+    python benchmarks/plot.py --check        recomputes the tables of the documents below
 
 A run is named by its script and --labels. A metric is named as in metrics.jsonl; without a prefix it is that of the
 evaluations. One metric: a line for each name. Several: a panel for each name with a line for each metric. A run folder
@@ -40,7 +40,7 @@ from stamp import ROOT
 
 # 97.5% quantiles of Student's t distribution for 2 to 10 seeds; more seeds take the last, which is a little too wide
 T_QUANTILES = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262]
-DOCUMENTS = ["README.md", "docs/results.md"]
+DOCUMENTS = ["README.md", "docs/results.md", "docs/performance.md"]
 
 
 @dataclass
