@@ -51,7 +51,7 @@ class Args:
     env: str = "tldr"  # the environment that demonstrates, as in the scripts that train agents
     num_agents: int = 2  # agents in it
     num_turns: int = 1  # turns in it
-    dataset: str = "sample"  # sample (offline), hub, a hub id, or a .jsonl, .json or .parquet file
+    dataset: str = "sample"  # sample (offline), hub, a hub id, or a .jsonl, .json, .csv or .parquet file
     env_kwargs: dict[str, str] = field(default_factory=dict)  # its own options, such as: reward grounded
     data: list[str] = field(default_factory=list)  # instead: files with prompt and completion, or rollouts.jsonl
     min_reward: float | None = None  # for a rollouts.jsonl: keep joint actions of at least this reward
