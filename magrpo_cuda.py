@@ -2,10 +2,10 @@
 
     python magrpo_cuda.py --env tldr --num-agents 2 --model Qwen/Qwen3-1.7B --dataset hub
 
-For large models on a GPU: two agents of 0.5B on an H100 take 5.0 s for an update (with --max-batch-tokens 16384 3.2 s)
-and 18 GB (25), magrpo.py 17.2 s and 23 GB. A decoding step changes tensors in place, so that a CUDA graph repeats it:
-25 launches a token, not 1,200. Keys and values have their final size and dtype: no copies, no casts. The GPU is asked
-only every 16 tokens who has stopped. A batch may hold several prompts. Logits (in pieces) and MLPs are computed twice.
+For large models on a GPU (docs/performance.md has times). A decoding step changes tensors in place, so that a CUDA
+graph repeats it. Keys and values have their final size and dtype: no copies, no casts. The GPU is asked only every 16
+tokens who has stopped: else it never waits for Python. A batch may hold several prompts: fewer launches. To save
+memory, logits (in pieces) and MLPs are computed twice.
 
     A_g = R_g - mean(R_1 .. R_G)
     L_i = - sum over nodes and g of  w * gamma^turn * A_g * sum_t log pi_i(y_g,t | x, y_g,<t) / max_new_tokens
@@ -428,7 +428,7 @@ def sample(policy, prompts, G, temperature, C):
         lengths[completion] += running
         running = running & ~torch.isin(chosen, stop_ids)
         if policy.capturable and t % 16 and t + 1 < C:  # to ask a GPU is to wait for it
-            logits = cache.read(policy, chosen)
+            logits = cache.read(policy, chosen)  # also of completions that have stopped; their tokens do not count
             continue
         if t + 1 == C or not running.any():
             break
@@ -507,7 +507,7 @@ def token_logprobs(policy, prompt_ids, completion_ids, temperature):
     outputs = decoder(padded[:, :-1].clamp(min=0), past_key_values=cache, **inputs)
 
     def piece_logprobs(hidden, target):  # (K, D), (K,)
-        # what follows the decoder is the model's own, such as scaled or capped logits
+        # runs only what follows the decoder, such as scaled or capped logits: the decoder returns `hidden`
         decoder.forward = lambda *args, **kwargs: type(outputs)(last_hidden_state=hidden[None])
         logits = model(inputs_embeds=hidden[None]).logits[0]  # (K, V)
         del decoder.forward

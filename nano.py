@@ -43,7 +43,7 @@ class Args:
     model: str = "models/tiny"  # a folder or a hub id, from which every agent starts
     num_tasks: int = 4  # B, tasks per iteration
     num_generations: int = 8  # G, completions per agent in a group
-    joint_mode: Literal["align", "cross"] = "cross"  # cross: all G^N joint actions of a node; align: g-th with g-th
+    joint_mode: Literal["align", "cross"] = "cross"  # cross: all G^N joint actions; align, if T > 1: g-th with g-th
     max_new_tokens: int = 96  # at most, in a completion
     temperature: float = 1.0
     learning_rate: float = 4e-4  # of AdamW, decayed linearly to 0; for a large model 5e-6
