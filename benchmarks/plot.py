@@ -7,7 +7,7 @@
 
 A run is named by its script and --labels. A metric is named as in metrics.jsonl; without a prefix it is that of the
 evaluations. One metric: a line for each name. Several: a panel for each name with a line for each metric. A run folder
-without a rollouts.jsonl, such as one of sft.py, is left out.
+without returns, such as one of sft.py, is left out.
 
 A curve is the mean over seeds of each evaluation, at the mean of the tokens sampled until then. Its band is the 95% t
 interval of the mean, drawn for at most three lines in a panel. The table compares all at N tokens, the total of the
@@ -32,6 +32,7 @@ import os
 import re
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -40,7 +41,7 @@ from stamp import ROOT
 
 # 97.5% quantiles of Student's t distribution for 2 to 10 seeds; more seeds take the last, which is a little too wide
 T_QUANTILES = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262]
-DOCUMENTS = ["README.md", "docs/results.md", "docs/performance.md"]
+DOCUMENTS = ["README.md", "docs/results.md", "docs/performance.md", "docs/teaching.md"]
 
 
 @dataclass
@@ -130,15 +131,17 @@ def frame_of(path, labels):
         if isinstance(value, dict):
             value = " ".join(f"{key} {option}" for key, option in value.items())
         name += f" {value}" if value else ""
-    return frame.assign(name=name, seed=about["args"]["seed"], origin=f"run folders, commit {about['commit'][:7]}")
+    return frame.assign(
+        name=name, seed=about["args"]["seed"], origin=f"run folders, commit {about.get('commit', '-')[:7]}"
+    )
 
 
 def read(args):
     """A Line for each name and metric."""
     lines = {}
     for path in args.sources:
-        if os.path.isdir(path) and not os.path.isfile(f"{path}/rollouts.jsonl"):
-            print(f"{path} is left out: it has no rollouts.jsonl")
+        if os.path.isdir(path) and "eval/return" not in Path(path, "metrics.jsonl").read_text():
+            print(f"{path} is left out: it has no returns")
             continue
         frame = frame_of(path, args.labels)
         for metric in args.metrics:

@@ -1,10 +1,10 @@
-"""Runs the exercises of docs/teaching.md as they are there, and writes results/teaching.csv. Needs matplotlib.
+"""Runs the exercises of docs/teaching.md as they are there, and writes results/teaching.csv. Needs git and matplotlib.
 
     python benchmarks/teaching.py --exercises 1 3    (default: all), and the runs of section 0, which they compare with
 
-A section's diffs change copies of the scripts in runs/teaching/ (what makes magrpo_z.py of magrpo.py makes marloo_z.py
-of marloo.py), and its commands run there once for each seed. Each section's last command draws its picture there; the
-rows are the evaluations of all runs, and their first updates.
+The patches of docs/lesson/ change copies of the scripts in runs/teaching/, and a section's commands run there once for
+each seed. Each section's last command draws its picture there; the rows are the evaluations of all runs, and their
+first updates.
 """
 
 import os
@@ -25,26 +25,26 @@ from stamp import ROOT, stamp, write_rows
 
 @dataclass
 class Args:
-    exercises: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 5, 6])
+    exercises: list[int] = field(default_factory=lambda: list(range(1, 9)))
     seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
     jobs: int = 2  # runs at a time
 
 
 def lesson():
-    """Of each section its runs and its plot as lists of words, and its changed scripts by name."""
+    """Of each section its runs and its plots, as lists of words."""
     for section in re.split(r"^## \d\. ", Path(ROOT, "docs/teaching.md").read_text(), flags=re.M)[1:]:
         commands = [line.split() for line in re.findall(r"^python (.*)", section, re.M)]
         runs = [words for words in commands if "--output-dir" in words]
         drawing = [words[1:] for words in commands if words[0] == "benchmarks/plot.py"]
-        scripts = {}
-        for suffix, diff in re.findall(r"^\+\+\+ [a-z]+(_\w+\.py)\n(.*?)^```", section, re.M | re.S):
-            old = re.sub(r"^\+.*\n|^.", "", diff, flags=re.M)
-            new = re.sub(r"^-.*\n|^.", "", diff, flags=re.M)
-            for name in {words[0] for words in runs if words[0].endswith(suffix)}:
-                before = Path(ROOT, name.replace(suffix, ".py")).read_text()
-                assert before.count(old) == 1, f"docs/teaching.md: {name}: not in the script, or not once:\n{old}"
-                scripts[name] = before.replace(old, new)
-        yield runs, drawing, scripts
+        yield runs, drawing
+
+
+def make_scripts(folder):
+    """Copies of the scripts, changed by the patches."""
+    for patch in sorted(Path(ROOT, "docs/lesson").glob("*.patch")):
+        shutil.copy(f"{ROOT}/{patch.stem.partition('_')[0]}.py", f"{folder}/{patch.stem}.py")
+        relative = os.path.relpath(folder, ROOT)
+        subprocess.run(["git", "apply", f"--directory={relative}", str(patch)], cwd=ROOT, check=True)
 
 
 def start(words):
@@ -72,14 +72,14 @@ if __name__ == "__main__":
     os.makedirs(folder)
     os.chdir(folder)
     os.environ["OMP_NUM_THREADS"] = "1"
-    for name in ("envs", "rewards", "models", *glob("*.py", root_dir=ROOT)):
-        os.symlink(f"{ROOT}/{name}", name)
+    make_scripts(folder)
+    for name in ("envs", "rewards", "models", "docs", *glob("*.py", root_dir=ROOT)):
+        if not os.path.exists(name):
+            os.symlink(f"{ROOT}/{name}", name)
     sections = list(lesson())
-    commands = []
-    for number in {0, *args.exercises}:
-        runs, _, scripts = sections[number]
-        for name, text in scripts.items():
-            Path(name).write_text(text)
+    commands = []  # words of all runs
+    for number in sorted({0, *args.exercises}):
+        runs, _ = sections[number]
         commands += [[*words, "--seed", str(seed)] for words in runs for seed in args.seeds]
     with ThreadPoolExecutor(args.jobs) as threads:
         list(threads.map(start, commands))

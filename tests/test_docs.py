@@ -2,12 +2,15 @@
 
 import ast
 import re
+import shutil
+import subprocess
 
 import pytest
 from conftest import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-OTHERS_FLAGS = {"nproc_per_node", "shutdown_timeout", "help", "enable_lora", "lora_modules"}  # of torchrun, tyro, vLLM
+# of torchrun, tyro, vLLM, and a patch of the lesson
+OTHERS_FLAGS = {"nproc_per_node", "shutdown_timeout", "help", "enable_lora", "lora_modules", "kl_coef"}
 USERS_FILES = {"shout.py"}
 
 
@@ -34,3 +37,12 @@ def test_flags_and_files_exist(page):
         assert (ROOT / name).exists() or (ROOT / "docs" / name).exists(), name
     for link in re.findall(r"\]\(([^):#]+)[^):]*\)", text):
         assert (page.parent / link).exists(), link
+
+
+def test_patches_apply(tmp_path):
+    """Fails if a script was changed where the lesson changes it, or the result is no Python."""
+    for patch in (ROOT / "docs/lesson").glob("*.patch"):
+        changed = tmp_path / f"{patch.stem}.py"
+        shutil.copy(ROOT / re.sub("_.*", ".py", patch.name), changed)
+        subprocess.run(["git", "apply", patch], cwd=tmp_path, check=True)
+        ast.parse(changed.read_text())

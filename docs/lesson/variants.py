@@ -1,0 +1,49 @@
+"""Environments of the lesson, for --env docs.lesson.variants:CLASS."""
+
+from envs.games import Reference
+from envs.reasoning import Reasoning, deal
+
+
+class Split(Reasoning):
+    """Problems dealt out: agent 1 writes what it knows, agent 2 reads it and answers."""
+
+    def __init__(self, **options):
+        super().__init__(roles="split", **options)
+
+    def message(self, task, text):
+        """What agent 2 reads of agent 1's text."""
+        return text
+
+    def observe(self, task, history):
+        if history:
+            first = history[0]
+            history = [first._replace(actions=[self.message(task, first.actions[0]), ""])]
+        return super().observe(task, history)
+
+
+class Muted(Split):
+    """Agent 2 reads nothing."""
+
+    def message(self, task, text):
+        return ""
+
+
+class Exchanged(Split):
+    """Agent 2 reads what agent 1 should say about another problem: always the same one for a task."""
+
+    def message(self, task, text):
+        problems = self.tasks("train")
+        other = problems[len(task["question"]) % len(problems)]
+        (facts, _), _ = deal(other["question"], self.num_agents)
+        return facts
+
+
+class Rival(Reference):
+    """Two speakers and a listener; agent 2, who knows the role, is paid when the listener is wrong."""
+
+    def step(self, branches):
+        steps = []
+        for step in super().step(branches):
+            success = step.reward
+            steps.append(step._replace(reward=[success, 1 - success, success] if step.done else 0.0))
+        return steps
