@@ -66,7 +66,7 @@ def evaluate(args, source, env, tasks):
         pairs = [(number, (task, first)) for (number, task), first in zip(tasks, read)]
         answers = play(args, policies, SecondTurn(env), pairs)
         for (number, (_, first)), last in zip(pairs, answers):
-            row = {"agents": os.path.basename(source), "messages": messages, "task_number": number}
+            row = {"agents": os.path.basename(source), "seed": args.seed, "messages": messages, "task_number": number}
             row["read"] = " | ".join(first.actions[:-1])
             rows.append(row | {"answer": last.actions[-1], "reward": last.reward})
     return rows

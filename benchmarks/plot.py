@@ -20,9 +20,9 @@ interval.
     <!-- figures {"rows": "results/tldr.csv: script == '{0}'", "columns": ["return mean end", "seconds range end"]} -->
 
 rows: a file and the rows of it that count, with {0} for the first word of the table's row; or a list with one for each
-row. columns, from the table's second: metric, statistic (mean, interval, range or seeds) and place (first, end or a
-number of tokens), as in "pass@1 range end" or, from another file, "return mean end of results/humaneval.csv"; null is
-not checked; a list: several in one cell.
+row. columns, from the table's second: metric, statistic (mean, interval, range or seeds) and place (first, end, all
+rows or a number of tokens), as in "pass@1 range end" or, from another file, "return mean end of results/humaneval.csv";
+null is not checked; a list: several in one cell.
 """
 
 import itertools
@@ -244,6 +244,8 @@ def figures_of(column, source):
         points = rows.rename(columns={metric: "value"}).dropna(subset="value")
         if place in ("first", "end"):
             values.append(points["value"].iloc[0 if place == "first" else -1])
+        elif place == "all":
+            values.append(points["value"].mean())
         else:
             values.append(value_at(points, float(place)))
     if statistic == "seeds":
