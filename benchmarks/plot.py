@@ -21,8 +21,8 @@ interval.
 
 rows: a file and the rows of it that count, with {0} for the first word of the table's row; or a list with one for each
 row. columns, from the table's second: metric, statistic (mean, interval, range or seeds) and place (first, end, all
-rows or a number of tokens), as in "pass@1 range end" or, from another file, "return mean end of results/tldr.csv"; null
-is not checked; a list: several in one cell.
+rows or a number of tokens), as in "pass@1 range end" or, from another file, "return mean end of results/tldr.csv";
+null is not checked; a list: several in one cell.
 """
 
 import itertools
