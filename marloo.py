@@ -22,10 +22,10 @@ import math
 import os
 import sys
 from collections import defaultdict
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from importlib import import_module
-from itertools import chain, product
+from itertools import chain, groupby, product
 from signal import SIG_DFL, SIGINT, SIGTERM, signal
 from time import perf_counter
 from typing import Any, Literal
@@ -35,14 +35,14 @@ import torch
 import torch.distributed as dist
 import transformers
 import tyro
-from huggingface_hub import model_info, try_to_load_from_cache
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 # N agents, B tasks, G generations, J joint actions, T turns, P prompt tokens, C completion tokens, V vocabulary,
-# R rows of a batch, S completions in a row, L cached tokens. An agent is a seat; the policy is who plays it.
+# K tokens of a batch, R rows of it, L columns of its cache. An agent is a seat; the policy is who plays it.
 
 RANK = int(os.environ.get("RANK", 0))  # of this process among those of torchrun
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
@@ -60,20 +60,20 @@ class Args:
     track: Literal["none", "wandb", "trackio"] = "none"  # where metrics go in addition to metrics.jsonl
     # environment and agents
     env: str = "tldr"  # a name that envs/ knows, several joined by +, or module:Class of your own
-    env_kwargs: dict[str, str] | None = None  # its own options, such as: reward grounded
+    env_kwargs: dict[str, str] = field(default_factory=dict)  # its own options, such as: reward grounded
     num_agents: int = 2  # N, each with its own prompt and its own policy
     num_turns: int = 1  # T, joint actions in a trajectory; environments that need more take more
     dataset: str = "sample"  # sample (offline), hub, a hub id, or a .jsonl, .json, .csv or .parquet file
     model: list[str] = field(default_factory=lambda: ["tiny"])  # tiny, a folder or a hub id; one for all, or one each
     share_policy: bool = False  # one model and one optimizer for all agents; gradients add up over them
     lora_rank: int = 0  # rank of a LoRA for each agent, on frozen weights that agents share; 0: train all weights
-    devices: list[str] | None = None  # such as cuda:0 cuda:1; one for all, or one each; by default the GPU, if any
+    devices: list[str] = field(default_factory=list)  # such as cuda:0 cuda:1: one for all, or each; by default any GPU
     # sampling
     num_generations: int = 8  # G, completions per agent in a group
     joint_mode: Literal["align", "cross"] | None = None  # cross: all G^N (default if T=1, G^N <= 100); align: g with g
     temperature: float = 1.0  # for sampling and for the trained log-probabilities
     max_new_tokens: int | None = None  # C; by default 96 for tiny, 256 for others and for arxiv
-    max_batch_tokens: int = 4096  # in training; bounds the memory, which large vocabularies need; sampling: 4 times
+    max_batch_tokens: int | None = None  # in training; by default 4096, on a GPU what half of its free memory holds
     # optimization
     num_tasks: int = 4  # B, tasks per iteration, of all processes together
     learning_rate: float | None = None  # of AdamW; the default is low for large models, and 10 times higher for a LoRA
@@ -84,7 +84,7 @@ class Args:
     eval_every: int = 20  # iterations between evaluations; there is always one before and one after training
     eval_tasks: int = 64  # held-out tasks, always the same ones; 0: all
     eval_split: Literal["test", "train"] = "test"  # train, with --num-iterations 0: collect answers for sft.py
-    eval_generations: int = 1  # trajectories per held-out task; pass@k is estimated for k = 1, 2, 4 ... up to this
+    eval_generations: int = 1  # n, trajectories per held-out task; where code is tested, pass@1 and pass@n are logged
     eval_temperature: float | None = None  # by default that of training; 0: greedy
 
 
@@ -98,18 +98,15 @@ def fail(sentence):
 
 
 def read_args():
-    """Reads the command line, and the file that it names; fills in and checks what depends on several arguments."""
+    """Reads the command line, fills in and checks what depends on several arguments."""
     args = tyro.cli(Args, description=__doc__)
     if args.resume:
         args.config = f"{args.resume}/args.json"
         if not os.path.isfile(f"{args.resume}/state.pt"):
             fail("--resume: give the run folder itself, which has a state.pt after its first checkpoint.")
-    if args.config:  # read the command line again, with the file's values as defaults
-        if not os.path.isfile(args.config):
-            fail(f"--config: there is no {args.config}; give the args.json of a run.")
-        with open(args.config) as file:
-            config = json.load(file)
-        args = tyro.cli(Args, description=__doc__, default=Args(**config.get("args", config)))
+    if args.config:
+        # the command line again, after the file's values
+        args = tyro.cli(Args, description=__doc__, args=words_of(args.config) + sys.argv[1:])
     if args.max_new_tokens is None:
         args.max_new_tokens = 96 if set(args.model) == {"tiny"} and args.env != "arxiv" else 256
     if args.num_tasks % WORLD_SIZE:
@@ -120,14 +117,30 @@ def read_args():
     return args
 
 
+def words_of(path):
+    """The values of a JSON file as words of a command line."""
+    try:
+        with open(path) as file:
+            config = json.load(file)
+    except ValueError as error:
+        fail(f"--config: {path} is no JSON ({error}); give a file like the args.json of a run.")
+    words = []
+    for name, value in config.get("args", config).items():
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+            continue
+        if isinstance(value, dict):
+            value = [*chain(*value.items())]
+        words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return words
+
+
 def start_processes(args):
     """Joins the processes that torchrun started, and returns the devices: one for all policies, or one each."""
     transformers.utils.logging.disable_progress_bar()
     own_device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
     devices = [torch.device(name) for name in args.devices or [own_device]]
     if devices[0].type == "cuda":
-        if not torch.cuda.is_available():
-            fail("--devices: torch sees no GPU here; leave it out.")
         torch.cuda.set_device(devices[0])
         torch.set_float32_matmul_precision("high")  # TF32, for the output head
     elif set(args.model) == {"tiny"}:
@@ -137,7 +150,7 @@ def start_processes(args):
     return devices
 
 
-def gather(value):
+def all_gather(value):
     """The values of all processes, in the order of their ranks."""
     values = [value] * WORLD_SIZE
     if WORLD_SIZE > 1:
@@ -148,20 +161,17 @@ def gather(value):
 def load_environment(args):
     """The environment, its training tasks and the held-out ones, as pairs (number, task)."""
     options = {"num_agents": args.num_agents, "num_turns": args.num_turns, "dataset": args.dataset, "seed": args.seed}
-    options |= args.env_kwargs or {}
+    options |= args.env_kwargs
     module, _, class_name = args.env.partition(":")
     sys.path.append("")  # where a class of your own may be
     try:
         if class_name and "+" not in args.env:  # a class of your own needs no envs/
-            own_class = vars(import_module(module)).get(class_name)
-            if own_class is None:
-                fail(f"--env: {module} has no {class_name}.")
-            env = own_class(**options)
+            env = getattr(import_module(module), class_name)(**options)
         else:
             env = import_module("envs").make(args.env, **options)
         train_tasks = list(enumerate(env.tasks("train")))
         eval_tasks = list(enumerate(env.tasks(args.eval_split)))
-    except (ModuleNotFoundError, ValueError) as error:  # envs raises the last with one sentence
+    except (ModuleNotFoundError, AttributeError, ValueError) as error:
         fail(f"--env {args.env}: {error}")
     return env, train_tasks, eval_tasks
 
@@ -173,11 +183,19 @@ class Policy:
     model: Any
     tokenizer: Any
     stop_ids: list[int]  # tokens that end a completion
-    full_attention: bool  # whether a mask of ours decides what each layer sees
+    windows: dict  # kind of layer -> how many tokens it sees
+    stream: Any  # where CUDA graphs are captured; None without a GPU, or if Python looks at values in a decoding step
     autocast: Any  # bfloat16 on a GPU
     trained: dict  # name -> parameter
-    owner: dict  # name -> rank of the process that keeps the parameter's moments and updates it
-    optimizer: Any  # of this process's share
+    optimizer: Any
+
+
+class Float32Head(torch.nn.Linear):
+    """An output head that autocast leaves alone: in bfloat16, log-probabilities are off by hundredths of a nat."""
+
+    def forward(self, hidden):
+        with torch.autocast(hidden.device.type, enabled=False):
+            return super().forward(hidden.float())
 
 
 def load_policy(args, name, device, base_models):
@@ -187,45 +205,60 @@ def load_policy(args, name, device, base_models):
         fail(f"--model: {name} is an adapter; merge it (docs/running.md).")
     model = base_models.get((name, device))
     try:
-        if not os.path.isdir(path) and not try_to_load_from_cache(path, "config.json"):
-            model_info(path)  # asks the hub once, where from_pretrained would try for half a minute
         tokenizer = AutoTokenizer.from_pretrained(path)
         if model is None:
             dtype = torch.bfloat16 if args.lora_rank and device.type == "cuda" else torch.float32
             model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device)
-    except Exception as error:  # of many kinds
+    except Exception as error:
+        # of many kinds
         reason = str(error).partition("\n")[0]
         fail(f"--model: {name} cannot be loaded ({reason}); give tiny, a folder of save_pretrained or a hub id.")
-    head = model.get_output_embeddings().float()
-
-    def float32_head(hidden):  # in bfloat16, log-probabilities would be off by hundredths of a nat
-        with torch.autocast(device.type, enabled=False):
-            return torch.nn.Linear.forward(head, hidden.float())
-
-    head.forward = float32_head  # of a LoRA's copy of the model, too: the head has no adapter
+    model.get_output_embeddings().float().__class__ = Float32Head
     if args.lora_rank:
         base_models[name, device] = model
         model = add_lora(model, args.lora_rank)
-    model.eval()  # no dropout, in training either
-    layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
-    if model._is_stateful or layers - {DynamicLayer, DynamicSlidingWindowLayer}:
-        fail("--model: it has layers of neither full nor sliding attention; use one without them.")
-
+    # no dropout, in training either
+    model.eval()
     trained = {key: p for key, p in model.named_parameters() if p.requires_grad}
     for p in trained.values():
-        p.data = p.data.float()  # an adapter has its base's dtype
-    owner = divide(trained)
-    own_share = [p for key, p in trained.items() if owner[key] == RANK]
+        # an adapter has its base's dtype
+        p.data = p.data.float()
     return Policy(
         model=model,
         tokenizer=tokenizer,
         stop_ids=stop_ids_of(tokenizer, model),
-        full_attention=layers == {DynamicLayer} and model.is_backend_compatible(),
+        windows=windows_of(model),
+        stream=capture_stream(model, device),
         autocast=torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"),
         trained=trained,
-        owner=owner,
-        optimizer=torch.optim.AdamW(own_share, lr=args.learning_rate, weight_decay=0.0, fused=True),
+        optimizer=torch.optim.AdamW(trained.values(), lr=args.learning_rate, weight_decay=0.0, fused=True),
     )
+
+
+def windows_of(model):
+    """How many tokens each kind of layer sees: full_attention, sliding_attention or both."""
+    config = model.config.get_text_config()
+    unknown = set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"}
+    if unknown or model._is_stateful or not model.is_backend_compatible():
+        fail("--model: its layers keep a state, or take no mask of ours; use nano.py, or another model.")
+    windows = {}
+    for layer in DynamicCache(config=config).layers:
+        if layer.is_sliding:
+            windows["sliding_attention"] = layer.sliding_window
+        else:
+            windows["full_attention"] = math.inf
+    return windows
+
+
+def capture_stream(model, device):
+    """Where CUDA graphs are captured, which cannot repeat a decoding step in which Python looks at lengths."""
+    rope = str(getattr(model.config.get_text_config(), "rope_parameters", None))
+    if device.type == "cpu":
+        return None
+    if not model._can_compile_fullgraph or "dynamic" in rope or "longrope" in rope:
+        tqdm.write("--model: it looks at lengths, so it decodes without CUDA graphs, several times as slowly")
+        return None
+    return torch.cuda.Stream(device)
 
 
 def add_lora(model, rank):
@@ -236,16 +269,6 @@ def add_lora(model, rank):
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     model.add_adapter(config)
     return model
-
-
-def divide(parameters):
-    """Divides parameters (name -> tensor) equally among the processes: name -> rank of its owner."""
-    owner = {}
-    sizes = [0] * WORLD_SIZE
-    for name in sorted(parameters, key=lambda name: parameters[name].numel(), reverse=True):
-        owner[name] = sizes.index(min(sizes))
-        sizes[owner[name]] += parameters[name].numel()
-    return owner
 
 
 def turn_end_of(tokenizer):
@@ -281,8 +304,9 @@ def encode(policy, prompt, max_new_tokens, remedy="--max-new-tokens: lower it, o
     """Token ids of a prompt: as a user message, or as bare text if the tokenizer has no chat template."""
     tokenizer = policy.tokenizer
     text = prompt
+    # a prompt may quote an agent: a space makes its special tokens plain text
     for token in tokenizer.added_tokens_decoder.values():
-        if token.special:  # a prompt may quote an agent: a space makes its special tokens plain text
+        if token.special:
             text = text.replace(token.content, f"{token.content[0]} {token.content[1:]}")
     if tokenizer.chat_template:
         chat = [{"role": "user", "content": text}]
@@ -296,108 +320,163 @@ def encode(policy, prompt, max_new_tokens, remedy="--max-new-tokens: lower it, o
 
 
 def draw(logits, temperature):
-    """A token for each row of logits (..., V), and its log-probability; temperature 0: the likeliest one."""
+    """A token for each row of logits (R, V), and its log-probability: (R,), (R,). Temperature 0: the likeliest one."""
     probs = (logits.float() / max(temperature, 1e-6)).softmax(-1)
     # inverse CDF in float64: the first token whose cumulative probability exceeds a uniform random number
     cumulative = probs.cumsum(-1, dtype=torch.float64)
-    threshold = cumulative[..., -1:] * torch.rand_like(cumulative[..., :1])
+    threshold = cumulative[:, -1:] * torch.rand_like(cumulative[:, :1])
     tokens = torch.searchsorted(cumulative, threshold, right=True)
-    tokens = tokens.clamp(max=probs.shape[-1] - 1)  # (..., 1)
+    tokens = tokens.clamp(max=probs.shape[-1] - 1)  # (R, 1)
     logprobs = probs.gather(-1, tokens).log()
-    return tokens[..., 0], logprobs[..., 0]
+    return tokens[:, 0], logprobs[:, 0]
 
 
-PROMPT, PADDING = -1, -2  # the source of a cached token that belongs to no completion
+def prefill(model, prompts, copies):
+    """Computes each of B prompts (token ids) once, and makes `copies` rows of it, R in all.
 
-
-def read_prompts(model, prompts, copies):
-    """Computes each of the prompts (token ids) once, and makes R rows of it, `copies` for each.
-
-    Returns the cache, the last logits (R, 1, V), the last positions (R, 1) and the source of each cached token (R, L).
+    Returns the cache, the last logits (R, V), and which cached tokens are not padding (R, P).
     """
     prompt_rows = [torch.tensor(ids, device=model.device) for ids in prompts]
     padded = pad_sequence(prompt_rows, batch_first=True, padding_value=-1, padding_side="left")  # (B, P)
     real = (padded >= 0).long()
-    position_ids = (real.cumsum(1) - 1).clamp(min=0)
-    inputs = {"attention_mask": real, "position_ids": position_ids}
-    cache = DynamicCache(config=model.config)
-    logits = model(padded.clamp(min=0), past_key_values=cache, logits_to_keep=1, **inputs).logits  # (B, 1, V)
-    prompt_of_row = torch.arange(len(prompts), device=model.device).repeat_interleave(copies)  # (R,)
-    cache.reorder_cache(prompt_of_row)
-    source = torch.where(real > 0, PROMPT, PADDING)
-    return cache, logits[prompt_of_row], position_ids[prompt_of_row, -1:], source[prompt_of_row]
+    inputs = {"attention_mask": real, "position_ids": (real.cumsum(1) - 1).clamp(min=0)}
+    cache = DynamicCache()
+    logits = model(padded.clamp(min=0), past_key_values=cache, logits_to_keep=1, **inputs).logits[:, 0]  # (B, V)
+    cache.batch_repeat_interleave(copies)
+    return cache, logits.repeat_interleave(copies, 0), real.repeat_interleave(copies, 0)
+
+
+class FixedCache(DynamicCache):
+    """The cache of R rows with room for C more tokens, and all else that a decoding step changes in place."""
+
+    def __init__(self, policy, cache, real, C):
+        super().__init__()
+        P = real.shape[1]
+        # kernels of attention want multiples of 16
+        room = C + -(P + C) % 16
+        self.policy = policy
+        self.graph = None
+        self.input_ids = real[:, :1].clone()  # (R, 1), the latest tokens
+        self.padding = P - real.sum(1, keepdim=True)  # (R, 1), columns on the left
+        self.columns = torch.arange(P + room, device=real.device)  # (L,)
+        self.column = torch.tensor([P], device=real.device)  # of the latest tokens
+        # the dtype that attention computes in: rotations leave float32 in a cache, to be cast at every step
+        self.dtype = torch.bfloat16 if torch.is_autocast_enabled(real.device.type) else torch.float32
+        self.layers = cache.layers
+        for layer in self.layers:
+            layer.keys = pad(layer.keys.to(self.dtype), (0, 0, 0, room))  # (R, heads, L, dimension)
+            layer.values = pad(layer.values.to(self.dtype), (0, 0, 0, room))
+
+    def keep(self, rows):
+        """Drops all but these rows."""
+        self.reorder_cache(rows)
+        self.input_ids = self.input_ids[rows]
+        self.padding = self.padding[rows]
+        # it knows only the old tensors
+        self.graph = None
+
+    def update(self, keys, values, layer_idx, *args, **kwargs):
+        layer = self.layers[layer_idx]
+        layer.keys.index_copy_(2, self.column, keys.to(self.dtype))
+        layer.values.index_copy_(2, self.column, values.to(self.dtype))
+        return layer.keys, layer.values
+
+    def decode_step(self):
+        """What a graph repeats: it looks at no value, and changes in place what the next step needs."""
+        ages = self.column - self.columns  # (L,)
+        masks = {}
+        for kind, window in self.policy.windows.items():
+            seen = (ages >= 0) & (ages < window) & (self.columns >= self.padding)  # (R, L)
+            mask = torch.zeros_like(seen, dtype=self.dtype).masked_fill_(~seen, -torch.inf)
+            masks[kind] = mask[:, None, None]  # (R, 1, 1, L)
+        inputs = {"attention_mask": masks if len(masks) > 1 else masks[kind]}
+        inputs["position_ids"] = self.column - self.padding  # (R, 1)
+        logits = self.policy.model(self.input_ids, past_key_values=self, **inputs).logits[:, 0]  # (R, V)
+        self.column.add_(1)
+        return logits
+
+    def read(self, tokens):
+        """Reads the latest tokens (R,), and returns the logits after them (R, V)."""
+        self.input_ids.copy_(tokens[:, None])
+        if self.graph:
+            self.graph.replay()
+            return self.logits
+        # the first step is no graph, which cannot hold what libraries set up
+        logits = self.decode_step()
+        if self.policy.stream:
+            self.graph = torch.cuda.CUDAGraph()
+            # weights were cast in the prefill, in the same autocast; NCCL's thread may go on during the capture
+            with torch.cuda.graph(self.graph, stream=self.policy.stream, capture_error_mode="thread_local"):
+                self.logits = self.decode_step()
+        return logits
 
 
 @torch.no_grad()
 def sample(policy, prompts, G, temperature, C):
     """Draws G completions of each of B prompts (token ids) from the model's full distribution; temperature 0: greedy.
 
-    Returns B lists of G pairs (token ids, log-probabilities), up to and including the first stop token. A row of the
-    batch is a prompt with its S = G completions: the model reads the latest token of each at once, and a mask lets it
-    see the prompt and its own completion's tokens, not the others'. (With sliding windows a row has one completion.)
+    Returns B lists of G pairs (token ids, log-probabilities), up to and including the first stop token.
     """
-    model = policy.model
-    device = model.device
-    B = len(prompts)
-    S = G if policy.full_attention else 1
+    cache, logits, real = prefill(policy.model, prompts, G)
+    cache = FixedCache(policy, cache, real, C)
+    device = real.device
     stop_ids = torch.tensor(policy.stop_ids, device=device)
-    cache, logits, position_ids, source = read_prompts(model, prompts, G // S)
-    logits = logits.expand(-1, S, -1)  # (R, S, V)
-    completion = torch.arange(B * G, device=device).view(-1, S)  # (R, S), numbers of those that still decode
-    running = torch.ones_like(completion, dtype=torch.bool)  # (R, S), which of these have not stopped
-    tokens = torch.zeros(B * G, C, dtype=torch.long, device=device)
-    logprobs = torch.zeros(B * G, C, device=device)
-    lengths = torch.zeros(B * G, dtype=torch.long, device=device)  # stop tokens count
+    # to ask a GPU who has stopped is to wait for it, and to drop rows there is to capture another graph
+    period, share = (16, 0.5) if policy.stream else (1, 0.875)
+    numbers = torch.arange(len(real), device=device)  # (R,), of the completions that the rows decode
+    running = torch.ones_like(numbers, dtype=torch.bool)  # (R,), which of them have not stopped
+    all_tokens = torch.zeros(len(real), C, dtype=torch.long, device=device)
+    all_logprobs = torch.zeros(len(real), C, device=device)
+    lengths = torch.zeros_like(numbers)
     for t in range(C):
-        chosen, chosen_logprobs = draw(logits, temperature)  # (R, S)
-        tokens[completion, t] = chosen
-        logprobs[completion, t] = chosen_logprobs
-        lengths[completion] += running
-        running = running & ~torch.isin(chosen, stop_ids)
-        if t + 1 == C or not running.any():
+        tokens, logprobs = draw(logits, temperature)  # (R,)
+        all_tokens[numbers, t] = tokens
+        all_logprobs[numbers, t] = logprobs
+        lengths[numbers] += running
+        running = running & ~torch.isin(tokens, stop_ids)
+        if t + 1 == C:
             break
-
-        # drop rows without a running completion, and in the others the places that none of them needs any more
-        rows = running.any(1).nonzero().flatten()
-        width = int(running.sum(1).max())
-        if len(rows) * width <= 0.875 * running.numel():  # not at every token: it copies the cache
-            places = running[rows].int().topk(width).indices  # those that run come first
-            completion = completion[rows].gather(1, places)
-            chosen = chosen[rows].gather(1, places)
-            running = running[rows].gather(1, places)
-            source = source[rows]
-            position_ids = position_ids[rows]
-            cache.reorder_cache(rows)
-
-        source = torch.cat([source, completion], 1)  # tokens of dropped completions stay, and nobody sees them
-        position_ids = position_ids + 1
-        if policy.full_attention:
-            own = source[:, None] == completion[..., None]  # (R, S, L)
-            visible = own | (source[:, None] == PROMPT)
-            mask = torch.where(visible, 0.0, -torch.inf)[:, None]  # (R, 1, S, L)
-        else:
-            mask = (source > PADDING).long()  # (R, L)
-        inputs = {"attention_mask": mask, "position_ids": position_ids.expand_as(chosen)}
-        logits = model(chosen, past_key_values=cache, **inputs).logits  # (R, S, V)
+        if t % period == 0:
+            rows = running.nonzero().flatten()
+            if len(rows) == 0:
+                break
+            # not at every token: it copies the cache
+            if len(rows) <= share * len(running):
+                numbers = numbers[rows]
+                tokens = tokens[rows]
+                running = running[rows]
+                cache.keep(rows)
+        # also of completions that have stopped; their tokens do not count
+        logits = cache.read(tokens)
 
     pairs = []
-    for ids, values, length in zip(tokens.tolist(), logprobs.tolist(), lengths.tolist()):
-        pairs.append((ids[:length], values[:length]))
+    for ids, logprobs, length in zip(all_tokens.tolist(), all_logprobs.tolist(), lengths.tolist()):
+        pairs.append((ids[:length], logprobs[:length]))
     return [pairs[k : k + G] for k in range(0, len(pairs), G)]
 
 
-def complete(args, policy, prompts, G, temperature):
+def room_for_tokens(policy, size, on_cpu):
+    """How many tokens half of a GPU's free memory holds, at `size` bytes for each layer and hidden unit."""
+    device = policy.model.device
+    if device.type == "cpu":
+        return on_cpu
+    free = torch.cuda.get_device_properties(device).total_memory - torch.cuda.memory_allocated(device)
+    config = policy.model.config.get_text_config()
+    return free // (2 * size * config.num_hidden_layers * config.hidden_size)
+
+
+def complete(args, policy, prompts, G):
     """Draws a policy's G completions of each prompt: a Group for each."""
     C = args.max_new_tokens
     all_prompt_ids = [encode(policy, prompt, C) for prompt in prompts]
-    longest = max(map(len, all_prompt_ids))
-    # four times the training batch: sampling keeps only keys and values, not all activations
-    size = max(1, 4 * args.max_batch_tokens // (longest + G * C))
+    row = max(map(len, all_prompt_ids)) + C
+    # 4 bytes: keys and values in bfloat16
+    size = max(1, room_for_tokens(policy, 4, on_cpu=2**15) // (G * row))
     samples = []
     # one context for all tokens, so that weights are cast once; inference mode, faster on a CPU, would cast each time
-    with policy.autocast, torch.inference_mode(not torch.cuda.is_available()):
+    with policy.autocast, torch.inference_mode(not policy.stream):
         for k in range(0, len(prompts), size):
-            samples += sample(policy, all_prompt_ids[k : k + size], G, temperature, C)
+            samples += sample(policy, all_prompt_ids[k : k + size], G, args.temperature, C)
     groups = []
     for prompt, prompt_ids, pairs in zip(prompts, all_prompt_ids, samples):
         completion_ids, logprobs = zip(*pairs)
@@ -410,50 +489,82 @@ def complete(args, policy, prompts, G, temperature):
     return groups
 
 
-def token_logprobs(policy, prompt_ids, completion_ids, temperature):
-    """Log-probabilities of the tokens of R completions of a prompt: one tensor (C,) each.
+def decode_states(model, prompt_ids, completion_ids):
+    """The decoder's output before each of the K tokens of R completions, with the prompt of each: states (1, K, D).
 
-    They continue from the prompt's cache, with gradients. Causal attention never sees padding on the right.
+    They continue from their prompt's cache, with gradients; equal prompts that follow each other are computed once.
+    Causal attention never sees padding on the right.
     """
+    # the last token of a prompt predicts the first one of its completions
+    prompts, copies = zip(*[(ids[:-1] or [-1], len(list(same))) for ids, same in groupby(prompt_ids)])
+    cache, _, real = prefill(model, prompts, torch.tensor(copies, device=model.device))
+    rows = [torch.tensor([prompt[-1], *ids]) for prompt, ids in zip(prompt_ids, completion_ids)]
+    padded = pad_sequence(rows, batch_first=True, padding_value=-1).to(model.device)  # (R, 1 + C)
+    mask = torch.cat([real, torch.ones_like(padded[:, 1:])], 1)  # (R, P - 1 + C)
+    inputs = {"attention_mask": mask, "position_ids": mask.cumsum(1)[:, real.shape[1] :] - 1}
+    outputs = model.get_decoder()(padded[:, :-1].clamp(min=0), past_key_values=cache, **inputs)
+    return type(outputs)(outputs.last_hidden_state[padded[:, 1:] >= 0][None])
+
+
+def over_logits(function, policy, outputs, target):
+    """Returns function(logits (K, V), target (K,)) for the outputs of a decoder, in pieces where logits are large."""
     model = policy.model
-    R = len(completion_ids)
-    cache = DynamicCache(config=model.config)
-    prompt = torch.tensor([prompt_ids], device=model.device)  # (1, P)
-    first = model(prompt, past_key_values=cache, logits_to_keep=1).logits  # (1, 1, V)
-    cache.batch_repeat_interleave(R)
-    rows = [torch.tensor(ids, device=model.device) for ids in completion_ids]
-    target = pad_sequence(rows, batch_first=True)  # (R, C)
-    later = model(target, past_key_values=cache).logits
-    # each token is predicted one position before it, the first one by the prompt's last
-    logits = torch.cat([first.expand(R, -1, -1), later[:, :-1]], 1)  # (R, C, V)
-    logprobs = (logits.float() / temperature).log_softmax(-1)
-    chosen = logprobs.gather(-1, target[..., None])[..., 0]  # (R, C)
-    return [values[: len(ids)] for values, ids in zip(chosen, rows)]
+    decoder = model.get_decoder()
+
+    def of_piece(states, target):
+        # runs only what follows the decoder, such as scaled or capped logits: the decoder returns `states`
+        decoder.forward = lambda *args, **kwargs: type(outputs)(states)
+        logits = model(inputs_embeds=states).logits[0]
+        del decoder.forward
+        return function(logits, target)
+
+    # half a GB of logits
+    size = 2**27 // len(policy.tokenizer)
+    pieces = [*zip(outputs.last_hidden_state.split(size, 1), target.split(size))]
+    if len(pieces) == 1:
+        return of_piece(*pieces[0])
+    # logits are computed twice, and not kept
+    return torch.cat([checkpoint(of_piece, *piece, use_reentrant=False) for piece in pieces])
 
 
-def batches_of(group, weights, max_batch_tokens):
-    """Splits the completions that have a weight into batches of similar length: lists of their indices."""
-    lengths = [len(ids) for ids in group.completion_ids]
-    # equal returns leave only rounding errors, which Adam would blow up
-    weighted = [g for g in np.argsort(lengths, kind="stable") if abs(weights[g]) > 1e-12]
-    size = max(1, (max_batch_tokens - len(group.prompt_ids)) // max(lengths))
-    return [weighted[k : k + size] for k in range(0, len(weighted), size)]
+def token_logprobs(policy, prompt_ids, completion_ids, temperature):
+    """Log-probabilities of the tokens of R completions, with the prompt of each: one tensor (C,) each."""
+    outputs = decode_states(policy.model, prompt_ids, completion_ids)
+    target = torch.tensor([*chain(*completion_ids)], device=policy.model.device)  # (K,)
+
+    def chosen_logprobs(logits, target):
+        return (logits / temperature).log_softmax(-1).gather(-1, target[:, None])[:, 0]
+
+    return over_logits(chosen_logprobs, policy, outputs, target).split([len(ids) for ids in completion_ids])
+
+
+def batches_of(args, policy, parts):
+    """Splits parts (prompt_ids, completion_ids, ...) into batches of like ones, each bounded by its tokens."""
+    # 60 bytes: the activations that a backward pass needs, without those of the output head
+    most = args.max_batch_tokens or room_for_tokens(policy, 60, on_cpu=4096)
+    batches = []
+    for part in sorted(parts, key=lambda part: (len(part[0]), part[0], len(part[1]))):
+        if not batches or num_tokens([*batches[-1], part]) > most:
+            batches.append([])
+        batches[-1].append(part)
+    return batches
+
+
+def num_tokens(batch):
+    """How many tokens a batch of parts computes, with padding: of equal prompts one."""
+    prompts = {tuple(part[0]) for part in batch}
+    longest = max(len(part[1]) for part in batch)
+    return len(prompts) * max(map(len, prompts)) + len(batch) * longest
 
 
 def optimizer_step(policy, max_grad_norm):
-    """A step on the mean of all processes' gradients; each updates its share and sends it to the others.
-
-    Returns the norm of the gradient before it is clipped.
-    """
+    """A step on the mean of all processes' gradients; returns its norm before it is clipped."""
     if WORLD_SIZE > 1:
         for p in policy.trained.values():
             dist.all_reduce(p.grad.div_(WORLD_SIZE))
     grad_norm = torch.nn.utils.clip_grad_norm_(policy.trained.values(), max_grad_norm)
     policy.optimizer.step()
-    for name, p in policy.trained.items():
-        p.grad = None
-        if WORLD_SIZE > 1:
-            dist.broadcast(p.data, policy.owner[name])
+    policy.optimizer.zero_grad()
     return grad_norm.item()
 
 
@@ -462,43 +573,46 @@ def optimizer_step(policy, max_grad_norm):
 
 def terms(split, turns):
     """What is logged of a rollout, as triples (name, value, weight)."""
-    passed = defaultdict(list)  # task number -> whether each trajectory passes all tests
+    passed = defaultdict(list)  # task number -> whether each of n trajectories passes all tests
     for t, nodes in enumerate(turns, 1):
         for node in nodes:
             for i, group in node.groups.items():
-                G = len(group.completions)
-                tokens = sum(map(len, group.completion_ids))
-                entropy = -sum(map(sum, group.logprobs)) / tokens  # an estimate, in nats
-                yield f"agent_{i}/entropy", entropy, tokens
-                yield f"agent_{i}/completion_length", tokens / G, G
-                yield f"agent_{i}/stopped", np.mean(group.stopped), G
-                if G > 1:
-                    yield "zero_variance_groups", np.ptp(group.returns) < 1e-9, 1
+                yield from group_terms(i, group)
             chance = node.weight * len(turns[0]) / len(node.steps)  # of a joint action, given the task
             for step, child in zip(node.steps, node.children):
                 yield f"reward_turn{t}", np.mean(step.reward), chance
-                if child is None:  # where the branch ends
+                # where the branch ends
+                if child is None:
                     for name, value in step.parts.items():
-                        yield name, value, chance
-                    if "all_passed" in step.parts:
+                        yield name, float(value), chance
+                    if split == "eval" and "all_passed" in step.parts:
                         passed[node.task_number].append(step.parts["all_passed"])
     for root in turns[0]:
         for i, value in enumerate(root.value):
             yield f"agent_{i}/return", value, 1
             yield "return", value, 1
-    if split == "eval":
-        for outcomes in passed.values():  # unbiased estimates: Chen et al., 2021, arXiv 2107.03374
-            n = len(outcomes)
-            failed = sum(outcome < 1 for outcome in outcomes)
-            for k in 2 ** np.arange(n.bit_length()):
-                yield f"pass@{k}", 1 - math.comb(failed, k) / math.comb(n, k), 1
+    for values in passed.values():
+        yield "pass@1", np.mean(values), 1
+        yield f"pass@{len(values)}", max(values), 1
+
+
+def group_terms(i, group):
+    """Of agent i's completions at a node."""
+    G = len(group.completions)
+    tokens = sum(map(len, group.completion_ids))
+    entropy = -sum(map(sum, group.logprobs)) / tokens  # an estimate, in nats
+    yield f"agent_{i}/entropy", entropy, tokens
+    yield f"agent_{i}/completion_length", tokens / G, G
+    yield f"agent_{i}/stopped", np.mean(group.stopped), G
+    if G > 1:
+        yield "zero_variance_groups", np.ptp(group.returns) < 1e-9, 1
 
 
 def summarize(split, turns):
     """The logged metrics: weighted means, over all processes."""
     sums = defaultdict(float)
     weights = defaultdict(float)
-    for name, value, weight in chain(*gather(list(terms(split, turns)))):
+    for name, value, weight in chain(*all_gather(list(terms(split, turns)))):
         sums[name] += weight * value
         weights[name] += weight
     return {f"{split}/{name}": sums[name] / weights[name] for name in sums}
@@ -538,7 +652,7 @@ def record_of(group):
 
 def to_json(value):
     """What JSON does not know, as what it knows."""
-    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else str(value)
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic, torch.Tensor)) else str(value)
 
 
 def log(args, run_dir, iteration, metrics, lines):
@@ -587,27 +701,14 @@ def catch_signals():
     return signals
 
 
-def moments_of(policy):
-    """AdamW's state of each parameter: name -> dict of tensors, in process 0, to which their owners send them."""
-    moments = {}
-    for name, p in policy.trained.items():
-        state = [{key: value.cpu() for key, value in policy.optimizer.state[p].items()}]  # empty, except in the owner
-        if WORLD_SIZE > 1:
-            dist.broadcast_object_list(state, policy.owner[name])
-        if RANK == 0:
-            moments[name] = state[0]
-    return moments
-
-
 def save_checkpoint(run_dir, iteration, policies):
     """Writes state.pt, from which any number of processes resumes."""
-    moments = [moments_of(policy) for policy in policies]
     if RANK > 0:
         return
     state = {
         "iteration": iteration,
         "models": [policy.trained for policy in policies],
-        "moments": moments,
+        "optimizers": [policy.optimizer.state_dict() for policy in policies],
         "sizes": {name: os.path.getsize(f"{run_dir}/{name}") for name in ("metrics.jsonl", "rollouts.jsonl")},
     }
     torch.save(state, f"{run_dir}/state.tmp")
@@ -620,13 +721,14 @@ def load_checkpoint(run_dir, policies):
     state = torch.load(f"{run_dir}/state.pt", map_location="cpu")
     if [policy.trained.keys() for policy in policies] != [weights.keys() for weights in state["models"]]:
         fail("--resume: its agents are others; leave out --model, --num-agents and --lora-rank.")
-    for policy, weights, moments in zip(policies, state["models"], state["moments"]):
+    for policy, weights, moments in zip(policies, state["models"], state["optimizers"]):
         for name, p in policy.trained.items():
             p.data.copy_(weights[name])
-            if policy.owner[name] == RANK:
-                policy.optimizer.state[p] = {key: value.to(p.device) for key, value in moments[name].items()}
+        policy.optimizer.load_state_dict(moments)
     for name, size in state["sizes"].items():
-        os.truncate(f"{run_dir}/{name}", size)
+        # a log that is missing is begun anew
+        with open(f"{run_dir}/{name}", "ab") as file:
+            file.truncate(min(size, file.tell()))
     return state["iteration"]
 
 
@@ -639,13 +741,14 @@ def save_policies(args, run_dir, policies):
         policy.tokenizer.save_pretrained(f"{run_dir}/agent_{i}")
 
 
-def evaluate(args, env, policy_of, tasks, iteration):
+def evaluate(args, env, players, tasks, iteration):
     """Metrics and lines for rollouts.jsonl of the held-out tasks. Always the same seed, so that it can be compared."""
     reseed(args.seed, 0)
     generations = [args.eval_generations, *[1] * (args.num_turns - 1)]
-    temperature = args.temperature if args.eval_temperature is None else args.eval_temperature
-    turns = rollout(args, env, policy_of, tasks, generations, "align", temperature)
-    lines = gather(list(records(iteration, args.eval_split, turns, args.num_agents)))
+    if args.eval_temperature is not None:
+        args = replace(args, temperature=args.eval_temperature)
+    turns = rollout(args, env, players, tasks, generations, "align")
+    lines = all_gather(list(records(iteration, args.eval_split, turns, args.num_agents)))
     return summarize("eval", turns), list(chain(*lines))
 
 
@@ -682,20 +785,25 @@ class Node:
     value: Any = None  # (N,), mean return of each agent
 
 
-def rollout(args, env, policy_of, tasks, generations, joint_mode, temperature):
-    """Grows a tree for each (number, task), with G = generations[t] at turn t. Returns the nodes of each turn."""
-    N = len(policy_of)
+def rollout(args, env, players, tasks, generations, joint_mode):
+    """Grows a tree for each (number, task), with G = generations[t] at turn t. Returns the nodes of each turn.
+
+    players: the policy of each agent.
+    """
+    N = len(players)
     turns = []
     nodes = [Node(number, task, [], [], 1 / len(tasks)) for number, task in tasks]
     for t, G in enumerate(generations):
-        # each agent that has a prompt draws G completions of it
-        prompts = [env.observe(node.task, node.history) for node in nodes]
-        for i, policy in enumerate(policy_of):
-            speaking = [k for k in range(len(nodes)) if prompts[k][i] is not None]  # elsewhere it is silent
-            if speaking:
-                groups = complete(args, policy, [prompts[k][i] for k in speaking], G, temperature)
-                for k, group in zip(speaking, groups):
-                    nodes[k].groups[i] = group
+        # each agent that has a prompt draws G completions of it; a policy those of all agents that it plays at once
+        seats = defaultdict(list)  # policy -> triples of node, agent and prompt
+        for node in nodes:
+            for i, prompt in enumerate(env.observe(node.task, node.history)):
+                if prompt is not None:
+                    seats[players[i]].append((node, i, prompt))
+        for policy, own_seats in seats.items():
+            groups = complete(args, policy, [prompt for _, _, prompt in own_seats], G)
+            for (node, i, _), group in zip(own_seats, groups):
+                node.groups[i] = group
 
         # joint actions, scored all at once: some environments run tests
         branches = []
@@ -714,14 +822,13 @@ def rollout(args, env, policy_of, tasks, generations, joint_mode, temperature):
             fail("--env: step() has to return a Step for each branch.")
 
         # a child for each joint action that does not end its branch
-        last = t + 1 == len(generations)
         for node in nodes:
             J = len(node.joint)
             node.steps = steps[:J]
             steps = steps[J:]
             for j, step in enumerate(node.steps):
                 child = Node(node.task_number, node.task, [*node.path, j], [*node.history, step], node.weight / J)
-                node.children.append(None if step.done or last else child)
+                node.children.append(None if step.done or t + 1 == len(generations) else child)
         turns.append(nodes)
         nodes = [child for node in nodes for child in node.children if child]
         if not nodes:
@@ -755,7 +862,7 @@ if __name__ == "__main__":
     G = args.num_generations
     script = os.path.basename(__file__).removesuffix(".py")
     run_name = f"{args.env.replace(':', '.')}__{script}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}"
-    run_dir = gather(args.resume or f"{args.output_dir}/{run_name}")[0]
+    run_dir = all_gather(args.resume or f"{args.output_dir}/{run_name}")[0]
     if args.track != "none" and RANK == 0:  # before models load, so that a missing key does not cost minutes
         name = os.path.basename(os.path.normpath(run_dir))
         os.environ["WANDB_RUN_ID"] = name  # a resumed run continues there too
@@ -768,9 +875,9 @@ if __name__ == "__main__":
     eval_tasks = [eval_tasks[k] for k in held_out[RANK::WORLD_SIZE]]
     torch.manual_seed(args.seed)  # new adapters are the same in all processes
     base_models = {}
-    models = list(zip(args.model * N, devices * N))[: 1 if args.share_policy else N]  # with the device of each
-    policies = [load_policy(args, name, device, base_models) for name, device in models]
-    policy_of = (policies * N)[:N]  # the policy of each agent
+    origins = list(zip(args.model * N, devices * N))[: 1 if args.share_policy else N]
+    policies = [load_policy(args, name, device, base_models) for name, device in origins]
+    players = (policies * N)[:N]  # the policy of each agent
     # the order of the training tasks in all iterations: shuffled passes over all tasks, one after the other
     passes = np.tile(range(len(train_tasks)), (args.num_iterations * B // len(train_tasks) + 1, 1))
     order = np.random.default_rng(args.seed).permuted(passes, axis=1).flatten()
@@ -779,7 +886,7 @@ if __name__ == "__main__":
     if RANK == 0:
         make_run_dir(args, run_dir)
     if not args.resume:
-        log(args, run_dir, 0, *evaluate(args, env, policy_of, eval_tasks, 0))
+        log(args, run_dir, 0, *evaluate(args, env, players, eval_tasks, 0))
     signals = catch_signals()
 
     last_iteration = args.num_iterations
@@ -787,13 +894,14 @@ if __name__ == "__main__":
         # 1 ROLLOUT: a tree for each of this process's tasks
         began = perf_counter()
         reseed(args.seed, iteration)
-        batch = order[(iteration - 1) * B : iteration * B]  # (B,)
-        tasks = [train_tasks[k] for k in batch[RANK::WORLD_SIZE]]
+        numbers = order[(iteration - 1) * B : iteration * B]  # (B,)
+        tasks = [train_tasks[k] for k in numbers[RANK::WORLD_SIZE]]
         try:
-            turns = rollout(args, env, policy_of, tasks, [G] * T, args.joint_mode, args.temperature)
+            turns = rollout(args, env, players, tasks, [G] * T, args.joint_mode)
         except (Exception, SystemExit):
-            if WORLD_SIZE == 1:  # several processes would wait for each other
-                save_checkpoint(run_dir, iteration - 1, policies)  # no weight has changed since
+            # no weight has changed since the last iteration; several processes would wait for each other
+            if WORLD_SIZE == 1:
+                save_checkpoint(run_dir, iteration - 1, policies)
             raise
         metrics = summarize("train", turns) | {"time/rollout": perf_counter() - began}
 
@@ -810,43 +918,51 @@ if __name__ == "__main__":
         # 3 UPDATE: one optimizer step for each policy
         tokens = 0
         for i, policy in enumerate(policies):
-            loss = 0.0
-            for p in policy.trained.values():
-                p.grad = torch.zeros_like(p)  # in every process, also without a completion to train on
-            own_groups = [(node, node.groups[k]) for node in nodes for k in node.groups if policy_of[k] is policy]
-            for node, group in own_groups:
-                tokens += sum(map(len, group.completion_ids))
+            parts = []  # triples of prompt_ids, completion_ids and weight, of completions to train on
+            for node, k in product(nodes, range(N)):
+                group = node.groups.get(k)
+                if group is None or players[k] is not policy:
+                    continue
                 w = node.weight / G
                 discount = args.gamma ** len(node.history)
                 weights = w * discount * group.advantages / args.max_new_tokens  # (G,)
-                for batch in batches_of(group, weights, args.max_batch_tokens):
-                    completion_ids = [group.completion_ids[g] for g in batch]
-                    with policy.autocast:
-                        logprobs = token_logprobs(policy, group.prompt_ids, completion_ids, args.temperature)
-                    batch_loss = 0.0
-                    for g, values in zip(batch, logprobs):
-                        batch_loss -= float(weights[g]) * values.sum()
-                    batch_loss.backward()
-                    loss += batch_loss.item()
+                for completion_ids, weight in zip(group.completion_ids, weights.tolist()):
+                    tokens += len(completion_ids)
+                    # equal returns leave only rounding errors, which Adam would blow up
+                    if abs(weight) > 1e-12:
+                        parts.append((group.prompt_ids, completion_ids, weight))
+            # in every process, also without a completion to train on
+            for p in policy.trained.values():
+                p.grad = torch.zeros_like(p)
+            loss = 0.0
+            for batch in batches_of(args, policy, parts):
+                prompt_ids, completion_ids, weights = zip(*batch)
+                with policy.autocast:
+                    logprobs = token_logprobs(policy, prompt_ids, completion_ids, args.temperature)
+                batch_loss = 0.0
+                for weight, values in zip(weights, logprobs):
+                    batch_loss -= weight * values.sum()
+                batch_loss.backward()
+                loss += batch_loss.item()
             decay = 1 - (iteration - 1) / args.num_iterations if args.anneal_lr else 1.0
             policy.optimizer.param_groups[0]["lr"] = decay * args.learning_rate
             grad_norm = optimizer_step(policy, args.max_grad_norm)
-            metrics |= {f"agent_{i}/loss": np.mean(gather(loss)), f"agent_{i}/grad_norm": grad_norm}
+            metrics |= {f"agent_{i}/loss": np.mean(all_gather(loss)), f"agent_{i}/grad_norm": grad_norm}
 
         # 4 LOG
-        metrics |= {"time/iteration": perf_counter() - began, "tokens": sum(gather(tokens))}
+        metrics |= {"time/iteration": perf_counter() - began, "tokens": sum(all_gather(tokens))}
 
         # 5 EVALUATE
         lines = list(records(iteration, "train", turns, N, num_tasks=2))
         last = iteration == last_iteration
         if last or iteration % args.eval_every == 0:
-            eval_metrics, eval_lines = evaluate(args, env, policy_of, eval_tasks, iteration)
+            eval_metrics, eval_lines = evaluate(args, env, players, eval_tasks, iteration)
             metrics |= eval_metrics
             lines += eval_lines
         log(args, run_dir, iteration, metrics, lines)
 
         # 6 CHECKPOINT
-        stopping = any(gather(len(signals)))
+        stopping = any(all_gather(len(signals)))
         if last or stopping or iteration % args.save_every == 0:
             save_checkpoint(run_dir, iteration, policies)
         if stopping:

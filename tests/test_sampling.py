@@ -10,11 +10,12 @@ import torch
 import transformers as hf
 from conftest import CHAT, END, START, STOP, load_policy, make_tokenizer, save_model
 from tokenizers import processors
+from torch.utils._python_dispatch import TorchDispatchMode
 from toy import Letters
 
 import magrpo
 
-PROMPTS = [[5, 6, 7], [40] * 31, [1, 0, 2, 9, 0], [200, 3, 200, 8] * 4]  # some longer than a window of 9
+PROMPTS = [[5, 6, 7], [40] * 31, [1, 0, 2, 9, 0], [200, 3, 200, 8] * 4, [7]]  # some longer than a window of 9
 GPT = {"num_heads": 4, "num_layers": 2, "attention_types": [[["global", "local"], 1]]}
 GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 9}
 SOFTCAPS = {"final_logit_softcapping": 2.0, "attn_logit_softcapping": 1.0}
@@ -36,21 +37,12 @@ KINDS = {  # name -> (class, changes of its configuration)
     "a window": (hf.MistralForCausalLM, {"sliding_window": 9}),
     "alternating windows and soft caps": (hf.Gemma2ForCausalLM, GEMMA | SOFTCAPS | LAYERS),
     "alternating windows and two rotations": (hf.Gemma3ForCausalLM, GEMMA | LAYERS),
+}
+REFUSED = {
     "chunks": (hf.Llama4ForCausalLM, {"attention_chunk_size": 9, "num_local_experts": 2, "head_dim": 8}),
     "attention of its own, with windows": (hf.GPTNeoForCausalLM, GPT),
     "attention of its own, with alibi": (hf.BloomForCausalLM, {}),
     "attention of its own, with alibi in a mask": (hf.FalconForCausalLM, {"alibi": True}),
-}
-ROW_EACH = {  # whose completions do not share a row, since a mask of ours does not decide what each layer sees
-    "a window",
-    "alternating windows and soft caps",
-    "alternating windows and two rotations",
-    "chunks",
-    "attention of its own, with windows",
-    "attention of its own, with alibi",
-    "attention of its own, with alibi in a mask",
-}
-OTHERS = {
     "mamba": (hf.Mamba2ForCausalLM, {"num_heads": 4, "head_dim": 16, "n_groups": 1, "state_size": 8}),
     "convolutions": (hf.Lfm2ForCausalLM, {"layer_types": ["conv", "full_attention"]}),
 }
@@ -86,35 +78,167 @@ def refused(capsys, function, *args):
     assert "error: --model" in capsys.readouterr().err
 
 
+class Graph:
+    """Stands for torch.cuda.CUDAGraph on a CPU: a capture computes nothing, and a replay is the step of its cache."""
+
+    cache = None
+    real_step = magrpo.FixedCache.decode_step
+    replays = 0
+
+    def replay(self):
+        Graph.replays += 1
+        self.cache.logits.copy_(Graph.real_step(self.cache))
+
+
+class Capture:
+    """Stands for torch.cuda.graph."""
+
+    graph = None
+
+    def __init__(self, graph, stream, capture_error_mode):
+        self.graph = graph
+
+    def __enter__(self):
+        Capture.graph = self.graph
+
+    def __exit__(self, *_):
+        Capture.graph = None
+
+
+def decode_step(cache):
+    if Capture.graph is None:
+        return Graph.real_step(cache)
+    Capture.graph.cache = cache
+    return torch.empty(len(cache.input_ids), cache.policy.model.config.vocab_size)
+
+
+@pytest.fixture(params=["plain", "captured"])
+def load_each(request, monkeypatch):
+    """Loads a policy, once to decode as on a CPU and once as on a GPU."""
+    Graph.replays = 0
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", Capture)
+    monkeypatch.setattr(magrpo.FixedCache, "decode_step", decode_step)
+
+    def load_each(path):
+        policy = load(path)
+        policy.stream = "a stream" if request.param == "captured" else None
+        return policy
+
+    return load_each
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_sampled_and_trained_logprobs_are_the_models(kind, tmp_path):
+def test_sampled_and_trained_logprobs_are_the_models(kind, load_each, tmp_path):
     """Fails if a position, mask, window, cache, scale or row is wrong, or a stop token is left out or passed by."""
     model_class, changes = KINDS[kind]
     path = save_model(tmp_path / "m", model_class=model_class, **changes)
-    policy, temperature = load(path), 0.7
-    assert policy.full_attention == (kind not in ROW_EACH)
+    policy, temperature = load_each(path), 0.7
     torch.manual_seed(0)
-    lengths = set()
-    for prompt, group in zip(PROMPTS, magrpo.sample(policy, PROMPTS, 4, temperature, 20), strict=True):
-        group.sort(key=lambda pair: len(pair[0]))
-        completions = [ids for ids, _ in group]
-        assert len(completions) == 4
-        assert len(set(map(tuple, completions))) > 1
-        trained = magrpo.token_logprobs(policy, prompt, completions, temperature)
-        for (ids, sampled), logprobs in zip(group, trained, strict=True):
-            exact = exact_logprobs(path, prompt, ids, temperature)
-            assert sampled == pytest.approx(exact, abs=1e-4)
-            assert logprobs.tolist() == pytest.approx(exact, abs=1e-4)
-            assert set(ids[:-1]).isdisjoint(policy.stop_ids)
-            assert ids[-1] in policy.stop_ids or len(ids) == 20
-            lengths.add(len(ids))
-    assert len(lengths) > 3
+    groups = magrpo.sample(policy, PROMPTS, 4, temperature, 40)
+    prompts = []
+    pairs = []
+    for prompt, group in zip(PROMPTS, groups, strict=True):
+        assert len({tuple(ids) for ids, _ in group}) > 1
+        prompts += [prompt] * 4
+        pairs += group
+    completions = [ids for ids, _ in pairs]
+    trained = magrpo.token_logprobs(policy, prompts, completions, temperature)
+    for prompt, (ids, sampled), logprobs in zip(prompts, pairs, trained, strict=True):
+        exact = exact_logprobs(path, prompt, ids, temperature)
+        assert sampled == pytest.approx(exact, abs=1e-4)
+        assert logprobs.tolist() == pytest.approx(exact, abs=1e-4)
+        assert set(ids[:-1]).isdisjoint(policy.stop_ids)
+        assert ids[-1] in policy.stop_ids or len(ids) == 40
+    assert len(set(map(len, completions))) > 6
+    # from the second step after a capture on
+    assert bool(Graph.replays) == bool(policy.stream)
 
 
-@pytest.mark.parametrize("kind", OTHERS)
+def test_pieces_of_the_logits(model_dir, monkeypatch):
+    """Fails if a piece of the logits is lost, misplaced or without a gradient."""
+    policy = load(model_dir)
+    completions = [[30 + k] * (3 + 2 * k) for k in range(len(PROMPTS))]
+    gradients = []
+    for vocabulary in 1, 2**27 // 20:
+        # pieces of 2**27 tokens, and of 20
+        monkeypatch.setattr(type(policy.tokenizer), "__len__", lambda _, size=vocabulary: size)
+        logprobs = magrpo.token_logprobs(policy, PROMPTS, completions, 0.7)
+        for prompt, ids, values in zip(PROMPTS, completions, logprobs):
+            assert values.tolist() == pytest.approx(exact_logprobs(model_dir, prompt, ids, 0.7), abs=1e-4)
+        torch.cat(list(logprobs)).square().mean().backward()
+        gradients.append([p.grad for p in policy.trained.values()])
+        policy.model.zero_grad()
+    for whole, pieces in zip(*gradients):
+        torch.testing.assert_close(pieces, whole, atol=1e-4 * whole.abs().max().item(), rtol=1e-3)
+
+
+@pytest.mark.parametrize("most, count", [(1, 20), (59, 20), (180, 4), (360, 2), (10**6, 1)])
+def test_batches_are_bounded(most, count):
+    """Fails if padding makes a batch larger than the memory, or equal prompts count more than once."""
+    parts = [([k] * 30, [5] * 30, number) for number in range(5) for k in range(4)]
+    batches = magrpo.batches_of(magrpo.Args(max_batch_tokens=most), None, parts)
+    assert len(batches) == count
+    assert sorted(itertools.chain(*batches)) == sorted(parts)
+    uneven = [([1] * 30, [5], 0), ([1], [5] * 30, 0)]
+    padded = magrpo.batches_of(magrpo.Args(max_batch_tokens=119), None, uneven)
+    assert [len(batch) for batch in padded] == [1, 1]
+
+
+class Operators(TorchDispatchMode):
+    """Lists the operators that are not of a replayed step."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("load_each", ["captured"], indirect=True)
+def test_a_step_is_one_graph_and_few_operators_without_a_wait(load_each, tmp_path, monkeypatch):
+    """Fails if something small is launched from Python for each token, or the device is asked at each."""
+    policy = load_each(save_model(tmp_path / "m", stops=[3]))
+    monkeypatch.setattr(Graph, "replay", lambda graph: None)
+    names = []
+    for C in 6, 16:
+        with Operators() as mode:
+            magrpo.sample(policy, [[5, 6, 7]], 4, 1.0, C)
+        names.append(mode.names)
+    short, long = names
+    assert len(long) - len(short) <= 10 * 25
+    assert long.count("_local_scalar_dense") == short.count("_local_scalar_dense")
+
+
+def test_bfloat16_cache(model_dir):
+    """Fails if keys or the mask have another dtype than attention, or are rounded more than once."""
+    policy = load(model_dir)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        (group,) = magrpo.sample(policy, [[5, 6, 7]], 8, 1.0, 20)
+        cache, _, real = magrpo.prefill(policy.model, [[5]], 2)
+        cache = magrpo.FixedCache(policy, cache, real, 20)
+    assert cache.layers[0].keys.dtype == torch.bfloat16
+    for ids, logprobs in group:
+        assert logprobs == pytest.approx(exact_logprobs(model_dir, [5, 6, 7], ids), abs=0.1)
+
+
+def test_rotations_that_look_at_the_length_are_not_captured(tmp_path, monkeypatch):
+    """Fails if a graph would repeat the rotations of the length at which it was captured."""
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: "a stream")
+    streams = []
+    for name in "default", "dynamic":
+        rope = {"rope_type": name, "factor": 2.0, "rope_theta": 1e4}
+        model = plain_model(save_model(tmp_path / name, rope_parameters=rope))
+        streams.append(magrpo.capture_stream(model, torch.device("cuda")))
+    assert streams == ["a stream", None]
+
+
+@pytest.mark.parametrize("kind", REFUSED)
 def test_layers_that_are_not_known_to_work_are_refused(kind, tmp_path, capsys):
     """Fails if a model would sample or train, nats off and in silence."""
-    model_class, changes = OTHERS[kind]
+    model_class, changes = REFUSED[kind]
     path = save_model(tmp_path / "m", model_class=model_class, **changes)
     refused(capsys, load, path)
 
@@ -215,7 +339,7 @@ def test_agents_read_what_the_environment_shows_them(model_dir, tmp_path):
     args = magrpo.Args(max_new_tokens=8, max_batch_tokens=30)
     tasks = list(enumerate(env.tasks("train")))
     torch.manual_seed(0)
-    turns = magrpo.rollout(args, env, policies, tasks, [3, 2], "align", 1.0)
+    turns = magrpo.rollout(args, env, policies, tasks, [3, 2], "align")
     assert len(turns[1]) > 6
     for node in itertools.chain(*turns):
         prompts = env.observe(node.task, node.history)
@@ -268,5 +392,5 @@ def test_what_a_template_opens_is_a_thought(template, expected, model_dir, monke
     pair = policy.tokenizer("so").input_ids, []
     monkeypatch.setattr(magrpo, "sample", lambda policy, prompts, G, *_: [[pair] * G for _ in prompts])
     tasks = [(0, {"letter": "a"})]
-    ((node,),) = magrpo.rollout(magrpo.Args(max_new_tokens=9), env, [policy], tasks, [2], "align", 1.0)
+    ((node,),) = magrpo.rollout(magrpo.Args(max_new_tokens=9), env, [policy], tasks, [2], "align")
     assert node.steps[0].actions == [expected]
