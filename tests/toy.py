@@ -12,6 +12,17 @@ class Step(NamedTuple):
     feedback: object = None
 
 
+def play(env, task, write):
+    """The prompts of each turn and the Steps of a branch in which agent i writes write(turn, i, prompt)."""
+    turns, history = [], []
+    while not (history and history[-1].done):
+        prompts = env.observe(task, history)
+        actions = [write(len(turns), i, prompt) if prompt else "" for i, prompt in enumerate(prompts)]
+        history += env.step([(task, history, actions)])
+        turns.append(prompts)
+    return turns, history
+
+
 class Letters:
     """Agents earn by using a given letter; more than 14 characters of agent 0 end the branch. Any number of turns."""
 
@@ -59,8 +70,6 @@ class Selfish(Letters):
 
 class SelfishInTurn(Selfish, Sequential):
     """Rewards of their own, and one speaker a turn."""
-
-    observe = Sequential.observe
 
 
 class Cases:
