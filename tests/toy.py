@@ -1,4 +1,4 @@
-"""Small environments for the tests, as a user would write them."""
+"""Small environments for the tests, as a user would write them; how tests play others, and read tables."""
 
 from string import ascii_lowercase, ascii_uppercase
 from typing import NamedTuple
@@ -10,6 +10,11 @@ class Step(NamedTuple):
     parts: dict
     done: bool
     feedback: object = None
+
+
+def rows_of(table):
+    """The cells of a table of plain text, one row a line, with | between cells."""
+    return [[cell.strip() for cell in line.split("|")] for line in table.strip("\n").splitlines()]
 
 
 def play(env, task, write):
