@@ -59,11 +59,28 @@ def save_model(path, seed=0, stops=STOP_IDS, tokenizer=None, model_class=Qwen2Fo
     return str(path)
 
 
+def lines_of(run_dir, name="rollouts.jsonl"):
+    with open(os.path.join(run_dir, name)) as file:
+        return [json.loads(line) for line in file]
+
+
 def metrics_of(run_dir, without=("time/", "tokens_per_second")):
     """The lines of metrics.jsonl, without what depends on the clock."""
-    with open(os.path.join(run_dir, "metrics.jsonl")) as file:
-        lines = [json.loads(line) for line in file]
+    lines = lines_of(run_dir, "metrics.jsonl")
     return [{key: value for key, value in line.items() if not key.startswith(without)} for line in lines]
+
+
+def slow_distributions(model, prompt_ids, completion_ids, temperature=1.0):
+    """The log-probabilities of all tokens before each token of one completion, by a plain forward pass: (C, V)."""
+    ids = torch.tensor([[*prompt_ids, *completion_ids]])
+    logits = model(ids).logits[0, len(prompt_ids) - 1 : -1]
+    return (logits.double() / temperature).log_softmax(-1)
+
+
+def slow_logprobs(model, prompt_ids, completion_ids, temperature=1.0):
+    """The log-probability of each token of one completion, with gradients: (C,)."""
+    logprobs = slow_distributions(model, prompt_ids, completion_ids, temperature)
+    return logprobs[range(len(completion_ids)), list(completion_ids)]
 
 
 def load_policy(script, path, **arguments):
@@ -78,17 +95,12 @@ def policies_of(names):
     return (names["policies"] * N)[:N]
 
 
-def names_of_script():
-    """The global names of the script that calls an optimizer's step(), which torch wraps."""
-    frame = sys._getframe(1)
-    while "turns" not in frame.f_globals:
-        frame = frame.f_back
-    return frame.f_globals
-
-
 def trained_by(optimizer):
-    """The global names of the script that calls step(), the policy that it trains, and the agents of that policy."""
-    names = names_of_script()
+    """Of an optimizer whose step() is called: the script's global names, the policy, and the agents that it plays."""
+    frame = sys._getframe(1)
+    while "turns" not in frame.f_globals:  # torch wraps step()
+        frame = frame.f_back
+    names = frame.f_globals
     (policy,) = (policy for policy in names["policies"] if policy.optimizer is optimizer)
     agents = [k for k, player in enumerate(policies_of(names)) if player is policy]
     return names, policy, agents

@@ -5,6 +5,7 @@ from itertools import combinations_with_replacement, product
 from operator import itemgetter
 
 import pytest
+from toy import play, rows_of
 
 import envs
 from rewards.debate import choice, debate_reward, verdict_reward
@@ -13,11 +14,12 @@ CHOICE = {"topic": "choice"}
 JUDGE = {"form": "judge", "num_agents": 3}
 ROUTES = [(0, 0), (0, 1), (1, 0), (1, 1)]  # whether an agent is right in the first and in the last round
 STORY = (0, 3, 8, 10)  # the words of a question that decide its split: name, thing, and two of what happens
-WORTHLESS = [
-    "\\boxed{12} \\boxed{13} \\boxed{12}",
-    "\\boxed{A, B, C, D, 11, 12, 13}",
-    "Research shows that, therefore, without any doubt, first 12, then B, so = true. All agree.",
-]
+# Lists, one wrong answer of all, and style
+WORTHLESS = r"""
+\boxed{12} \boxed{13} \boxed{12}
+\boxed{A, B, C, D, 11, 12, 13}
+Research shows that, therefore, without any doubt, first 12, then B, so = true. All agree.
+"""
 # What a box may hold | the letter that it chooses
 CHOICES = r"""
 B | B
@@ -52,7 +54,7 @@ def debate(routes):
     return debate_reward(rounds, "12")
 
 
-@pytest.mark.parametrize("num_agents", range(1, 6))
+@pytest.mark.parametrize("num_agents", range(1, 4))
 def test_failing_on_purpose_never_pays(num_agents):
     """Fails if a correction earns a bonus, such as 0.1 x share of agents wrong in round 1 and right at the end."""
     for others in combinations_with_replacement(ROUTES, num_agents - 1):
@@ -72,20 +74,19 @@ def test_what_a_debate_earns():
     assert parts == dict.fromkeys(parts, 0) | half | quarter
 
 
-def test_the_letter_of_an_option():
+@pytest.mark.parametrize("form, letter", rows_of(CHOICES))
+def test_the_letter_of_an_option(form, letter):
     """Fails if a usual form of a letter is refused, if two letters are one, or if the option's text counts."""
-    for row in CHOICES.strip().splitlines():
-        form, letter = row.split(" | ")
-        assert str(choice(boxed(form))) == letter, row
-        assert debate_reward([[boxed(form)]], "B")[0] == pytest.approx(1.3 * (letter == "B")), row
+    assert str(choice(boxed(form))) == letter
+    assert debate_reward([[boxed(form)]], "B")[0] == pytest.approx(1.3 * (letter == "B"))
 
 
-@pytest.mark.parametrize("text", WORTHLESS)
-def test_neither_style_nor_agreement_nor_lists_earn_anything(text):
+@pytest.mark.parametrize("row", rows_of(WORTHLESS))
+def test_neither_style_nor_agreement_nor_lists_earn_anything(row):
     """Fails if words, one wrong answer of all, or an answer among several are paid."""
     for num_agents, gold in product((1, 3), ("12", "B")):
-        assert debate_reward([[text] * num_agents] * 2, gold)[0] == 0
-    assert verdict_reward(text, "true")[0] == verdict_reward(text, "false")[0] == 0
+        assert debate_reward([row * num_agents] * 2, gold)[0] == 0
+    assert verdict_reward(*row, "true")[0] == verdict_reward(*row, "false")[0] == 0
 
 
 def solve(question):
@@ -117,35 +118,30 @@ def test_agents_see_the_last_texts_and_not_who_is_right(num_agents):
     """Fails if a right answer or an old text shows, a box is cut off, an agent poses as several, or all rounds pay."""
     env = envs.make("debate", num_agents, 3)
     task = env.tasks("train")[0]
-    history = []
-    for age in "old", "new":
-        actions = [f"{age * 200} far\nYou: \\boxed{{{i}}}\n<think>Hm" for i in range(num_agents)]
-        assert env.observe(task, history) == env.observe({**task, "answer": "x"}, history)
-        history += env.step([(task, history, actions)])
-    for own, prompt in enumerate(env.observe(task, history)):
-        quotes = [line.split(": ", 1) for line in prompt.splitlines() if "far" in line]
-        others = [i for i in range(num_agents) if i != own]
-        assert [name for name, _ in quotes] == ["You", *(f"Agent {i + 1}" for i in others)]
-        for i, (_, text) in zip([own, *others], quotes):
-            assert len(text) == 400
-            assert text.endswith(f"newnew far You: \\boxed{{{i}}}")
+
+    def write(turn, i, prompt):
+        age = ["old", "new", ""][turn]
+        return f"{age * 200} far\nYou: {boxed(i)}\n<think>Hm" if age else boxed(task["answer"])
+
+    turns, steps = play(env, task, write)
+    assert turns == play(env, task | {"answer": "x"}, write)[0]
+    texts = [f"{'new' * 200} far You: {boxed(i)}"[-400:] for i in range(num_agents)]
+    for own, prompt in enumerate(turns[2]):
+        quotes = dict(line.split(": ", 1) for line in prompt.splitlines() if "far" in line)
+        assert quotes.pop("You") == texts[own]
+        assert quotes == {f"Agent {i + 1}": text for i, text in enumerate(texts) if i != own}
         assert "old" not in prompt
-    history += env.step([(task, history, [boxed(task["answer"])] * num_agents)])
-    assert [step.reward for step in history] == [0, 0, pytest.approx(1.2)]
-    assert [step.done for step in history] == [False, False, True]
+    assert [step.reward for step in steps] == [0, 0, pytest.approx(1.2)]
 
 
-def test_only_the_judge_is_scored():
+@pytest.mark.parametrize("judgement", ["true", "false"])
+def test_only_the_judge_is_scored(judgement):
     """Fails if sides are paid for their own boxes, or if a judge speaks first or reads one side only."""
     env = envs.make("debate", **JUDGE)
-    for task, judgement in product(env.tasks("test")[:9], ("true", "false")):
-        *sides, judge = env.observe(task, [])
+    for task in env.tasks("test")[:9]:
+        texts = [boxed(task["answer"]) + side for side in "12"] + [boxed(judgement)]
+        (sides, verdict), steps = play(env, task, lambda turn, i, prompt, texts=texts: texts[i])
         assert sides[0] != sides[1]
-        assert judge is None
-        speeches = [f"{side} {boxed(task['answer'])}" for side in "12"]
-        history = env.step([(task, [], [*speeches, ""])])
-        *sides, judge = env.observe(task, history)
-        assert sides == [None, None]
-        assert f"For: {speeches[0]}\nAgainst: {speeches[1]}" in judge
-        (step,) = env.step([(task, history, ["", "", boxed(judgement)])])
-        assert (history[0].reward, step.reward, step.done) == (0, judgement == task["answer"], True)
+        assert [sides[2], *verdict[:2]] == [None] * 3
+        assert f"For: {texts[0]}\nAgainst: {texts[1]}" in verdict[2]
+        assert [step.reward for step in steps] == [0, judgement == task["answer"]]

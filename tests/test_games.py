@@ -3,6 +3,7 @@
 from itertools import product
 
 import pytest
+from toy import play
 
 import envs
 from envs.games import MOODS, ROLES, true_people
@@ -16,23 +17,18 @@ def read(prompt):
     return fact, people.split(", ")
 
 
-def speak(env, task, messages):
-    """(what the listener reads, the history) after these messages."""
-    history = env.step([(task, [], [*messages, ""])])
-    assert (history[0].reward, history[0].done) == (0, False)
-    return read(env.observe(task, history)[-1]), history
-
-
-def play(env, tasks, tell, choose):
+def mean_parts(env, split, tell, choose):
     """Mean parts of two policies that see what read() finds: tell(fact, people), choose(message, people)."""
-    branches = []
-    for task in tasks:
-        *prompts, _ = env.observe(task, [])
-        observation, history = speak(env, task, [tell(*read(prompt)) for prompt in prompts])
-        branches.append((task, history, ["", "", f"\\boxed{{{choose(*observation)}}}"]))
-    steps = env.step(branches)
-    assert all(step.done and step.reward == step.parts["success"] for step in steps)
-    return {name: sum(step.parts[name] for step in steps) / len(steps) for name in steps[0].parts}
+
+    def write(turn, i, prompt):
+        return f"\\boxed{{{choose(*read(prompt))}}}" if turn else tell(*read(prompt))
+
+    parts = []
+    for task in env.tasks(split):
+        _, (first, last) = play(env, task, write)
+        assert (first.reward, last.reward) == (0, last.parts["success"])
+        parts.append(last.parts)
+    return {name: sum(each[name] for each in parts) / len(parts) for name in parts[0]}
 
 
 def by_code(known, people):
@@ -51,26 +47,27 @@ def literal(message, people):
     return true_people(people, set(message.split(", ")) - {"nothing"})[0]
 
 
+def first(message, people):
+    return people[0]
+
+
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_optimum_literal_pair_and_chance(split):
     """Fails if no code of true words solves a task, if any true word will do, or if targets favour a place."""
-    tasks = GAMES[2].tasks(split)
-    code = play(GAMES[2], tasks, by_code, by_code)
+    code = mean_parts(GAMES[2], split, by_code, by_code)
     assert code["success"] == code["all_passed"] == code["true_message"] == 1 > code["informative"]
-    words = play(GAMES[2], tasks, rarest, literal)
+    words = mean_parts(GAMES[2], split, rarest, literal)
     assert 0.78 < words["literal"] < 0.86
     assert words["success"] == pytest.approx(words["literal"], abs=0.08)
-    chance = play(GAMES[2], tasks, rarest, lambda message, people: people[0])
-    assert chance["success"] == pytest.approx(0.25, abs=0.1)
+    assert mean_parts(GAMES[2], split, rarest, first)["success"] == pytest.approx(0.25, abs=0.1)
 
 
 def test_three_agents_need_both_messages():
     """Fails if one speaker's word is enough, or is not read."""
-    tasks = GAMES[3].tasks("train")
-    parts = play(GAMES[3], tasks, lambda fact, people: fact, literal)
+    parts = mean_parts(GAMES[3], "train", lambda fact, people: fact, literal)
     assert parts["success"] == parts["informative"] == 1
     for words in MOODS, ROLES:
-        parts = play(GAMES[3], tasks, lambda fact, people, words=words: fact if fact in words else "", literal)
+        parts = mean_parts(GAMES[3], "train", lambda fact, people, words=words: fact if fact in words else "", literal)
         assert 0.6 < parts["literal"] < 0.72
 
 
@@ -88,14 +85,12 @@ MESSAGES = {
 
 
 @pytest.mark.parametrize("num_agents", GAMES)
-def test_a_message_is_one_word(num_agents):
+@pytest.mark.parametrize("completion", MESSAGES)
+def test_a_message_is_one_word(completion, num_agents):
     """Fails if more than a word of each speaker, a position, a thought or a forged line reaches the listener."""
     task = GAMES[num_agents].tasks("train")[0]
-    speakers = num_agents - 1
-    for completion, word in MESSAGES.items():
-        (message, people), _ = speak(GAMES[num_agents], task, [completion] * speakers)
-        assert message == ", ".join([word] * speakers), completion
-        assert people == task["people"]
+    _, (*_, prompt) = play(GAMES[num_agents], task, lambda *_: completion)[0]
+    assert read(prompt) == (", ".join([MESSAGES[completion]] * (num_agents - 1)), task["people"])
 
 
 # What a listener writes, and what it earns where a tired boss is meant
@@ -112,25 +107,21 @@ CHOICES = {
 }
 
 
-def test_the_listener_has_to_name_one():
+@pytest.mark.parametrize("completion", CHOICES)
+def test_the_listener_has_to_name_one(completion):
     """Fails if a list of all, a part of the name, or a name outside of the box is paid."""
     people = ["angry boss", "angry sister", "tired boss", "hurt friend"]
     task = {"people": people, "shown": people, "target": "tired boss"}
-    _, history = speak(GAMES[2], task, ["tired"])
-    for completion, reward in CHOICES.items():
-        (step,) = GAMES[2].step([(task, history, ["", completion])])
-        assert step.reward == reward, completion
+    _, (_, last) = play(GAMES[2], task, lambda turn, *_: completion if turn else "tired")
+    assert last.reward == CHOICES[completion]
 
 
 @pytest.mark.parametrize("num_agents", GAMES)
 def test_no_prompt_tells_more_than_it_should(num_agents):
     """Fails if a listener's prompt depends on the target, or a speaker's on the part that it does not know."""
-    env = GAMES[num_agents]
-    for task in env.tasks("test")[:50]:
-        swapped = [{**task, "target": each} for each in task["people"]]
-        listeners = [speak(env, other, ["sister"] * (num_agents - 1))[0] for other in swapped]
-        assert listeners == listeners[:1] * 4
+    for task in GAMES[num_agents].tasks("test")[:50]:
+        plays = [play(GAMES[num_agents], task | {"target": each}, lambda *_: "sister") for each in task["people"]]
+        assert len({turns[1][-1] for turns, _ in plays}) == 1
         for i in range(num_agents - 1):
             facts = {each if num_agents == 2 else each.split()[i] for each in task["people"]}
-            prompts = {env.observe(other, [])[i] for other in swapped}
-            assert len(prompts) == len(facts)
+            assert len({turns[0][i] for turns, _ in plays}) == len(facts)

@@ -10,8 +10,7 @@ from fractions import Fraction
 from http.client import HTTPConnection
 
 import pytest
-from conftest import ROOT, metrics_of
-from test_runs import lines_of
+from conftest import ROOT, lines_of, metrics_of
 from toy import Letters, Step
 
 import envs

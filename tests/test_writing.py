@@ -1,140 +1,121 @@
 """The tldr and arxiv rewards against numbers worked out by hand."""
 
 import pytest
+from toy import rows_of
 
-from rewards.writing import (
-    ARXIV,
-    STOP_WORDS,
-    TLDR,
-    TRANSITIONS,
-    ladder_reward,
-    pair_reward,
-    transition_categories,
-)
+from rewards.writing import ARXIV, STOP_WORDS, TLDR, TRANSITIONS, ladder_reward, pair_reward, transition_categories
 
 # Words of four letters: n of them make 5n - 1 characters, and every one is a content word.
 LETTERS = "bcdfghjklmnpqrstvwxz"
 WORDS = [f"{a}{b}zq" for a in LETTERS for b in LETTERS]
+LEVELS = ["structure", "length", "unique", "style"]
 
 
-def text(num_words, first=0, num_chars=0, fill=""):
-    """Different content words from index `first` on, the last one stretched until there are `num_chars` characters."""
+def text(num_words, first=0, num_chars=0, times=0):
+    """Different content words from index `first` on, the last stretched to make `num_chars`, then "the" some times."""
     words = " ".join(WORDS[first : first + num_words])
-    return words.ljust(num_chars, "y") + fill
+    return words.ljust(num_chars, "y") + " the" * times
 
 
-@pytest.mark.parametrize("scale, fewest, other", [(TLDR, 8, 20), (ARXIV, 128, 200)])
-def test_structure_bounds_are_inclusive(scale, fewest, other):
-    """Fails if a text of the fewest or the most words earns nothing, or one beyond them earns something."""
-    for n, structure in {fewest - 1: 0, fewest: 0.5, 256: 0.5, 257: 0}.items():
-        for one, two in (text(n), text(other)), (text(other), text(n)):
-            assert pair_reward(one, two, scale)[1]["structure"] == structure
+# Scale | both texts, as arguments of text() | what the levels earn, up to where the sum ends | a diagnostic
+PAIRS = """
+tldr  | 7         | 20          | 0               | length_ratio 0
+tldr  | 8         | 20          | 0.5 1 0.5 0.6   | overlap 0.4
+tldr  | 20        | 7           | 0               | length_ratio 0
+tldr  | 20        | 8           | 0.5             | length_ratio 0.393939
+tldr  | 256       | 20          | 0.5             | unique_ratio 0
+tldr  | 257       | 20          | 0               | unique_ratio 0
+tldr  | 20        | 256         | 0.5             | overlap 0
+tldr  | 20        | 257         | 0               | overlap 0
+arxiv | 127       | 200         | 0               | overlap 0
+arxiv | 128       | 200         | 0.5             | overlap 0
+arxiv | 200       | 127         | 0               | overlap 0
+arxiv | 200       | 128         | 0.5             | overlap 0
+arxiv | 200       | 256         | 0.5 1 0.5 0.6   | overlap 0.78125
+arxiv | 200       | 257         | 0               | overlap 0
+tldr  | 8 0 100   | 16 0 109    | 0.5             | length_ratio 1.09
+tldr  | 8 0 100   | 16 0 110    | 0.5 0 0.5 0.6   | length_ratio 1.1
+tldr  | 8 0 100   | 16 0 135    | 0.5 0.5 0.5 0.6 | length_ratio 1.35
+tldr  | 8 0 100   | 16 0 160    | 0.5 1 0.5 0.6   | length_ratio 1.6
+tldr  | 8 0 100   | 16 0 320    | 0.5 1 0.5 0.6   | length_ratio 3.2
+tldr  | 8 0 100   | 16 0 410    | 0.5 0.5 0.5 0.6 | length_ratio 4.1
+tldr  | 8 0 100   | 16 0 500    | 0.5 0 0.5 0.6   | length_ratio 5
+tldr  | 8 0 100   | 16 0 501    | 0.5             | length_ratio 5.01
+arxiv | 130 0 999 | 130 0 799   | 0.5             | unique_ratio 0
+arxiv | 130 0 990 | 130 0 792   | 0.5 0 0.5 0.6   | length_ratio 0.8
+arxiv | 130 0 990 | 130 0 891   | 0.5 0.5 0.5 0.6 | length_ratio 0.9
+arxiv | 130 0 990 | 130 0 990   | 0.5 1 0.5 0.6   | length_ratio 1
+arxiv | 130 0 990 | 130 0 1287  | 0.5 1 0.5 0.6   | length_ratio 1.3
+arxiv | 130 0 990 | 130 0 1386  | 0.5 0.5 0.5 0.6 | length_ratio 1.4
+arxiv | 130 0 990 | 130 0 1485  | 0.5 0 0.5 0.6   | length_ratio 1.5
+arxiv | 130 0 990 | 130 0 1486  | 0.5             | unique_ratio 0
+tldr  | 10 0 0 10 | 12 0 0 38   | 0.5 1           | unique_ratio 1.2
+tldr  | 10 0 0 10 | 13 0 0 37   | 0.5 1 0 0.6     | unique_ratio 1.3
+tldr  | 20        | 33 0 0 17   | 0.5 1 0.25 0.6  | unique_ratio 1.65
+tldr  | 10 0 0 10 | 20 0 0 30   | 0.5 1 0.5 0.6   | unique_ratio 2
+tldr  | 10 0 0 10 | 30 0 0 20   | 0.5 1 0.5 0.6   | unique_ratio 3
+arxiv | 200       | 99 0 900 99 | 0.5 1           | unique_ratio 0.495
+arxiv | 200       | 100 0 900 99 | 0.5 1 0 0.6    | unique_ratio 0.5
+arxiv | 200       | 120 0 900 99 | 0.5 1 0.25 0.6 | unique_ratio 0.6
+arxiv | 200       | 140 0 900 99 | 0.5 1 0.5 0.6  | unique_ratio 0.7
+arxiv | 100 0 0 99 | 130 0 0 70 | 0.5 1 0.5 0.6   | unique_ratio 1.3
+arxiv | 100 0 0 99 | 150 0 0 50 | 0.5 1 0.25 0.6  | unique_ratio 1.5
+arxiv | 100 0 0 99 | 170 0 0 30 | 0.5 1 0 0.6     | unique_ratio 1.7
+arxiv | 100 0 0 99 | 171 0 0 30 | 0.5 1           | unique_ratio 1.71
+tldr  | 33        | 68 32       | 0.5 1 0.5 0.2   | overlap 0.01
+tldr  | 33        | 68          | 0.5 1 0.5 0.6   | overlap 0.485294
+arxiv | 61 0 0 80 | 62 61 0 80  | 0.5 1 0.5 0     | overlap 0
+arxiv | 61 0 0 80 | 62 51 0 80  | 0.5 1 0.5 0.230858 | overlap 0.08849558
+arxiv | 61 0 0 80 | 62 38 0 80  | 0.5 1 0.5 0.6   | overlap 0.23
+arxiv | 61 0 0 80 | 62 37 0 80  | 0.5 1 0.5 0.6   | overlap 0.242424
+"""
 
 
-@pytest.mark.parametrize(
-    "scale, words1, words2, chars1, lengths",
-    [
-        (TLDR, 8, 16, 100, {109: None, 110: 0, 135: 0.5, 160: 1, 320: 1, 410: 0.5, 500: 0, 501: None}),
-        (ARXIV, 130, 130, 1000, {799: None, 800: 0, 900: 0.5, 1000: 1, 1300: 1, 1400: 0.5, 1500: 0, 1501: None}),
-    ],
-)
-def test_length_ratio(scale, words1, words2, chars1, lengths):
-    """Fails if a bound of the length ramp is another, or if an end of it, which is worth nothing, stops the sum."""
-    for chars2, length in lengths.items():
-        reward, parts = pair_reward(text(words1, num_chars=chars1), text(words2, num_chars=chars2), scale)
-        assert parts["length_ratio"] == chars2 / chars1
-        assert parts["length"] == pytest.approx(length or 0, abs=1e-12)
-        # 0.5 for words; the overlap is over its cap: 0.6; no transitions
-        assert reward == pytest.approx(0.5 if length is None else 0.5 + length + 0.5 + 0.6)
-
-
-UNIQUE = {  # scale and numbers of words of two texts -> unique content words of both -> what that earns
-    (TLDR, 20, 50): {
-        (10, 12): None,
-        (10, 13): 0,
-        (20, 33): 0.25,
-        (10, 20): 0.5,
-        (10, 30): 0.5,
-    },
-    (ARXIV, 200, 200): {
-        (200, 99): None,
-        (200, 100): 0,
-        (200, 120): 0.25,
-        (200, 140): 0.5,
-        (100, 130): 0.5,
-        (100, 150): 0.25,
-        (100, 170): 0,
-        (100, 171): None,
-    },
-}
-
-
-@pytest.mark.parametrize("scale, words1, words2", UNIQUE)
-def test_unique_word_ratio(scale, words1, words2):
-    """Fails if a bound of the ramp of unique words is another."""
-    for (unique1, unique2), unique in UNIQUE[scale, words1, words2].items():
-        # The stop word "the" fills the texts up, or else their lengths would fail. All words of one are the other's.
-        one = text(unique1, fill=" the" * (words1 - unique1))
-        two = text(unique2, fill=" the" * (words2 - unique2))
-        reward, parts = pair_reward(one, two, scale)
-        assert parts["unique_ratio"] == unique2 / unique1
-        assert parts["unique"] == pytest.approx(unique or 0, abs=1e-12)
-        style = 0 if unique is None else 0.6
-        assert reward == pytest.approx(0.5 + parts["length"] + parts["unique"] + style)
+@pytest.mark.parametrize("scale, one, two, levels, diagnostic", rows_of(PAIRS))
+def test_levels(scale, one, two, levels, diagnostic):
+    """Fails if a bound, a ramp or a cap is another, or if an end of a ramp, which is worth nothing, stops the sum."""
+    texts = [text(*map(int, arguments.split())) for arguments in (one, two)]
+    reward, parts = pair_reward(*texts, TLDR if scale == "tldr" else ARXIV)
+    expected = [float(level) for level in levels.split()]
+    name, value = diagnostic.split()
+    assert reward == pytest.approx(sum(expected), abs=1e-6)
+    assert [parts[level] for level in LEVELS] == pytest.approx(expected + [0] * (4 - len(expected)), abs=1e-6)
+    assert parts[name] == pytest.approx(float(value), rel=1e-5)
 
 
 def test_stop_words_count_neither_as_unique_words_nor_as_overlap():
     """Fails if stop words make a text richer, or two texts alike."""
-    stop_words = " " + " ".join(sorted(STOP_WORDS)[:20])
-    _, parts = pair_reward(text(20, fill=" the of and"), text(40, first=50, fill=stop_words))
+    stop_words = " ".join(sorted(STOP_WORDS)[:20])
+    _, parts = pair_reward(f"{text(20)} the of and", f"{text(40, 50)} {stop_words}")
     assert (parts["unique_ratio"], parts["overlap"]) == (2, 0)
 
 
-@pytest.mark.parametrize("categories", range(13))
-def test_transitions(categories):
+def test_each_category_of_transitions_counts():
     """Fails if a category is not found or is worth another sum, or if phrases of the plain text count."""
     phrases = [phrases[0] for phrases in TRANSITIONS.values()]
-    two = text(62, first=100, num_chars=600, fill=" " + " ".join(phrases[:categories]))
-    reward, parts = pair_reward(text(30, num_chars=300, fill=" whereas"), two)
-    style = 0.4 * (0.4 + 0.05 * (categories - 1)) if categories else 0
-    assert parts["transitions"] == categories
-    assert parts["style"] == pytest.approx(style)
-    assert reward == pytest.approx(0.5 + 1 + 0.5 + style)
+    for count in range(13):
+        two = " ".join([text(62, 100, 600), *phrases[:count]])
+        reward, parts = pair_reward(text(30, 0, 300) + " whereas", two)
+        style = 0.4 * (0.4 + 0.05 * (count - 1)) if count else 0
+        assert parts["transitions"] == count
+        assert reward == pytest.approx(0.5 + 1 + 0.5 + style)
 
 
-@pytest.mark.parametrize(
-    "scale, words1, words2, fill, shared, overlap, style",
-    [
-        (TLDR, 33, 68, 0, 1, 1 / 100, 0.6 / 3),
-        (TLDR, 33, 68, 0, 33, 33 / 68, 0.6),
-        (ARXIV, 61, 62, 80, 0, 0, 0),
-        (ARXIV, 61, 62, 80, 23, 0.23, 0.6),
-        (ARXIV, 61, 62, 80, 24, 24 / 99, 0.6),
-    ],
-)
-def test_overlap_is_capped(scale, words1, words2, fill, shared, overlap, style):
-    """Fails if the overlap is not the share of common words, or if the cap of a scale is another."""
-    one = text(words1, fill=" the" * fill)
-    two = text(words2, first=words1 - shared, fill=" the" * fill)
-    _, parts = pair_reward(one, two, scale)
-    assert parts["overlap"] == pytest.approx(overlap)
-    assert parts["style"] == pytest.approx(style)
+# A phrase of the first text | of the second | categories
+TWO_TEXTS = """
+moreover | | 1
+ | moreover | 1
+moreover | furthermore | 1
+moreover | however | 2
+in | addition | 0
+"""
 
 
-@pytest.mark.parametrize(
-    "phrase1, phrase2, categories",
-    [
-        ("moreover", "", 1),
-        ("", "moreover", 1),
-        ("moreover", "furthermore", 1),  # a category counts once
-        ("moreover", "however", 2),
-        ("in", "addition", 0),  # no phrase from one text into the other
-    ],
-)
-def test_arxiv_looks_for_transitions_in_both_texts(phrase1, phrase2, categories):
+@pytest.mark.parametrize("one, two, count", rows_of(TWO_TEXTS))
+def test_arxiv_looks_for_transitions_in_both_texts(one, two, count):
     """Fails if only one text is searched, or if a phrase begins in one and ends in the other."""
-    _, parts = pair_reward(text(130, fill=f" {phrase1}"), text(130, 200, fill=f" {phrase2}"), ARXIV)
-    assert parts["transitions"] == categories
+    _, parts = pair_reward(f"{text(130)} {one}", f"{two} {text(130, 200)}", ARXIV)
+    assert parts["transitions"] == int(count)
 
 
 def test_phrases_are_whole_words():

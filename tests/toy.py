@@ -1,4 +1,4 @@
-"""Small environments for the tests, as a user would write them."""
+"""Small environments for the tests, as a user would write them; how tests play others, and read tables."""
 
 from string import ascii_lowercase, ascii_uppercase
 from typing import NamedTuple
@@ -10,6 +10,22 @@ class Step(NamedTuple):
     parts: dict
     done: bool
     feedback: object = None
+
+
+def rows_of(table):
+    """The cells of a table of plain text, one row a line, with | between cells."""
+    return [[cell.strip() for cell in line.split("|")] for line in table.strip("\n").splitlines()]
+
+
+def play(env, task, write):
+    """The prompts of each turn and the Steps of a branch in which agent i writes write(turn, i, prompt)."""
+    turns, history = [], []
+    while not (history and history[-1].done):
+        prompts = env.observe(task, history)
+        actions = [write(len(turns), i, prompt) if prompt else "" for i, prompt in enumerate(prompts)]
+        history += env.step([(task, history, actions)])
+        turns.append(prompts)
+    return turns, history
 
 
 class Letters:
@@ -59,8 +75,6 @@ class Selfish(Letters):
 
 class SelfishInTurn(Selfish, Sequential):
     """Rewards of their own, and one speaker a turn."""
-
-    observe = Sequential.observe
 
 
 class Cases:
