@@ -357,7 +357,6 @@ BAD = """
 --model runs/nothing
 --model ./adapter
 --resume nothing
---devices cuda:0
 """
 
 

@@ -72,7 +72,7 @@ def grow(monkeypatch):
     def grow(env, generations, joint_mode="align", gamma=1.0, write=write_numbers):
         policies = [SimpleNamespace(write=functools.partial(write, i), **common) for i in range(env.num_agents)]
         args = magrpo.Args(gamma=gamma, max_new_tokens=1)
-        return magrpo.rollout(args, env, policies, env.tasks, generations, joint_mode, 1.0)
+        return magrpo.rollout(args, env, policies, env.tasks, generations, joint_mode)
 
     return grow
 
