@@ -67,9 +67,7 @@ class Args:
     model: list[str] = field(default_factory=lambda: ["tiny"])  # tiny, a folder or a hub id; one for all, or one each
     share_policy: bool = False  # one model and one optimizer for all agents; gradients add up over them
     lora_rank: int = 0  # rank of a LoRA for each agent, on frozen weights that agents share; 0: train all weights
-    devices: list[str] = field(
-        default_factory=list
-    )  # cuda:0 cuda:1: one for all, or one each; default: the GPU, if any
+    devices: list[str] = field(default_factory=list)  # such as cuda:0 cuda:1; one for all, or one each
     # sampling
     num_generations: int = 8  # G, completions per agent in a group
     joint_mode: Literal["align", "cross"] | None = None  # cross: all G^N (default if T=1, G^N <= 100); align: g with g
