@@ -24,7 +24,9 @@ import sys
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import chain, groupby, product
 from signal import SIG_DFL, SIGINT, SIGTERM, signal
 from time import perf_counter
@@ -109,6 +111,10 @@ def read_args():
         args = tyro.cli(Args, description=__doc__, args=words_of(args.config) + sys.argv[1:])
     if args.max_new_tokens is None:
         args.max_new_tokens = 96 if set(args.model) == {"tiny"} and args.env != "arxiv" else 256
+    if args.lora_rank and not find_spec("peft"):
+        fail("--lora-rank: pip install peft.")
+    if args.track != "none" and not find_spec(args.track):
+        fail(f"--track: pip install {args.track}.")
     if args.num_tasks % WORLD_SIZE:
         fail("--num-tasks: give a multiple of the number of processes, which share them equally.")
     num_policies = 1 if args.share_policy else args.num_agents
@@ -173,6 +179,8 @@ def load_environment(args):
         eval_tasks = list(enumerate(env.tasks(args.eval_split)))
     except (ModuleNotFoundError, AttributeError, ValueError) as error:
         fail(f"--env {args.env}: {error}")
+    if not train_tasks or not eval_tasks:
+        fail(f"--env {args.env}: tasks() has to return one task or more for each split.")
     return env, train_tasks, eval_tasks
 
 
@@ -206,6 +214,7 @@ def load_policy(args, name, device, base_models):
     model = base_models.get((name, device))
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
+        stop = turn_end_of(tokenizer)
         if model is None:
             dtype = torch.bfloat16 if args.lora_rank and device.type == "cuda" else torch.float32
             model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device)
@@ -223,10 +232,12 @@ def load_policy(args, name, device, base_models):
     for p in trained.values():
         # an adapter has its base's dtype
         p.data = p.data.float()
+    # base models do not list what ends a turn of the chat
+    ends = np.ravel(model.generation_config.eos_token_id).tolist()
     return Policy(
         model=model,
         tokenizer=tokenizer,
-        stop_ids=stop_ids_of(tokenizer, model),
+        stop_ids=sorted({stop, tokenizer.eos_token_id, *ends} - {None}),
         windows=windows_of(model),
         stream=capture_stream(model, device),
         autocast=torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"),
@@ -271,22 +282,31 @@ def add_lora(model, rank):
     return model
 
 
+# one message of each role, which shows what a chat template writes around them
+EXCHANGE = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "ANSWER"}]
+
+
 def turn_end_of(tokenizer):
-    """The token that ends an answer: what follows it in the chat template, if that is a special token, else eos."""
+    """The token that ends an answer: the added one that follows it in the chat template, special or not, else eos."""
     if tokenizer.chat_template:
-        chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "ANSWER"}]
-        text = tokenizer.apply_chat_template(chat, tokenize=False)
+        text = tokenizer.apply_chat_template(EXCHANGE, tokenize=False)
         ending = text.partition("ANSWER")[2].lstrip()
         for token_id, token in tokenizer.added_tokens_decoder.items():
-            if token.special and ending.startswith(token.content):
+            if ending.startswith(token.content):
                 return token_id
     return tokenizer.eos_token_id
 
 
-def stop_ids_of(tokenizer, model):
-    """All tokens that end a completion; base models do not list what ends a turn of the chat."""
-    ends = np.ravel(model.generation_config.eos_token_id).tolist()
-    return sorted({turn_end_of(tokenizer), tokenizer.eos_token_id, *ends} - {None})
+@cache
+def turn_tokens(tokenizer):
+    """The tokens, as strings, that open or close a turn or a document. Others, as <tool_call>, are marks in one."""
+    text = tokenizer.apply_chat_template(EXCHANGE, tokenize=False) if tokenizer.chat_template else ""
+    ends = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, turn_end_of(tokenizer)]
+    tokens = []
+    for token_id, token in tokenizer.added_tokens_decoder.items():
+        if token_id in ends or (token.special and token.content in text):
+            tokens.append(token.content)
+    return tokens
 
 
 def reseed(seed, iteration):
@@ -303,14 +323,16 @@ def reseed(seed, iteration):
 def encode(policy, prompt, max_new_tokens, remedy="--max-new-tokens: lower it, or shorten prompts"):
     """Token ids of a prompt: as a user message, or as bare text if the tokenizer has no chat template."""
     tokenizer = policy.tokenizer
+    # a prompt may quote an agent: a space makes tokens that would end its turn plain text
     text = prompt
-    # a prompt may quote an agent: a space makes its special tokens plain text
-    for token in tokenizer.added_tokens_decoder.values():
-        if token.special:
-            text = text.replace(token.content, f"{token.content[0]} {token.content[1:]}")
+    for token in turn_tokens(tokenizer):
+        text = text.replace(token, f"{token[0]} {token[1:]}")
     if tokenizer.chat_template:
+        content = text.strip()
         chat = [{"role": "user", "content": text}]
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+        if content not in text:
+            fail("--model: its chat template leaves out the prompt; use one that takes content as a string.")
     prompt_ids = tokenizer(text, add_special_tokens=not tokenizer.chat_template).input_ids
     length = len(prompt_ids)
     context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", math.inf)
@@ -325,8 +347,7 @@ def draw(logits, temperature):
     # inverse CDF in float64: the first token whose cumulative probability exceeds a uniform random number
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     threshold = cumulative[:, -1:] * torch.rand_like(cumulative[:, :1])
-    tokens = torch.searchsorted(cumulative, threshold, right=True)
-    tokens = tokens.clamp(max=probs.shape[-1] - 1)  # (R, 1)
+    tokens = torch.searchsorted(cumulative, threshold, right=True)  # (R, 1)
     logprobs = probs.gather(-1, tokens).log()
     return tokens[:, 0], logprobs[:, 0]
 
@@ -477,10 +498,13 @@ def complete(args, policy, prompts, G):
     with policy.autocast, torch.inference_mode(not policy.stream):
         for k in range(0, len(prompts), size):
             samples += sample(policy, all_prompt_ids[k : k + size], G, args.temperature, C)
+    ends = {*policy.stop_ids, policy.tokenizer.pad_token_id}
     groups = []
     for prompt, prompt_ids, pairs in zip(prompts, all_prompt_ids, samples):
         completion_ids, logprobs = zip(*pairs)
-        completions = policy.tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
+        # marks that an environment reads may be special tokens, so only what ends a completion is left out
+        strings = [[token for token in ids if token not in ends] for ids in completion_ids]
+        completions = policy.tokenizer.batch_decode(strings)
         if policy.tokenizer.decode(prompt_ids[-8:]).rstrip().endswith("<think>"):
             # the chat template opened a thought: until it ends, nothing is an answer
             completions = ["<think>" + completion for completion in completions]
@@ -672,6 +696,13 @@ def log(args, run_dir, iteration, metrics, lines):
         import_module(args.track).log(metrics, step=iteration)
 
 
+def describe(policy):
+    """Prints what the model reads around a prompt, and what ends a completion."""
+    text = policy.tokenizer.decode(encode(policy, "PROMPT", 1))
+    ends = policy.tokenizer.convert_ids_to_tokens(policy.stop_ids)
+    print(f"{policy.model.name_or_path} reads {text!r} and stops at {', '.join(ends)}")
+
+
 def make_run_dir(args, run_dir):
     """Makes the run folder, with args.json."""
     folder, script = os.path.split(__file__)
@@ -781,8 +812,24 @@ class Node:
     groups: dict = field(default_factory=dict)  # agent -> Group; a silent agent has none
     joint: list = field(default_factory=list)  # J tuples, the index of each agent's completion
     steps: list = field(default_factory=list)  # J Steps
+    rewards: list = field(default_factory=list)  # J arrays (N,)
     children: list = field(default_factory=list)  # J Nodes, None where the branch ends
+    returns: Any = None  # (J, N)
     value: Any = None  # (N,), mean return of each agent
+
+
+def score(env, branches, N):
+    """The Steps that env.step() returns, and the rewards (N,) of the agents in each."""
+    steps = env.step(branches)
+    if not isinstance(steps, list) or len(steps) != len(branches):
+        fail("--env: step() has to return a list with a Step for each branch.")
+    rewards = []
+    for step in steps:
+        reward = np.array(step.reward)
+        if reward.dtype.kind not in "biuf" or reward.shape not in ((), (N,)) or not np.isfinite(reward).all():
+            fail(f"--env: the reward {step.reward!r} has to be a finite number, or a list with one for each agent.")
+        rewards.append(np.broadcast_to(reward.astype(float), N))
+    return steps, rewards
 
 
 def rollout(args, env, players, tasks, generations, joint_mode):
@@ -797,7 +844,10 @@ def rollout(args, env, players, tasks, generations, joint_mode):
         # each agent that has a prompt draws G completions of it; a policy those of all agents that it plays at once
         seats = defaultdict(list)  # policy -> triples of node, agent and prompt
         for node in nodes:
-            for i, prompt in enumerate(env.observe(node.task, node.history)):
+            prompts = env.observe(node.task, node.history)
+            if not isinstance(prompts, list) or len(prompts) != N:
+                fail("--env: observe() has to return a list: a string for each agent, or None where it is silent.")
+            for i, prompt in enumerate(prompts):
                 if prompt is not None:
                     seats[players[i]].append((node, i, prompt))
         for policy, own_seats in seats.items():
@@ -807,6 +857,7 @@ def rollout(args, env, players, tasks, generations, joint_mode):
 
         # joint actions, scored all at once: some environments run tests
         branches = []
+        parents = []  # the node of each
         for node in nodes:
             if joint_mode == "align":
                 node.joint = [(g,) * N for g in range(G)]
@@ -817,18 +868,15 @@ def rollout(args, env, players, tasks, generations, joint_mode):
                 for i, group in node.groups.items():
                     actions[i] = group.completions[choice[i]]
                 branches.append((node.task, node.history, actions))
-        steps = env.step(branches)
-        if len(steps) != len(branches):
-            fail("--env: step() has to return a Step for each branch.")
+                parents.append(node)
 
         # a child for each joint action that does not end its branch
-        for node in nodes:
-            J = len(node.joint)
-            node.steps = steps[:J]
-            steps = steps[J:]
-            for j, step in enumerate(node.steps):
-                child = Node(node.task_number, node.task, [*node.path, j], [*node.history, step], node.weight / J)
-                node.children.append(None if step.done or t + 1 == len(generations) else child)
+        for node, step, rewards in zip(parents, *score(env, branches, N)):
+            path = [*node.path, len(node.steps)]
+            child = Node(node.task_number, node.task, path, [*node.history, step], node.weight / len(node.joint))
+            node.steps.append(step)
+            node.rewards.append(rewards)
+            node.children.append(None if step.done or t + 1 == len(generations) else child)
         turns.append(nodes)
         nodes = [child for node in nodes for child in node.children if child]
         if not nodes:
@@ -836,15 +884,14 @@ def rollout(args, env, players, tasks, generations, joint_mode):
 
     # returns, from the leaves to the roots
     for node in chain(*reversed(turns)):
-        returns = np.zeros((len(node.joint), N))  # (J, N), float64, so that equal returns stay equal
-        for j, (step, child) in enumerate(zip(node.steps, node.children)):
-            returns[j] = step.reward  # one that all share, or a list with one for each agent
+        node.returns = np.array(node.rewards)  # float64, so that equal returns stay equal
+        for j, child in enumerate(node.children):
             if child:
-                returns[j] += args.gamma * child.value
-        node.value = returns.mean(0)
+                node.returns[j] += args.gamma * child.value
+        node.value = node.returns.mean(0)
         for i, group in node.groups.items():
             member = np.array(node.joint)[:, i]  # (J,), which of its completions
-            sums = np.bincount(member, weights=returns[:, i])  # (G,)
+            sums = np.bincount(member, weights=node.returns[:, i])  # (G,)
             group.returns = sums / np.bincount(member)  # means over the joint actions that contain a completion
     return turns
 
@@ -885,6 +932,8 @@ if __name__ == "__main__":
 
     if RANK == 0:
         make_run_dir(args, run_dir)
+        for policy in policies:
+            describe(policy)
     if not args.resume:
         log(args, run_dir, 0, *evaluate(args, env, players, eval_tasks, 0))
     signals = catch_signals()
@@ -970,5 +1019,6 @@ if __name__ == "__main__":
 
     if RANK == 0 and args.num_iterations > 0:
         save_policies(args, run_dir, policies)
+        print(f"the agents are in {run_dir}/agent_*; to see what they wrote: python view.py {run_dir}")
     if WORLD_SIZE > 1:
         dist.destroy_process_group()
