@@ -12,6 +12,7 @@ import runpy
 import signal
 import sys
 import tempfile
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -104,6 +105,34 @@ def trained_by(optimizer):
     (policy,) = (policy for policy in names["policies"] if policy.optimizer is optimizer)
     agents = [k for k, player in enumerate(policies_of(names)) if player is policy]
     return names, policy, agents
+
+
+@dataclass
+class Update:
+    """What led to an optimizer step."""
+
+    names: dict  # the script's global names, as they were
+    agents: list  # those that the policy plays
+    weights: dict  # name -> tensor
+    gradients: dict  # name -> tensor
+    learning_rates: list  # of each group of parameters
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """The Update of every optimizer step of a run, which is taken."""
+    steps, original = [], torch.optim.AdamW.step
+
+    def step(optimizer, closure=None):
+        names, policy, agents = trained_by(optimizer)
+        weights = {name: p.detach().clone() for name, p in policy.trained.items()}
+        gradients = {name: p.grad.clone() for name, p in policy.trained.items()}
+        rates = [group["lr"] for group in optimizer.param_groups]
+        steps.append(Update(dict(names), agents, weights, gradients, rates))
+        return original(optimizer, closure)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    return steps
 
 
 @pytest.fixture(scope="session")

@@ -4,16 +4,16 @@ The reference knows nothing of rows, batches, caches or masks: it takes one comp
 float64, and computes old log-probabilities and values again, with the weights that the rollout had.
 """
 
-import math
 import runpy
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import chain
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
-from conftest import ROOT, load_policy, metrics_of, save_model, trained_by
+from conftest import ROOT, load_policy, metrics_of, save_model, slow_distributions
+from toy import rows_of
 from transformers import AutoModelForCausalLM, MistralForCausalLM
 
 SCRIPT = ROOT / "ippo.py"
@@ -28,87 +28,38 @@ def script():
     return SimpleNamespace(**runpy.run_path(str(SCRIPT)))
 
 
-def slow_gae(rewards, values, gamma, gae_lambda):
-    """A_t = sum over l >= t of (product over t..l-1 of gamma_k lambda) delta_l, as a double sum over all tokens.
-
-    From a token of turn a to the next one, of turn b, the rewards of turns a..b-1 arrive, and gamma applies b-a times.
-    """
-    turns = [turn for turn, row in enumerate(values) for _ in row]  # of each token
-    turns.append(len(rewards))
-    following = [*chain(*values), 0.0]
-    deltas, discounts = [], []
-    for t in range(len(turns) - 1):
-        a, b = turns[t], turns[t + 1]
-        discount = gamma ** (b - a)
-        reward = sum(gamma ** (turn - a) * rewards[turn] for turn in range(a, b))
-        deltas.append(reward + discount * following[t + 1] - following[t])
-        discounts.append(discount)
-
-    advantages = [[] for _ in values]
-    for t, turn in enumerate(turns[:-1]):
-        advantage = 0.0
-        for k in range(t, len(deltas)):
-            weight = math.prod(discount * gae_lambda for discount in discounts[t:k])
-            advantage += weight * deltas[k]
-        advantages[turn].append(advantage)
-    return advantages
+# gamma and lambda | rewards of the turns | values of their tokens | the advantages of these
+GAE_BY_HAND = """
+1.0 1.0 | 1 10           | 3 4, 5       | 8 7, 5
+0.5 0.0 | 1 10           | 3 4, 5       | 1 -0.5, 5
+0.5 1.0 | 1 10           | 3 4, 5       | 3 2, 5
+0.5 0.5 | 1 10           | 3 4, 5       | 1.375 0.75, 5
+0.5 0.0 | 100 1 8 16 32  | , 3, , , 5   | , 6.625, , , 27
+0.5 0.5 | 1 8 16 32      | 3, , 5,      | 6.625, , 27,
+"""
 
 
-GAE_BY_HAND = [  # gamma, lambda, and the advantages of two tokens of the first turn and one of the second
-    (1.0, 1.0, [[11 - 3, 11 - 4], [10 - 5]]),  # the return minus the value
-    (0.5, 0.0, [[4 - 3, 1 + 0.5 * 5 - 4], [10 - 5]]),  # one-step errors
-    (0.5, 1.0, [[1 + 0.5 * 10 - 3, 1 + 0.5 * 10 - 4], [10 - 5]]),
-]
+@pytest.mark.parametrize("options, rewards, values, advantages", rows_of(GAE_BY_HAND))
+def test_gae_by_hand(options, rewards, values, advantages, script):
+    """Fails if a discount or a reward is at the wrong token, or a silent turn's is not that of the turn before."""
 
+    def turns(cell):
+        return [list(map(float, turn.split())) for turn in cell.split(",")]
 
-@pytest.mark.parametrize("gamma, gae_lambda, expected", GAE_BY_HAND)
-def test_gae_by_hand(gamma, gae_lambda, expected, script):
-    """Fails if a discount or a reward is at the wrong token."""
-    rewards, values = [1.0, 10.0], [[3.0, 4.0], [5.0]]
-    assert script.gae(rewards, values, gamma, gae_lambda) == expected
-
-
-def test_gae_of_silent_turns_by_hand(script):
-    """Fails if a turn without tokens does not hand its reward back to the turn before."""
-    rewards, values = [100.0, 1.0, 8.0, 16.0, 32.0, 64.0], [[], [3.0], [], [], [5.0], []]
-    first = 1 + 8 / 2 + 16 / 4 + 5 / 8 - 3
-    last = 32 + 64 / 2 - 5
-    assert script.gae(rewards, values, 0.5, 0.0) == [[], [first], [], [], [last], []]  # 100 is nobody's
-
-
-@dataclass
-class Update:
-    """What led to an optimizer step."""
-
-    policy: tuple  # iteration, first agent
-    agents: list  # those that the policy plays
-    turns: list  # the rollout: the nodes of each turn
-    minibatch: list  # numbers of trajectories
-    weights: dict  # name -> tensor
-    gradients: dict  # name -> tensor
-    learning_rates: list  # of the actor and of the critic
+    (rewards,) = turns(rewards)
+    (options,) = turns(options)
+    assert script.gae(rewards, turns(values), *options) == turns(advantages)
 
 
 @pytest.fixture
-def updates(monkeypatch):
-    """Every optimizer step of a run, which is taken. Value heads start random, to have values to test."""
-    updates, original = [], torch.optim.AdamW.step
+def updates(steps, monkeypatch):
+    """Every optimizer step of a run. Value heads start random, to have values to test."""
 
     def random(tensor):
         tensor.data.normal_(std=0.3, generator=torch.Generator().manual_seed(0))
 
-    def step(optimizer, closure=None):
-        names, policy, agents = trained_by(optimizer)
-        weights = {name: p.detach().clone() for name, p in policy.trained.items()}
-        gradients = {name: p.grad.clone() for name, p in policy.trained.items()}
-        rates = [group["lr"] for group in optimizer.param_groups]
-        key, minibatch = (names["iteration"], agents[0]), names["minibatch"].tolist()
-        updates.append(Update(key, agents, names["turns"], minibatch, weights, gradients, rates))
-        return original(optimizer, closure)
-
     monkeypatch.setattr(torch.nn.init, "zeros_", random)
-    monkeypatch.setattr(torch.optim.AdamW, "step", step)
-    return updates
+    return steps
 
 
 @dataclass
@@ -131,33 +82,32 @@ class Slow:
         num_turns = len(weights["critic.0.bias"])
         self.head = torch.nn.Linear(self.actor.config.hidden_size, num_turns, dtype=torch.float64)
         parts = {"": self.actor, "critic.0.": self.head}
-        if any(name.startswith("critic.1.") for name in weights):
-            self.critic = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
-            parts["critic.1."] = self.critic
+        if "critic.1.lm_head.weight" in weights:
+            self.critic = parts["critic.1."] = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
         self.trained = {}
         for prefix, part in parts.items():
             self.trained |= {prefix + name: p for name, p in part.named_parameters()}
         assert self.trained.keys() == weights.keys()
         for name, p in self.trained.items():
             p.data.copy_(weights[name])
+            p.grad = torch.zeros_like(p)
 
     def read(self, speech, temperature):
         """Log-probabilities, entropies and values of a completion: (C,) each."""
-        ids = torch.tensor([[*speech.prompt_ids, *speech.ids]])
-        before = slice(len(speech.prompt_ids) - 1, -1)  # the states before each token
-        logprobs = (self.actor(ids).logits[0, before] / temperature).log_softmax(-1)  # (C, V)
+        logprobs = slow_distributions(self.actor, speech.prompt_ids, speech.ids, temperature)  # (C, V)
         chosen = logprobs[range(len(speech.ids)), list(speech.ids)]
         entropies = -(logprobs.exp() * logprobs).sum(-1)
-        states = self.critic.base_model(ids).last_hidden_state[0, before]
+        ids = torch.tensor([[*speech.prompt_ids, *speech.ids]])
+        states = self.critic.base_model(ids).last_hidden_state[0, len(speech.prompt_ids) - 1 : -1]
         return chosen, entropies, self.head(states)[:, speech.turn]
 
 
-def speeches_of(node, j, agent, slow, args):
+def speeches_of(update, slow, agent, node, j):
     """An agent's speeches in the trajectory that starts with the j-th joint action of a root."""
+    args = update.names["args"]
     speeches, rewards, values = [], [], []
     while node:
-        reward = node.steps[j].reward
-        rewards.append(reward[agent] if isinstance(reward, list) else reward)
+        rewards.append(np.broadcast_to(node.steps[j].reward, args.num_agents)[agent])
         values.append([])
         if agent in node.groups:
             group = node.groups[agent]
@@ -166,47 +116,43 @@ def speeches_of(node, j, agent, slow, args):
             speeches.append(speech)
             values[-1] = speech.values.tolist()
         node, j = node.children[j], 0
-    advantages = slow_gae(rewards, values, args.gamma, args.gae_lambda)
+    advantages = update.names["gae"](rewards, values, args.gamma, args.gae_lambda)  # by hand above
     for speech in speeches:
         speech.advantages = torch.tensor(advantages[speech.turn], dtype=torch.float64)
     return speeches
 
 
 @torch.no_grad()
-def memories_of(update, path, args):
-    """Agent -> its speeches in each trajectory of a rollout."""
-    slow = Slow(update.weights, path)
-    memories = {agent: [] for agent in update.agents}
-    for agent, memory in memories.items():
-        for root in update.turns[0]:
-            for j in range(args.num_generations):
-                memory.append(speeches_of(root, j, agent, slow, args))
-    return memories
+def memory_of(update, slow):
+    """The speeches of all of the policy's agents in each trajectory of a rollout."""
+    memory = []
+    for root in update.names["turns"][0]:
+        for j in range(len(root.joint)):
+            memory.append([])
+            for agent in update.agents:
+                memory[-1] += speeches_of(update, slow, agent, root, j)
+    return memory
 
 
 def slow_losses(slow, speeches, weight, args):
     """What is logged of a minibatch."""
     sums = dict.fromkeys(["policy_loss", "value_loss", "approx_kl", "clipfrac"], 0.0)
     entropy = 0.0
-    clip = args.clip_coef
+    low, high = 1 - args.clip_coef, 1 + args.clip_coef
     tokens = sum(len(speech.ids) for speech in speeches)
     for speech in speeches:
         logprobs, entropies, values = slow.read(speech, args.temperature)
         ratios = (logprobs - speech.logprobs).exp()
-        # PPO's objective case by case: no gradient where the ratio already went too far in its advantage's favour
-        advantages = speech.advantages
-        too_far = torch.where(advantages > 0, ratios > 1 + clip, ratios < 1 - clip)
-        ratios_left = torch.where(too_far, 1 + clip * advantages.sign(), ratios)
-        targets = advantages + speech.values
+        objective = torch.min(ratios * speech.advantages, ratios.clamp(low, high) * speech.advantages)
+        targets = speech.advantages + speech.values
         errors = (values - targets) ** 2
         if args.clip_vloss:
-            change = values - speech.values
-            near = torch.where(change.abs() > clip, speech.values + clip * change.sign(), values)
+            near = values.clamp(speech.values - args.clip_coef, speech.values + args.clip_coef)
             errors = torch.maximum(errors, (near - targets) ** 2)
-        sums["policy_loss"] += -weight * args.gamma**speech.turn * (ratios_left * advantages).sum()
+        sums["policy_loss"] += -weight * args.gamma**speech.turn * objective.sum()
         sums["value_loss"] += weight * 0.5 * errors.sum()
         sums["approx_kl"] += (ratios - 1 - ratios.log()).sum() / tokens
-        sums["clipfrac"] += ((ratios - 1).abs() > clip).sum() / tokens
+        sums["clipfrac"] += ((ratios - 1).abs() > args.clip_coef).sum() / tokens
         entropy += weight * entropies.sum()
     loss = sums["policy_loss"] + args.vf_coef * sums["value_loss"] - args.ent_coef * entropy
     return sums | {"loss": loss}
@@ -215,34 +161,33 @@ def slow_losses(slow, speeches, weight, args):
 def check(updates, names, path):
     """Compares all gradients and the last iteration's metrics; returns what is to be logged of each policy's steps."""
     args = names["args"]
-    memories, logged = {}, defaultdict(list)
+    memories = {}
+    logged = defaultdict(list)
     for update in updates:
-        if update.policy not in memories:
-            memories[update.policy] = memories_of(update, path, args)
-        speeches = []
-        for memory in memories[update.policy].values():
-            for m in update.minibatch:
-                speeches += memory[m]
         slow = Slow(update.weights, path)
-        losses = slow_losses(slow, speeches, 1 / len(update.minibatch) / args.max_new_tokens, args)
-        if speeches:
-            losses["loss"].backward()
-        expected = {}
-        for name, p in slow.trained.items():
-            expected[name] = torch.zeros_like(p) if p.grad is None else p.grad
+        rollout = update.names["iteration"], update.agents[0]
+        if rollout not in memories:  # before its first step, with the weights that sampled it
+            memories[rollout] = memory_of(update, slow)
+        minibatch = update.names["minibatch"].tolist()
+        speeches = []
+        for m in minibatch:
+            speeches += memories[rollout][m]
+        losses = slow_losses(slow, speeches, 1 / len(minibatch) / args.max_new_tokens, args)
+        losses["loss"].backward()
+        expected = {name: p.grad for name, p in slow.trained.items()}
         scale = max(gradient.abs().max().item() for gradient in expected.values())
-        assert scale > 1e-3 or not speeches
+        assert scale > 1e-3
         for name, gradient in update.gradients.items():
             torch.testing.assert_close(gradient.double(), expected[name], rtol=2e-3, atol=2e-5 * scale)
         losses["grad_norm"] = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
-        logged[update.policy].append({name: float(value) for name, value in losses.items()})
+        logged[rollout].append({name: value.item() for name, value in losses.items()})
 
-    metrics = names["metrics"]
     for (iteration, agent), steps in logged.items():
-        if iteration == args.num_iterations:
-            for name in steps[0]:
-                mean = sum(step[name] for step in steps) / len(steps)
-                assert metrics[f"agent_{agent}/{name}"] == pytest.approx(mean, rel=1e-3, abs=1e-5), name
+        if iteration < args.num_iterations:
+            continue
+        for name in steps[0]:
+            mean = np.mean([step[name] for step in steps])
+            assert names["metrics"][f"agent_{agent}/{name}"] == pytest.approx(mean, rel=1e-3, abs=1e-5), name
     return logged
 
 
@@ -274,7 +219,7 @@ def test_steps_are_the_slow_ones(flags, run, updates, model_dir):
 def test_each_pass_has_every_trajectory_once_in_an_order_of_its_own(run, updates, model_dir):
     """Fails if a pass leaves trajectories out or takes them twice, or all passes are alike."""
     run(SCRIPT, *TOY, "--model", model_dir, *LARGE_STEPS.split(), "--num-agents", 1)
-    first, second, third, fourth = [update.minibatch for update in updates]
+    first, second, third, fourth = [update.names["minibatch"].tolist() for update in updates]
     assert sorted(first + second) == sorted(third + fourth) == list(range(6))
     assert (first, second) != (third, fourth)
 
@@ -298,14 +243,10 @@ def test_steps_with_windows_are_the_slow_ones(run, updates, tmp_path):
 
 def test_values_are_float32(script, model_dir):
     """Fails if values are bfloat16 as the model on CUDA, where 0.7 is 0.6992, and values are clipped around such."""
-    policy = load_policy(script, model_dir)
-    args = script.Args(critic_learning_rate=1.0)
-    critic = script.add_critic(args, policy, separate=False)
+    critic = script.add_critic(script.Args(critic_learning_rate=1.0), load_policy(script, model_dir), separate=False)
     critic.head.bias.data.fill_(0.7)
-    speech = script.Speech(0, [5, 6], [5, 6], [7, 8], None)
     with torch.autocast("cpu", torch.bfloat16):
-        _, _, values = script.evaluate_tokens(args, policy, critic, [speech])
-    assert values.tolist() == pytest.approx([0.7, 0.7], rel=1e-6)
+        assert critic.head(torch.zeros(1, 32)).item() == pytest.approx(0.7, rel=1e-6)
 
 
 def test_values_start_at_the_first_rewards(run, model_dir):
@@ -320,19 +261,14 @@ def test_values_start_at_the_first_rewards(run, model_dir):
         assert critic.head.bias.tolist() == pytest.approx([both_turns, second_turn])
 
 
-@pytest.mark.parametrize("separate", [False, True])
-def test_learning_rates_decay_together(separate, run, updates, model_dir):
+@pytest.mark.parametrize("flag", ["--no-use-separate-critic", "--use-separate-critic"])
+def test_learning_rates_decay_together(flag, run, updates, model_dir):
     """Fails if the critic's learning rate stays, follows the actor's, or is that of the actor's parameters."""
     flags = "--num-iterations 4 --anneal-lr --learning-rate 0.001 --critic-learning-rate 0.1 --num-agents 1"
-    separate_flag = ["--use-separate-critic"] if separate else []
-    names = run(SCRIPT, *TOY, "--model", model_dir, *flags.split(), *separate_flag)
+    names = run(SCRIPT, *TOY, "--model", model_dir, *flags.split(), flag)
     (policy,) = names["policies"]
-    (critic,) = names["critics"]
     for update, decay in zip(updates, [1, 0.75, 0.5, 0.25], strict=True):
         assert update.learning_rates == pytest.approx([0.001 * decay, 0.1 * decay])
     actor_ids, critic_ids = [set(map(id, group["params"])) for group in policy.optimizer.param_groups]
-    expected = list(critic.head.parameters())
-    if separate:
-        expected += critic.model.parameters()
     assert actor_ids == set(map(id, policy.model.parameters()))
-    assert critic_ids == set(map(id, expected))
+    assert critic_ids == {id(p) for name, p in policy.trained.items() if name.startswith("critic.")}

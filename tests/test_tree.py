@@ -7,15 +7,13 @@ without a model: completions are the numbers that a test writes.
 import functools
 import itertools
 from collections import defaultdict
-from contextlib import nullcontext
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import CRITIC_FREE, ROOT
+from conftest import CRITIC_FREE, lines_of
 from test_gradient import advantages_of
-from toy import Letters, Step
+from toy import Step
 
 import magrpo
 
@@ -50,36 +48,29 @@ class Paid:
 
 
 def write_numbers(agent, before, G):
-    """Pairs of token ids and log-probabilities, as sample() gives them."""
+    """Token ids and log-probabilities of each completion."""
     return [([g], [-1.0]) for g in range(G)]
 
 
-class Player(SimpleNamespace):
-    """Stands for a policy."""
-
-    __hash__ = object.__hash__
+def complete(args, write, prompts, G):
+    """Stands for the script's: a Group of what is written after each prompt; token 2 stops a completion."""
+    groups = []
+    for prompt in prompts:
+        completion_ids, logprobs = zip(*write(prompt, G))
+        completions = ["".join(map(str, ids)) for ids in completion_ids]
+        stopped = [ids[-1] == 2 for ids in completion_ids]
+        groups.append(magrpo.Group(prompt, [], completions, completion_ids, logprobs, stopped))
+    return groups
 
 
 @pytest.fixture
 def grow(monkeypatch):
     """grow(env, generations, joint_mode, gamma, write) returns the nodes of each turn."""
-
-    def sample(policy, prompts, G, *_):
-        return [policy.write(*ids, G) for ids in prompts]
-
-    def batch_decode(rows, skip_special_tokens):
-        return ["".join(map(str, ids)) for ids in rows]
-
-    monkeypatch.setattr(magrpo, "encode", lambda policy, prompt, _: [prompt])
-    monkeypatch.setattr(magrpo, "sample", sample)
-    common = {"tokenizer": SimpleNamespace(batch_decode=batch_decode, decode=str)}
-    common |= {"autocast": nullcontext(), "stop_ids": [2], "stream": None}
-    common |= {"model": SimpleNamespace(device=torch.device("cpu"))}
+    monkeypatch.setattr(magrpo, "complete", complete)
 
     def grow(env, generations, joint_mode="align", gamma=1.0, write=write_numbers):
-        policies = [Player(write=functools.partial(write, i), **common) for i in range(env.num_agents)]
-        args = magrpo.Args(gamma=gamma, max_new_tokens=1)
-        return magrpo.rollout(args, env, policies, env.tasks, generations, joint_mode)
+        writers = [functools.partial(write, i) for i in range(env.num_agents)]
+        return magrpo.rollout(magrpo.Args(gamma=gamma), env, writers, env.tasks, generations, joint_mode)
 
     return grow
 
@@ -151,24 +142,16 @@ def test_only_those_who_speak_multiply(grow):
 
 
 def test_messages_in_turn_are_credited_as_in_c3(grow):
-    """Fails if a leaf of another context counts.
-
-    C3 takes the mean of the leaves after a message, less the mean of its siblings'.
-    """
+    """Fails if a leaf of another context counts: C3 compares the means of the leaves after each message."""
     leaves = np.random.default_rng(0).normal(size=(3, 3, 3))  # the return after three messages in turn
 
     def pay(task, before, now):
         messages = [int(max(actions)) for actions in [*before, now]]
         return leaves[tuple(messages)] if len(messages) == 3 else 0.0
 
-    turns = grow(Paid(2, pay, speakers=[[0], [1], [0]]), [3, 3, 3])
-    assert [len(nodes) for nodes in turns] == [1, 3, 9]
-    for node in itertools.chain(*turns):
-        (group,) = node.groups.values()
-        means = np.array([leaves[(*node.path, g)].mean() for g in range(3)])
-        siblings = (means.sum() - means) / 2
-        advantages = advantages_of(ROOT / "marloo.py", group.returns)
-        np.testing.assert_allclose(advantages, means - siblings, atol=1e-12)
+    for node in itertools.chain(*grow(Paid(2, pay, speakers=[[0], [1], [0]]), [3, 3, 3])):
+        (returns,) = returns_of(node).values()
+        assert returns == pytest.approx([leaves[(*node.path, g)].mean() for g in range(3)])
 
 
 def test_metrics_of_agents_by_hand(grow):
@@ -224,59 +207,39 @@ def test_metrics_weigh_tasks_equally(grow, monkeypatch):
     assert metrics["eval/depth"] == pytest.approx(1 / 2)  # of two tasks, where a branch ends
 
 
-PASSED = [  # of four tasks, which of seven trajectories pass
-    [False, False, False, False, False, True, False],  # in turn one
-    [True, True, False, True, False, False, False],  # in turn two
-    [False] * 7,
-    None,  # nothing is known of this task
-]
+PASSED = ["0000010", "1101000", "0000000", None]  # of four tasks, which of seven trajectories pass; None: no tests
 
 
-def test_pass_at_1_and_at_n(grow):
-    """Fails if it misses a late success, or counts a task without tests."""
+def test_pass_at_k_is_the_chance_that_one_of_k_trajectories_passes(grow):
+    """Fails if pass@k misses a late success, or counts a task without tests."""
 
     def pay(task, before, now):
-        first, *_ = [*before, now]
+        (first,), *_ = [*before, now]
         if PASSED[task] is None:
             return Step(now, 0.0, {}, done=True)
-        passed = PASSED[task][int(first[0])] and len(before) == task
+        passed = PASSED[task][int(first)] == "1" and len(before) == task  # of the second task in turn two
         return Step(now, 0.0, {"all_passed": float(passed)}, done=passed)
 
     metrics = magrpo.summarize("eval", grow(Paid(1, pay, tasks=4), [7, 1]))
-    assert {name for name in metrics if "pass@" in name} == {"eval/pass@1", "eval/pass@7"}
-    assert metrics["eval/pass@1"] == pytest.approx(np.mean(PASSED[:3]))
-    assert metrics["eval/pass@7"] == pytest.approx(np.mean(np.any(PASSED[:3], 1)))
+    passes = {name: value for name, value in metrics.items() if "pass@" in name}
+    assert passes == pytest.approx({"eval/pass@1": (1 / 7 + 3 / 7 + 0) / 3, "eval/pass@7": 2 / 3})
 
 
-class Tracing(Letters):
-    """Letters that writes down which tasks are rolled out: a string for each rollout."""
-
-    rollouts = None
-
-    def step(self, branches):
-        letters = [task["letter"] for task, _, _ in branches]
-        Tracing.rollouts.append("".join(letters[::2]))  # each has two completions
-        return super().step(branches)
-
-
-def test_each_epoch_has_every_task_once_in_an_order_of_its_own(run, model_dir, monkeypatch):
+def test_each_epoch_has_every_task_once_in_an_order_of_its_own(run, model_dir):
     """Fails if tasks repeat in an epoch or never come up, or their order depends on the epoch or the length."""
-    sizes = "--num-agents 1 --num-tasks 4 --num-generations 2 --max-new-tokens 1 --eval-tasks 3"
+    sizes = "--env toy:Letters --num-agents 1 --num-tasks 2 --num-generations 2 --max-new-tokens 1 --eval-tasks 1"
 
-    def rollouts(*flags):
-        monkeypatch.setattr(Tracing, "rollouts", [])
-        run(magrpo.__file__, "--env", "test_tree:Tracing", "--model", model_dir, *sizes.split(), *flags)
-        return Tracing.rollouts[1:-1]  # between the evaluations
+    def order(*flags):
+        lines = lines_of(run(magrpo.__file__, "--model", model_dir, *sizes.split(), *flags)["run_dir"])
+        return [line["task_number"] for line in lines if line["split"] == "train"]
 
-    long = rollouts("--num-iterations", 6)
-    letters = "".join(long)
-    epochs = [letters[k : k + 6] for k in range(0, 24, 6)]
-    assert len(letters) == 24
+    long = order("--num-iterations", 12)
+    epochs = [tuple(long[k : k + 6]) for k in range(0, 24, 6)]
     assert len(set(epochs)) == 4
     for epoch in epochs:
-        assert sorted(epoch) == list("abcdef")
-    assert rollouts("--num-iterations", 2) == long[:2]
-    assert rollouts("--num-iterations", 2, "--seed", 2) != long[:2]
+        assert sorted(epoch) == list(range(6))
+    assert order("--num-iterations", 3) == long[:6]
+    assert order("--num-iterations", 3, "--seed", 2) != long[:6]
 
 
 GAMMA = 0.9
@@ -314,11 +277,8 @@ class Game:
 
     def write(self, draw, i, history, G):
         """What an agent writes with a draw of random numbers."""
-        arms = []
-        for number in draw[len(history), i]:
-            arm = int(number >= self.threshold[i, history])
-            arms.append(([arm], [0.0]))
-        return arms
+        numbers = draw[len(history), i]
+        return [([int(number >= self.threshold[i, history])], [0.0]) for number in numbers]
 
     def value(self, history):
         """The expected return of each agent: the slow, obvious way."""
@@ -334,24 +294,14 @@ class Game:
         return total
 
     def draws(self, G):
-        """All random numbers of a rollout, as a dict (turn, agent) -> G numbers, with their chance.
+        """All equally likely random numbers of a rollout: dicts (turn, agent) -> G numbers.
 
-        Nodes of the second turn share their numbers, which changes no expectation, for each enters the update by
-        itself; in the first turn 0 and 2 stand for all that is below a threshold or not.
+        Nodes of the second turn share theirs, which changes no expectation: each enters the update by itself.
         """
         places = [(turn, i) for turn, who in enumerate(self.speakers) for i in who]
-        choices = []
-        for turn, _ in places:
-            numbers = range(3) if turn else (0, 2)
-            choices.append(itertools.product(numbers, repeat=G))
-        for numbers in itertools.product(*choices):
-            draw = dict(zip(places, numbers))
-            chance = 1 / 3 ** (G * len(self.speakers[1]))
-            for i in self.speakers[0]:
-                below = self.threshold[i, ()] / 3
-                for number in draw[0, i]:
-                    chance *= 1 - below if number else below
-            yield draw, chance
+        of_a_place = list(itertools.product(range(3), repeat=G))
+        for numbers in itertools.product(of_a_place, repeat=len(places)):
+            yield dict(zip(places, numbers))
 
 
 @functools.cache
@@ -371,15 +321,16 @@ def cached_advantages(script, returns):
 def test_the_expected_update_is_the_policy_gradient(speakers, G, joint_mode, grow):
     """Fails if the update is biased: by a baseline, discount, branch that is done, partner or silent turn.
 
-    All rollouts of a game are enumerated with their chances.
+    All rollouts of a game are enumerated.
     """
     game = Game(speakers)
     env = Paid(2, game.pay, speakers=speakers)
+    draws = list(game.draws(G))
     expected = {script: defaultdict(float) for script in CRITIC_FREE}  # (agent, history, arm) -> its coefficient
-    for draw, chance in game.draws(G):
+    for draw in draws:
         write = functools.partial(game.write, draw)
         for node in itertools.chain(*grow(env, [G, G], joint_mode, GAMMA, write)):
-            weight = chance * node.weight / G * GAMMA ** len(node.history)
+            weight = node.weight / len(draws) / G * GAMMA ** len(node.history)
             for i, group in node.groups.items():
                 for script, coefficients in expected.items():
                     advantages = cached_advantages(script, tuple(group.returns))
