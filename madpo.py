@@ -640,8 +640,8 @@ def terms(split, turns):
             for i, group in node.groups.items():
                 yield from group_terms(i, group)
             chance = node.weight * len(turns[0]) / len(node.steps)  # of a joint action, given the task
-            for step, child in zip(node.steps, node.children):
-                yield f"reward_turn{t}", np.mean(step.reward), chance
+            for step, rewards, child in zip(node.steps, node.rewards, node.children):
+                yield f"reward_turn{t}", rewards.mean(), chance
                 # where the branch ends
                 if child is None:
                     for name, value in step.parts.items():
@@ -897,7 +897,7 @@ def score(env, branches, N):
         fail("--env: step() has to return a list with a Step for each branch.")
     rewards = []
     for step in steps:
-        reward = np.array(step.reward)
+        reward = np.asarray(step.reward)
         if reward.dtype.kind not in "biuf" or reward.shape not in ((), (N,)) or not np.isfinite(reward).all():
             fail(f"--env: the reward {step.reward!r} has to be a finite number, or a list with one for each agent.")
         rewards.append(np.broadcast_to(reward.astype(float), N))

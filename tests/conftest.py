@@ -84,6 +84,18 @@ def slow_logprobs(model, prompt_ids, completion_ids, temperature=1.0):
     return logprobs[range(len(completion_ids)), list(completion_ids)]
 
 
+def refused(run, capsys, script, *args):
+    """The sentence with which the script ends; it must be one line, and the exit status 2."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        run(script, *args)
+    assert end.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    (line,) = [line for line in lines if line.strip() and "it/s" not in line and "s/it" not in line]  # of the bar
+    assert line.startswith("error: ")
+    return line
+
+
 def load_policy(script, path, **arguments):
     """The policy of a saved model, by the function of a script (its module, or a namespace of its names)."""
     args = script.Args(learning_rate=0.1, **arguments)

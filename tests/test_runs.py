@@ -14,7 +14,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, STOP, lines_of, metrics_of, policies_of, save_model, two_scripts
+from conftest import ROOT, STOP, lines_of, metrics_of, policies_of, refused, save_model, two_scripts
 from processes import start
 from safetensors.torch import load_file
 from toy import Letters, Sequential
@@ -48,18 +48,6 @@ def check_same(one, two):
         weights = load_file(f"{one}/agent_{i}/model.safetensors")
         for name, weight in load_file(f"{two}/agent_{i}/model.safetensors").items():
             assert torch.equal(weights[name], weight)
-
-
-def refused(run, capsys, script, *args):
-    """The sentence with which the script ends; it must be one line, and the exit status 2."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        run(script, *args)
-    assert end.value.code == 2
-    lines = capsys.readouterr().err.splitlines()
-    (line,) = [line for line in lines if line.strip() and "it/s" not in line and "s/it" not in line]  # of the bar
-    assert line.startswith("error: ")
-    return line
 
 
 METRICS = {

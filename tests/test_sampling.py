@@ -349,7 +349,7 @@ def test_agents_read_what_the_environment_shows_them(model_dir, tmp_path):
             assert tokenizer.decode(group.prompt_ids) == templates[i].format(prompts[i])
             ids = group.completion_ids[1]
             assert group.logprobs[1] == pytest.approx(exact_logprobs(paths[i], group.prompt_ids, ids), abs=1e-4)
-            assert group.completions[1] == tokenizer.decode(ids, skip_special_tokens=True)
+            assert group.completions[1] == tokenizer.decode([k for k in ids if k not in {END, *policies[i].stop_ids}])
             assert group.completions[1] == node.steps[1].actions[i]
             assert group.stopped[1] == (ids[-1] in policies[i].stop_ids)
 
