@@ -278,7 +278,7 @@ def test_two_processes_make_the_update_of_one(script, run, model_dir, tmp_path):
     (tmp_path / "one.py").write_text(before + LOADING + WRAPPED + after)
     flags = [*TOY, "--model", model_dir, "--num-iterations", 1]
     if script.stem == "ippo":
-        flags += ["--update-epochs", 1, "--num-minibatches", 1]
+        flags += ["--update-epochs", 2, "--num-minibatches", 1]
     printed = start(tmp_path / "two.py", *flags, "--output-dir", "two", cwd=tmp_path, count=2)
     assert printed.count("iteration 0: evaluation") == 1
     names = run(tmp_path / "one.py", *flags, "--output-dir", "one")
