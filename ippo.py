@@ -103,7 +103,8 @@ class Args:
 
 def fail(sentence):
     """Exits with status 2 and one sentence that names the argument and the remedy."""
-    tqdm.write(f"error: {sentence}", file=sys.stderr)  # print would garble the progress bar
+    # print would garble the progress bar
+    tqdm.write(f"error: {sentence}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -159,11 +160,14 @@ def start_processes(args):
     devices = [torch.device(name) for name in args.devices or [own_device]]
     if devices[0].type == "cuda":
         torch.cuda.set_device(devices[0])
-        torch.set_float32_matmul_precision("high")  # TF32, for the output head
+        # TF32, for the output head
+        torch.set_float32_matmul_precision("high")
     elif set(args.model) == {"tiny"}:
-        torch.set_num_threads(1)  # so small a model gains little from more threads
+        # so small a model gains little from more threads
+        torch.set_num_threads(1)
     if WORLD_SIZE > 1:
-        dist.init_process_group(timeout=timedelta(days=1))  # others wait while one runs tests
+        # others wait while one runs tests
+        dist.init_process_group(timeout=timedelta(days=1))
     return devices
 
 
@@ -180,9 +184,11 @@ def load_environment(args):
     options = {"num_agents": args.num_agents, "num_turns": args.num_turns, "dataset": args.dataset, "seed": args.seed}
     options |= args.env_kwargs
     module, _, class_name = args.env.partition(":")
-    sys.path.append("")  # where a class of your own may be
+    # where a class of your own may be
+    sys.path.append("")
     try:
-        if class_name and "+" not in args.env:  # a class of your own needs no envs/
+        # a class of your own needs no envs/
+        if class_name and "+" not in args.env:
             env = getattr(import_module(module), class_name)(**options)
         else:
             env = import_module("envs").make(args.env, **options)
@@ -286,7 +292,8 @@ def capture_stream(model, device):
 def add_lora(model, rank):
     """A copy of the model with an adapter of its own: new modules, but the same frozen weights."""
     weights = {id(p): p for p in model.parameters()}
-    model = copy.deepcopy(model, memo=weights)  # what is in memo counts as copied
+    # what is in memo counts as copied
+    model = copy.deepcopy(model, memo=weights)
     peft = import_module("peft")
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     model.add_adapter(config)
@@ -321,7 +328,8 @@ def add_critic(args, policy, separate):
     hidden_size = policy.model.get_output_embeddings().weight.shape[1]
     head = Float32Head(hidden_size, args.num_turns).to(policy.model.device)
     for p in head.parameters():
-        torch.nn.init.zeros_(p)  # the bias is set after the first rollout
+        # the bias is set after the first rollout
+        torch.nn.init.zeros_(p)
     model = copy.deepcopy(policy.model) if separate else policy.model
     modules = torch.nn.ModuleList([head, model] if separate else [head])
     trained = {f"critic.{key}": p for key, p in modules.named_parameters() if p.requires_grad}
@@ -346,7 +354,8 @@ def reseed(seed, iteration):
     """Each iteration and process has a seed of its own, so that a resumed run needs no generator's state."""
     seed = int(np.random.SeedSequence([seed, RANK, iteration]).generate_state(1)[0])
     transformers.set_seed(seed)
-    for k, generator in enumerate(torch.cuda.default_generators):  # or policies on two GPUs would draw the same
+    # or policies on two GPUs would draw the same
+    for k, generator in enumerate(torch.cuda.default_generators):
         generator.manual_seed(seed + k)
 
 
@@ -743,7 +752,8 @@ def terms(split, turns):
         for node in nodes:
             for i, group in node.groups.items():
                 yield from group_terms(i, group)
-            chance = node.weight * len(turns[0]) / len(node.steps)  # of a joint action, given the task
+            # of a joint action, given the task
+            chance = node.weight * len(turns[0]) / len(node.steps)
             for step, rewards, child in zip(node.steps, node.rewards, node.children):
                 yield f"reward_turn{t}", rewards.mean(), chance
                 # where the branch ends
@@ -827,7 +837,8 @@ def log(args, run_dir, iteration, metrics, lines):
             fail(f"{name} is {value}: resume with a lower --learning-rate, or fix the reward of --env.")
     if RANK > 0:
         return
-    if "eval/return" in metrics:  # print would garble the progress bar
+    # print would garble the progress bar
+    if "eval/return" in metrics:
         tqdm.write(f"iteration {iteration}: evaluation return {metrics['eval/return']:.3f}")
     with open(f"{run_dir}/metrics.jsonl", "a") as file:
         file.write(json.dumps({"iteration": iteration} | metrics) + "\n")
@@ -865,7 +876,8 @@ def catch_signals():
 
     def on_signal(number, _):
         signals.append(number)
-        signal(SIGINT, SIG_DFL)  # another Ctrl-C ends at once
+        # another Ctrl-C ends at once
+        signal(SIGINT, SIG_DFL)
         tqdm.write("finishing the iteration, then saving; another Ctrl-C ends at once, without saving")
 
     signal(SIGINT, on_signal)
@@ -884,7 +896,8 @@ def save_checkpoint(run_dir, iteration, policies):
         "sizes": {name: os.path.getsize(f"{run_dir}/{name}") for name in ("metrics.jsonl", "rollouts.jsonl")},
     }
     torch.save(state, f"{run_dir}/state.tmp")
-    os.replace(f"{run_dir}/state.tmp", f"{run_dir}/state.pt")  # a crash leaves the old one intact
+    # a crash leaves the old one intact
+    os.replace(f"{run_dir}/state.tmp", f"{run_dir}/state.pt")
     tqdm.write(f"iteration {iteration}: checkpoint, which --resume {run_dir} continues from")
 
 
@@ -965,7 +978,8 @@ class Speech:
 
     turn: int
     prompt_ids: list[int]  # (P,)
-    critic_prompt_ids: list[int]  # what the critic reads
+    # what the critic reads
+    critic_prompt_ids: list[int]
     completion_ids: list[int]  # (C,)
     old_logprobs: torch.Tensor  # (C,), of the policy that sampled
     old_values: Any = None  # (C,), of the critic before the update
@@ -1067,15 +1081,18 @@ if __name__ == "__main__":
     script = os.path.basename(__file__).removesuffix(".py")
     run_name = f"{args.env.replace(':', '.')}__{script}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}"
     run_dir = all_gather(args.resume or f"{args.output_dir}/{run_name}")[0]
-    if args.track != "none" and RANK == 0:  # before models load, so that a missing key does not cost minutes
+    # before models load, so that a missing key does not cost minutes
+    if args.track != "none" and RANK == 0:
         name = os.path.basename(os.path.normpath(run_dir))
-        os.environ["WANDB_RUN_ID"] = name  # a resumed run continues there too
+        # a resumed run continues there too
+        os.environ["WANDB_RUN_ID"] = name
         import_module(args.track).init(project="tutti", name=name, config=asdict(args), resume="allow")
     env, train_tasks, eval_tasks = load_environment(args)
     T = args.num_turns = getattr(env, "num_turns", args.num_turns)
     held_out = np.random.default_rng(0).permutation(len(eval_tasks))[: args.eval_tasks or None]
     eval_tasks = [eval_tasks[k] for k in held_out[RANK::WORLD_SIZE]]
-    torch.manual_seed(args.seed)  # new adapters are the same in all processes
+    # new adapters are the same in all processes
+    torch.manual_seed(args.seed)
     base_models = {}
     origins = list(zip(args.model * N, devices * N))[: 1 if args.share_policy else N]
     policies = [load_policy(args, name, device, base_models) for name, device in origins]
@@ -1120,7 +1137,8 @@ if __name__ == "__main__":
                 node = node.children[j]
                 j = 0  # from the second turn on a node has one joint action
             trajectories.append(trajectory)
-        if iteration == 1:  # values start at the mean reward still to come: from 0, first advantages would be returns
+        # values start at the mean reward still to come: from 0, first advantages would be returns
+        if iteration == 1:
             for critic, turn in product(critics, range(T)):
                 rewards = [metrics.get(f"train/reward_turn{t}", 0.0) for t in range(turn + 1, T + 1)]
                 critic.head.bias.data[turn] = sum(rewards)
@@ -1131,7 +1149,8 @@ if __name__ == "__main__":
                 for turn, (node, j) in enumerate(trajectory):
                     group = node.groups.get(i)
                     if group:
-                        critic_prompt_ids = group.prompt_ids  # what the critic reads
+                        # what the critic reads
+                        critic_prompt_ids = group.prompt_ids
                         old_logprobs = torch.tensor(group.logprobs[j])
                         completion_ids = group.completion_ids[j]
                         path.append(Speech(turn, group.prompt_ids, critic_prompt_ids, completion_ids, old_logprobs))

@@ -92,7 +92,8 @@ class Args:
 
 def fail(sentence):
     """Exits with status 2 and one sentence that names the argument and the remedy."""
-    tqdm.write(f"error: {sentence}", file=sys.stderr)  # print would garble the progress bar
+    # print would garble the progress bar
+    tqdm.write(f"error: {sentence}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -148,11 +149,14 @@ def start_processes(args):
     devices = [torch.device(name) for name in args.devices or [own_device]]
     if devices[0].type == "cuda":
         torch.cuda.set_device(devices[0])
-        torch.set_float32_matmul_precision("high")  # TF32, for the output head
+        # TF32, for the output head
+        torch.set_float32_matmul_precision("high")
     elif set(args.model) == {"tiny"}:
-        torch.set_num_threads(1)  # so small a model gains little from more threads
+        # so small a model gains little from more threads
+        torch.set_num_threads(1)
     if WORLD_SIZE > 1:
-        dist.init_process_group(timeout=timedelta(days=1))  # others wait while one runs tests
+        # others wait while one runs tests
+        dist.init_process_group(timeout=timedelta(days=1))
     return devices
 
 
@@ -169,9 +173,11 @@ def load_environment(args):
     options = {"num_agents": args.num_agents, "num_turns": args.num_turns, "dataset": args.dataset, "seed": args.seed}
     options |= args.env_kwargs
     module, _, class_name = args.env.partition(":")
-    sys.path.append("")  # where a class of your own may be
+    # where a class of your own may be
+    sys.path.append("")
     try:
-        if class_name and "+" not in args.env:  # a class of your own needs no envs/
+        # a class of your own needs no envs/
+        if class_name and "+" not in args.env:
             env = getattr(import_module(module), class_name)(**options)
         else:
             env = import_module("envs").make(args.env, **options)
@@ -275,7 +281,8 @@ def capture_stream(model, device):
 def add_lora(model, rank):
     """A copy of the model with an adapter of its own: new modules, but the same frozen weights."""
     weights = {id(p): p for p in model.parameters()}
-    model = copy.deepcopy(model, memo=weights)  # what is in memo counts as copied
+    # what is in memo counts as copied
+    model = copy.deepcopy(model, memo=weights)
     peft = import_module("peft")
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     model.add_adapter(config)
@@ -313,7 +320,8 @@ def reseed(seed, iteration):
     """Each iteration and process has a seed of its own, so that a resumed run needs no generator's state."""
     seed = int(np.random.SeedSequence([seed, RANK, iteration]).generate_state(1)[0])
     transformers.set_seed(seed)
-    for k, generator in enumerate(torch.cuda.default_generators):  # or policies on two GPUs would draw the same
+    # or policies on two GPUs would draw the same
+    for k, generator in enumerate(torch.cuda.default_generators):
         generator.manual_seed(seed + k)
 
 
@@ -602,7 +610,8 @@ def terms(split, turns):
         for node in nodes:
             for i, group in node.groups.items():
                 yield from group_terms(i, group)
-            chance = node.weight * len(turns[0]) / len(node.steps)  # of a joint action, given the task
+            # of a joint action, given the task
+            chance = node.weight * len(turns[0]) / len(node.steps)
             for step, rewards, child in zip(node.steps, node.rewards, node.children):
                 yield f"reward_turn{t}", rewards.mean(), chance
                 # where the branch ends
@@ -686,7 +695,8 @@ def log(args, run_dir, iteration, metrics, lines):
             fail(f"{name} is {value}: resume with a lower --learning-rate, or fix the reward of --env.")
     if RANK > 0:
         return
-    if "eval/return" in metrics:  # print would garble the progress bar
+    # print would garble the progress bar
+    if "eval/return" in metrics:
         tqdm.write(f"iteration {iteration}: evaluation return {metrics['eval/return']:.3f}")
     with open(f"{run_dir}/metrics.jsonl", "a") as file:
         file.write(json.dumps({"iteration": iteration} | metrics) + "\n")
@@ -724,7 +734,8 @@ def catch_signals():
 
     def on_signal(number, _):
         signals.append(number)
-        signal(SIGINT, SIG_DFL)  # another Ctrl-C ends at once
+        # another Ctrl-C ends at once
+        signal(SIGINT, SIG_DFL)
         tqdm.write("finishing the iteration, then saving; another Ctrl-C ends at once, without saving")
 
     signal(SIGINT, on_signal)
@@ -743,7 +754,8 @@ def save_checkpoint(run_dir, iteration, policies):
         "sizes": {name: os.path.getsize(f"{run_dir}/{name}") for name in ("metrics.jsonl", "rollouts.jsonl")},
     }
     torch.save(state, f"{run_dir}/state.tmp")
-    os.replace(f"{run_dir}/state.tmp", f"{run_dir}/state.pt")  # a crash leaves the old one intact
+    # a crash leaves the old one intact
+    os.replace(f"{run_dir}/state.tmp", f"{run_dir}/state.pt")
     tqdm.write(f"iteration {iteration}: checkpoint, which --resume {run_dir} continues from")
 
 
@@ -910,17 +922,21 @@ if __name__ == "__main__":
     script = os.path.basename(__file__).removesuffix(".py")
     run_name = f"{args.env.replace(':', '.')}__{script}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}"
     run_dir = all_gather(args.resume or f"{args.output_dir}/{run_name}")[0]
-    if args.track != "none" and RANK == 0:  # before models load, so that a missing key does not cost minutes
+    # before models load, so that a missing key does not cost minutes
+    if args.track != "none" and RANK == 0:
         name = os.path.basename(os.path.normpath(run_dir))
-        os.environ["WANDB_RUN_ID"] = name  # a resumed run continues there too
+        # a resumed run continues there too
+        os.environ["WANDB_RUN_ID"] = name
         import_module(args.track).init(project="tutti", name=name, config=asdict(args), resume="allow")
     env, train_tasks, eval_tasks = load_environment(args)
     T = args.num_turns = getattr(env, "num_turns", args.num_turns)
-    if args.joint_mode is None:  # cross scores G^N joint actions, and each may start a branch
+    # cross scores G^N joint actions, and each may start a branch
+    if args.joint_mode is None:
         args.joint_mode = "cross" if T == 1 and G**N <= 100 else "align"
     held_out = np.random.default_rng(0).permutation(len(eval_tasks))[: args.eval_tasks or None]
     eval_tasks = [eval_tasks[k] for k in held_out[RANK::WORLD_SIZE]]
-    torch.manual_seed(args.seed)  # new adapters are the same in all processes
+    # new adapters are the same in all processes
+    torch.manual_seed(args.seed)
     base_models = {}
     origins = list(zip(args.model * N, devices * N))[: 1 if args.share_policy else N]
     policies = [load_policy(args, name, device, base_models) for name, device in origins]
