@@ -79,7 +79,7 @@ class Args:
     max_batch_tokens: int | None = None  # in training; by default 4096, on a GPU what half of its free memory holds
     # optimization
     num_tasks: int = 4  # B, tasks per iteration, of all processes together
-    learning_rate: float | None = None  # of AdamW; the default is low for large models, and 10 times higher for a LoRA
+    learning_rate: list[float] = field(default_factory=list)  # of AdamW, one for all or one each; 0: it is not trained
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     gamma: float = 1.0  # discount per turn
     max_grad_norm: float = 1.0  # each agent's gradient is clipped to this norm
@@ -129,8 +129,8 @@ def read_args():
     if args.num_tasks % WORLD_SIZE:
         fail("--num-tasks: give a multiple of the number of processes, which share them equally.")
     num_policies = 1 if args.share_policy else args.num_agents
-    if not {len(args.model), len(args.devices or [0])} <= {1, num_policies}:
-        fail("--model, --devices: give one for all agents, or (without --share-policy) one each.")
+    if not {len(args.model), len(args.devices or [0]), len(args.learning_rate or [0])} <= {1, num_policies}:
+        fail("--model, --devices, --learning-rate: give one for all, or (without --share-policy) one for each agent.")
     return args
 
 
@@ -258,7 +258,7 @@ def load_policy(args, name, device, base_models):
         stream=capture_stream(model, device),
         autocast=torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"),
         trained=trained,
-        optimizer=torch.optim.AdamW(trained.values(), lr=args.learning_rate, weight_decay=0.0, fused=True),
+        optimizer=torch.optim.AdamW(trained.values(), weight_decay=0.0, fused=True),
     )
 
 
@@ -333,7 +333,7 @@ def add_critic(args, policy, separate):
     modules = torch.nn.ModuleList([head, model] if separate else [head])
     trained = {f"critic.{key}": p for key, p in modules.named_parameters() if p.requires_grad}
     policy.trained |= trained
-    policy.optimizer.add_param_group({"params": trained.values(), "lr": args.critic_learning_rate})
+    policy.optimizer.add_param_group({"params": trained.values()})
     return Critic(model, head)
 
 
@@ -1080,10 +1080,8 @@ def rollout(args, env, players, tasks, generations, joint_mode):
 if __name__ == "__main__":
     # set-up
     args = read_args()
-    if args.learning_rate is None:
-        args.learning_rate = (2e-4 if set(args.model) == {"tiny"} else 5e-6) * (10 if args.lora_rank else 1)
-    if args.critic_learning_rate is None:
-        args.critic_learning_rate = args.learning_rate
+    if not args.learning_rate:
+        args.learning_rate = [(2e-4 if set(args.model) == {"tiny"} else 5e-6) * (10 if args.lora_rank else 1)]
     if args.num_tasks // WORLD_SIZE * args.num_generations < args.num_minibatches:
         fail("--num-minibatches: give at most the number of a process's trajectories, its tasks times generations.")
     devices = start_processes(args)
@@ -1110,6 +1108,9 @@ if __name__ == "__main__":
     policies = [load_policy(args, name, device, base_models) for name, device in origins]
     critics = [add_critic(args, policy, separate=True) for policy in policies]
     players = (policies * N)[:N]  # the policy of each agent
+    rates = args.learning_rate * N  # the learning rate of each policy
+    times = 1
+    critic_rates = [rate * times if args.critic_learning_rate is None else args.critic_learning_rate for rate in rates]
     # the order of the training tasks in all iterations: shuffled passes over all tasks, one after the other
     passes = np.tile(range(len(train_tasks)), (args.num_iterations * B // len(train_tasks) + 1, 1))
     order = np.random.default_rng(args.seed).permuted(passes, axis=1).flatten()
@@ -1176,11 +1177,13 @@ if __name__ == "__main__":
 
         # 3 UPDATE: passes over the rollout, an optimizer step for each minibatch of trajectories
         for i, (policy, critic) in enumerate(zip(policies, critics)):
+            if rates[i] == 0:
+                continue
             seats = [k for k in range(N) if players[k] is policy]
             decay = 1 - (iteration - 1) / args.num_iterations if args.anneal_lr else 1.0
             actor_options, critic_options = policy.optimizer.param_groups
-            actor_options["lr"] = decay * args.learning_rate
-            critic_options["lr"] = decay * args.critic_learning_rate
+            actor_options["lr"] = decay * rates[i]
+            critic_options["lr"] = decay * critic_rates[i]
             minibatches = []
             for _ in range(args.update_epochs):
                 minibatches += torch.randperm(len(trajectories)).tensor_split(args.num_minibatches)

@@ -78,7 +78,7 @@ class Args:
     max_batch_tokens: int | None = None  # in training; by default 4096, on a GPU what half of its free memory holds
     # optimization
     num_tasks: int = 4  # B, tasks per iteration, of all processes together
-    learning_rate: float | None = None  # of AdamW; the default is low for large models, and 10 times higher for a LoRA
+    learning_rate: list[float] = field(default_factory=list)  # of AdamW, one for all or one each; 0: it is not trained
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     gamma: float = 1.0  # discount per turn
     max_grad_norm: float = 1.0  # each agent's gradient is clipped to this norm
@@ -119,8 +119,8 @@ def read_args():
     if args.num_tasks % WORLD_SIZE:
         fail("--num-tasks: give a multiple of the number of processes, which share them equally.")
     num_policies = 1 if args.share_policy else args.num_agents
-    if not {len(args.model), len(args.devices or [0])} <= {1, num_policies}:
-        fail("--model, --devices: give one for all agents, or (without --share-policy) one each.")
+    if not {len(args.model), len(args.devices or [0]), len(args.learning_rate or [0])} <= {1, num_policies}:
+        fail("--model, --devices, --learning-rate: give one for all, or (without --share-policy) one for each agent.")
     return args
 
 
@@ -248,7 +248,7 @@ def load_policy(args, name, device, base_models):
         stream=capture_stream(model, device),
         autocast=torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"),
         trained=trained,
-        optimizer=torch.optim.AdamW(trained.values(), lr=args.learning_rate, weight_decay=0.0, fused=True),
+        optimizer=torch.optim.AdamW(trained.values(), weight_decay=0.0, fused=True),
     )
 
 
@@ -911,8 +911,8 @@ def rollout(args, env, players, tasks, generations, joint_mode):
 if __name__ == "__main__":
     # set-up
     args = read_args()
-    if args.learning_rate is None:
-        args.learning_rate = (4e-4 if set(args.model) == {"tiny"} else 5e-6) * (10 if args.lora_rank else 1)
+    if not args.learning_rate:
+        args.learning_rate = [(4e-4 if set(args.model) == {"tiny"} else 5e-6) * (10 if args.lora_rank else 1)]
     if args.num_generations < 2:
         fail("--num-generations: a group needs at least 2 completions.")
     devices = start_processes(args)
@@ -941,6 +941,7 @@ if __name__ == "__main__":
     origins = list(zip(args.model * N, devices * N))[: 1 if args.share_policy else N]
     policies = [load_policy(args, name, device, base_models) for name, device in origins]
     players = (policies * N)[:N]  # the policy of each agent
+    rates = args.learning_rate * N  # the learning rate of each policy
     # the order of the training tasks in all iterations: shuffled passes over all tasks, one after the other
     passes = np.tile(range(len(train_tasks)), (args.num_iterations * B // len(train_tasks) + 1, 1))
     order = np.random.default_rng(args.seed).permuted(passes, axis=1).flatten()
@@ -981,8 +982,9 @@ if __name__ == "__main__":
                 group.advantages = advantages
 
         # 3 UPDATE: one optimizer step for each policy
-        tokens = 0
         for i, policy in enumerate(policies):
+            if rates[i] == 0:
+                continue
             parts = []  # triples of prompt_ids, completion_ids and weight, of completions to train on
             for node, k in product(nodes, range(N)):
                 group = node.groups.get(k)
@@ -992,7 +994,6 @@ if __name__ == "__main__":
                 discount = args.gamma ** len(node.history)
                 weights = w * discount * group.advantages / args.max_new_tokens  # (G,)
                 for completion_ids, weight in zip(group.completion_ids, weights.tolist()):
-                    tokens += len(completion_ids)
                     # equal returns leave only rounding errors, which Adam would blow up
                     if abs(weight) > 1e-12:
                         parts.append((group.prompt_ids, completion_ids, weight))
@@ -1010,11 +1011,12 @@ if __name__ == "__main__":
                 batch_loss.backward()
                 loss += batch_loss.item()
             decay = 1 - (iteration - 1) / args.num_iterations if args.anneal_lr else 1.0
-            policy.optimizer.param_groups[0]["lr"] = decay * args.learning_rate
+            policy.optimizer.param_groups[0]["lr"] = decay * rates[i]
             grad_norm = optimizer_step(policy, args.max_grad_norm)
             metrics |= {f"agent_{i}/loss": np.mean(all_gather(loss)), f"agent_{i}/grad_norm": grad_norm}
 
         # 4 LOG
+        tokens = sum(len(ids) for node in nodes for group in node.groups.values() for ids in group.completion_ids)
         metrics |= {"time/iteration": perf_counter() - began, "tokens": sum(all_gather(tokens))}
 
         # 5 EVALUATE

@@ -98,7 +98,7 @@ def refused(run, capsys, script, *args):
 
 def load_policy(script, path, **arguments):
     """The policy of a saved model, by the function of a script (its module, or a namespace of its names)."""
-    args = script.Args(learning_rate=0.1, **arguments)
+    args = script.Args(**arguments)
     return script.load_policy(args, path, torch.device("cpu"), {})
 
 

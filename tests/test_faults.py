@@ -123,7 +123,7 @@ def test_rewards_of_libraries_are_numbers(form, run, model_dir, tmp_path):
 CONFIGS = [  # the file, and what the arguments have then; None: the run is refused
     ('{"anneal_lr": "false"}', None),
     ('{"anneal_lr": false}', {"anneal_lr": False}),
-    ('{"learning_rate": "1e-5", "seed": "3"}', {"learning_rate": 1e-5, "seed": 3}),
+    ('{"learning_rate": "1e-5", "seed": "3"}', {"learning_rate": [1e-5], "seed": 3}),
     ('{"lr": 1}', None),
     ('{"temperature": null}', None),
     ('{"model": "tiny", "max_new_tokens": null}', {"model": ["tiny"], "max_new_tokens": 96}),
