@@ -779,8 +779,6 @@ def group_terms(i, group):
     yield f"agent_{i}/entropy", entropy, tokens
     yield f"agent_{i}/completion_length", tokens / G, G
     yield f"agent_{i}/stopped", np.mean(group.stopped), G
-    if G > 1:
-        yield "zero_variance_groups", np.ptp(group.returns) < 1e-9, 1
 
 
 def summarize(split, turns):

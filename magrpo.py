@@ -72,6 +72,7 @@ class Args:
     devices: list[str] = field(default_factory=list)  # such as cuda:0 cuda:1; one for all, or one each
     # sampling
     num_generations: int = 8  # G, completions per agent in a group
+    branching: Literal["tree", "trajectories"] = "tree"  # G at every node; or at the first, and 1 at each later one
     joint_mode: Literal["align", "cross"] | None = None  # cross: all G^N (default if T=1, G^N <= 100); align: g with g
     temperature: float = 1.0  # for sampling and for the trained log-probabilities
     max_new_tokens: int | None = None  # C; by default 96 for tiny, 256 for others and for arxiv
@@ -637,8 +638,6 @@ def group_terms(i, group):
     yield f"agent_{i}/entropy", entropy, tokens
     yield f"agent_{i}/completion_length", tokens / G, G
     yield f"agent_{i}/stopped", np.mean(group.stopped), G
-    if G > 1:
-        yield "zero_variance_groups", np.ptp(group.returns) < 1e-9, 1
 
 
 def summarize(split, turns):
@@ -908,6 +907,19 @@ def rollout(args, env, players, tasks, generations, joint_mode):
     return turns
 
 
+def comparisons(turns, branching):
+    """Lists of nodes whose returns are compared: each node of a tree alone, or those of a turn of a task together."""
+    if branching == "tree":
+        return [[node] for node in chain(*turns)]
+    levels = []
+    for root in turns[0]:
+        level = [root]
+        while level:
+            levels.append(level)
+            level = [child for node in level for child in node.children if child]
+    return levels
+
+
 if __name__ == "__main__":
     # set-up
     args = read_args()
@@ -933,6 +945,11 @@ if __name__ == "__main__":
     # cross scores G^N joint actions, and each may start a branch
     if args.joint_mode is None:
         args.joint_mode = "cross" if T == 1 and G**N <= 100 else "align"
+    generations = [G] * T
+    if args.branching == "trajectories":
+        generations = [G] + [1] * (T - 1)
+        if args.joint_mode == "cross" and T > 1:
+            fail("--branching trajectories: use it with --joint-mode align.")
     held_out = np.random.default_rng(0).permutation(len(eval_tasks))[: args.eval_tasks or None]
     eval_tasks = [eval_tasks[k] for k in held_out[RANK::WORLD_SIZE]]
     # new adapters are the same in all processes
@@ -963,7 +980,7 @@ if __name__ == "__main__":
         numbers = order[(iteration - 1) * B : iteration * B]  # (B,)
         tasks = [train_tasks[k] for k in numbers[RANK::WORLD_SIZE]]
         try:
-            turns = rollout(args, env, players, tasks, [G] * T, args.joint_mode)
+            turns = rollout(args, env, players, tasks, generations, args.joint_mode)
         except (Exception, SystemExit):
             # no weight has changed since the last iteration; several processes would wait for each other
             if WORLD_SIZE == 1:
@@ -971,15 +988,24 @@ if __name__ == "__main__":
             raise
         metrics = summarize("train", turns) | {"time/rollout": perf_counter() - began}
 
-        # 2 ADVANTAGES: of each agent's completions at each node
+        # 2 ADVANTAGES: of each agent's completions at a node, or at all nodes of a turn of a task's trajectories
         nodes = list(chain(*turns))
-        for node in nodes:
-            for group in node.groups.values():
-                returns = group.returns  # (G,)
-                # >>> ALGORITHM
-                advantages = returns - returns.mean()
-                # <<< ALGORITHM
-                group.advantages = advantages
+        equal = []  # of each comparison, whether all returns are equal
+        for compared, i in product(comparisons(turns, args.branching), range(N)):
+            groups = [node.groups[i] for node in compared if i in node.groups]
+            if not groups:
+                continue
+            # a trajectory that has ended, or in which the agent is silent, stays in the comparison with 0
+            returns = np.zeros(G)
+            alive = np.concatenate([group.returns for group in groups])
+            returns[: len(alive)] = alive
+            # >>> ALGORITHM
+            advantages = returns - returns.mean()
+            # <<< ALGORITHM
+            equal.append(np.ptp(returns) < 1e-9)
+            for group, own in zip(groups, np.split(advantages[: len(alive)], len(groups))):
+                group.advantages = own
+        metrics["train/zero_variance_groups"] = np.mean(list(chain(*all_gather(equal))))
 
         # 3 UPDATE: one optimizer step for each policy
         for i, policy in enumerate(policies):
@@ -990,7 +1016,7 @@ if __name__ == "__main__":
                 group = node.groups.get(k)
                 if group is None or players[k] is not policy:
                     continue
-                w = node.weight / G
+                w = node.weight / len(group.returns)
                 discount = args.gamma ** len(node.history)
                 weights = w * discount * group.advantages / args.max_new_tokens  # (G,)
                 for completion_ids, weight in zip(group.completion_ids, weights.tolist()):
