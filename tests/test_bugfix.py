@@ -1,7 +1,10 @@
 """bugfix: what a repair is worth, who speaks when, the sample programs and public ones."""
 
+from operator import itemgetter
+
 import pytest
 from conftest import ROOT
+from toy import play
 
 import envs
 from envs.bugfix import _answer
@@ -43,9 +46,10 @@ def test_a_repair_is_worth_what_the_docstring_says():
     """Fails, row by row, if a level is paid for doing nothing, a constant or a trade of tests, or is not paid."""
     score_of = dict(zip(VALUES, scores(VALUES, [0, 1], [2, 3])))
     assert {text: score.reward for text, score in score_of.items()} == pytest.approx(VALUES)
-    keys = "edit_distance", "unchanged", "regressed"
-    for text, expected in (RIGHT, [1, 0, 0]), (BUGGY, [0, 1, 0]), (CONSTANT, [5, 0, 1]):
-        assert [score_of[text].parts[key] for key in keys] == expected
+    diagnostics = itemgetter("edit_distance", "unchanged", "regressed")
+    assert diagnostics(score_of[RIGHT].parts) == (1, 0, 0)
+    assert diagnostics(score_of[BUGGY].parts) == (0, 1, 0)
+    assert diagnostics(score_of[CONSTANT].parts) == (5, 0, 1)
     # where nothing can be lost, one test of four is not worth all of `kept`
     (score,) = scores(["def f(n):\n    return 0\n"], [], [0, 1, 2, 3])
     assert score.reward == pytest.approx(0.2 + 1.3 / 4)
@@ -63,26 +67,26 @@ def test_each_agent_speaks_once_and_reads_the_note_before_it(count):
     env = envs.make("bugfix", num_agents=count)
     task = next(task for task in env.tasks("train") if task["symptom"])
     notes = ["LINE 1: no.", f"<think>LINE 1</think>LINE {task['line'] - 1}: " + "why " * 40]
-    completions = [*notes[3 - count :], task["reference"]]
-    history = []
-    for turn, completion in enumerate(completions):
+    completions = [*notes, task["reference"]][3 - count :]
+    turns, steps = play(env, task, lambda turn, i, prompt: completions[turn])
+    assert [step.reward for step in steps] == pytest.approx([0.0] * (count - 1) + [2.0])
+    for turn, prompts in enumerate(turns):
+        prompt = prompts[turn]
         fixes = turn == count - 1
-        prompts = env.observe(task, history)
-        speaking = [agent for agent, prompt in enumerate(prompts) if prompt is not None]
-        assert speaking == [turn]
-        assert (task["symptom"] in prompts[turn]) == (turn == 0)
-        assert (task["program"] in prompts[turn]) == fixes
-        assert prompts[turn].count("why ") == (27 if fixes and count > 1 else 0)
-        (step,) = env.step([(task, history, [completion] * count)])
-        assert step.done == fixes
-        assert step.reward == pytest.approx(2.0 * fixes)
-        history = [*history, step]
-    assert env.num_turns == count
-    assert step.parts.get("located") == (None if count == 1 else 1.0)
-    if count == 2:
-        far = history[0]._replace(actions=[f"LINE {task['line'] + 2}", ""])
-        (step,) = env.step([(task, [far], completions)])
-        assert step.parts["located"] == 0
+        assert [other for other in prompts if other] == [prompt]
+        assert (task["symptom"] in prompt) == (turn == 0)
+        assert (task["program"] in prompt) == fixes
+        assert prompt.count("why ") == (27 if fixes and count > 1 else 0)
+    assert len(steps) == env.num_turns == count
+    assert steps[-1].parts.get("located") == (None if count == 1 else 1.0)
+
+
+def test_a_line_far_from_the_bug_is_not_located():
+    """Fails if any note counts as one that finds the bug."""
+    env = envs.make("bugfix")
+    task = env.tasks("train")[0]
+    _, (*_, last) = play(env, task, lambda turn, i, prompt: f"LINE {task['line'] + 2}: here.")
+    assert last.parts["located"] == 0
 
 
 def test_sample_programs_have_one_bug_that_some_tests_find():
@@ -107,7 +111,7 @@ def test_sample_programs_have_one_bug_that_some_tests_find():
 @pytest.mark.parametrize("name, test, count", [("humanevalfix", 15, 81), ("quixbugs", 2, 19)])
 def test_public_references_earn_all_and_their_programs_nothing(name, test, count):
     """Fails if the sandbox or a rule of reading refuses a program of people's, or leaving the bug in is paid."""
-    path = ROOT.parent / "shared" / "data" / f"{name}.jsonl"
+    path = ROOT.parent / f"shared/data/{name}.jsonl"
     if not path.exists():
         pytest.skip("no data folder next to the repository")
     env = envs.make("bugfix", num_agents=1, dataset=str(path), timeout=1)  # seconds; the reference of one takes two

@@ -1,4 +1,4 @@
-"""The documents name only flags and files that exist."""
+"""The documents name only flags and files that exist, and show the code that there is."""
 
 import ast
 import re
@@ -23,7 +23,10 @@ def known_flags():
             if isinstance(node, ast.ClassDef) and node.name == "Args":
                 fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
                 flags |= {field.target.id for field in fields}
-    return flags | OTHERS_FLAGS
+    return flags
+
+
+FLAGS = known_flags() | OTHERS_FLAGS
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -31,7 +34,7 @@ def test_flags_and_files_exist(page):
     """Fails if a flag or a file was renamed or dropped, and is still recommended."""
     text = page.read_text()
     flags = re.findall(r"(?<![-\w])--(?:no-)?([a-z][a-z-]+)", text)
-    assert {flag.replace("-", "_") for flag in flags} <= known_flags()
+    assert {flag.replace("-", "_") for flag in flags} <= FLAGS
     names = set(re.findall(r"`([\w/]+\.(?:py|md|csv|html))`", text)) - USERS_FILES
     for name in names:
         assert (ROOT / name).exists() or (ROOT / "docs" / name).exists(), name
@@ -46,3 +49,13 @@ def test_patches_apply(tmp_path):
         shutil.copy(ROOT / re.sub("_.*", ".py", patch.name), changed)
         subprocess.run(["git", "apply", patch], cwd=tmp_path, check=True)
         ast.parse(changed.read_text())
+
+
+def test_the_readmes_loop_is_nanos():
+    """Fails if README shows other lines than nano.py has, or in another order."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    (loop,) = [block for block in blocks if "group.advantages" in block]
+    nano = iter([line.strip() for line in (ROOT / "nano.py").read_text().splitlines()])
+    for line in map(str.strip, loop.splitlines()):
+        if line and not line.startswith("#"):
+            assert line in nano  # what comes before it in nano.py has been passed

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -71,12 +72,8 @@ def test_files_of_a_run(script, run, model_dir):
     assert [line["iteration"] for line in lines] == [0, 1, 2, 3]
     assert ["eval/return" in line for line in lines] == [True, False, True, True]
     assert lines[1].keys() >= METRICS
-    tokens = 0
-    for nodes in names["turns"]:
-        for node in nodes:
-            for group in node.groups.values():
-                tokens += sum(map(len, group.completion_ids))
-    assert lines[3]["tokens"] == tokens
+    groups = [group for node in chain(*names["turns"]) for group in node.groups.values()]
+    assert lines[3]["tokens"] == sum(len(ids) for group in groups for ids in group.completion_ids)
     for i, policy in enumerate(policies_of(names)):
         saved = AutoModelForCausalLM.from_pretrained(folder / f"agent_{i}").state_dict()
         for name, weight in policy.model.state_dict().items():
@@ -261,10 +258,21 @@ def training_rollout(*arguments):
             node.weight /= 2
     return turns
 """
-AT_THE_END = """
-weights = [{name: p.data for name, p in policy.trained.items()} for policy in policies]
-torch.save((torch.initial_seed(), weights), f"end_{RANK}.pt")
-"""
+CHECKPOINT = "        # 6 CHECKPOINT"
+ALIKE = f"""
+        assert len(set(gather(torch.initial_seed()))) == WORLD_SIZE
+        for policy in policies:
+            for p in policy.trained.values():
+                assert all(torch.equal(p, other) for other in gather(p.detach()))
+{CHECKPOINT}"""
+
+
+def gradients_of(run_dir):
+    """The first moments, which after one step are a tenth of the gradients."""
+    moments = []
+    for optimizer in torch.load(f"{run_dir}/state.pt")["optimizers"]:
+        moments += [state["exp_avg"].flatten() for state in optimizer["state"].values()]
+    return torch.cat(moments)
 
 
 @two_scripts
@@ -273,29 +281,20 @@ def test_two_processes_make_the_update_of_one(script, run, model_dir, tmp_path):
 
     From the trees that two processes grew of one task each, one process makes the same update.
     """
-    before, after = script.read_text().split(MAIN)
-    (tmp_path / "two.py").write_text(before + SAVING + WRAPPED + after + AT_THE_END)
+    before, after = script.read_text().replace(CHECKPOINT, ALIKE).split(MAIN)
+    (tmp_path / "two.py").write_text(before + SAVING + WRAPPED + after)
     (tmp_path / "one.py").write_text(before + LOADING + WRAPPED + after)
     flags = [*TOY, "--model", model_dir, "--num-iterations", 1]
     if script.stem == "ippo":
         flags += ["--update-epochs", 2, "--num-minibatches", 1]
     printed = start(tmp_path / "two.py", *flags, "--output-dir", "two", cwd=tmp_path, count=2)
     assert printed.count("iteration 0: evaluation") == 1
-    names = run(tmp_path / "one.py", *flags, "--output-dir", "one")
+    (two,) = tmp_path.glob("two/*")
+    names = run(tmp_path / "one.py", *flags)
     assert len({node.task_number for node in names["turns"][0]}) == 2
-    (seed, ours), (other_seed, theirs) = [torch.load(tmp_path / f"end_{rank}.pt") for rank in (0, 1)]
-    assert seed != other_seed
-    for weights, others in zip(ours, theirs):
-        for name, weight in weights.items():
-            assert torch.equal(weight, others[name])
-    (run_dir,) = tmp_path.glob("two/*")
-    optimizers = [torch.load(f"{folder}/state.pt")["optimizers"] for folder in (run_dir, names["run_dir"])]
-    for of_two, of_one in zip(*optimizers):
-        gradients = [moments["exp_avg"] for moments in of_one["state"].values()]  # after one step: a tenth of them
-        scale = max(gradient.abs().max().item() for gradient in gradients)
-        for moments, gradient in zip(of_two["state"].values(), gradients, strict=True):
-            torch.testing.assert_close(moments["exp_avg"], gradient, rtol=1e-4, atol=1e-5 * scale)
-    _, of_two = metrics_of(run_dir, without=("time/", "eval/"))
+    ours, expected = gradients_of(two), gradients_of(names["run_dir"])
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
+    _, of_two = metrics_of(two, without=("time/", "eval/"))
     _, of_one = metrics_of(names["run_dir"], without=("time/", "eval/"))
     assert of_two == pytest.approx(of_one, rel=1e-4, abs=1e-6)
 
@@ -328,11 +327,10 @@ def test_answers_are_collected_on_training_tasks_by_all_processes(tasks, model_d
     (run_dir,) = tmp_path.glob("runs/*")
     assert set(os.listdir(run_dir)) == LOGS
     lines = lines_of(run_dir)
-    assert len({line["task_number"] for line in lines}) == len(lines) == tasks
-    letters = ["abcdef"[line["task_number"]] for line in lines]
-    for letter, line in zip(letters, lines):
-        assert line["agents"][0]["prompt"] == f"Say {letter}."
-        assert len(line["agents"][0]["completions"]) == 4
+    letters = {"abcdef"[line["task_number"]] for line in lines}
+    assert len(letters) == len(lines) == tasks
+    assert {line["agents"][0]["prompt"] for line in lines} == {f"Say {letter}." for letter in letters}
+    assert {len(line["agents"][0]["completions"]) for line in lines} == {4}
     (metrics,) = metrics_of(run_dir)
     assert metrics["eval/return"] == pytest.approx(np.mean([ord(letter) for letter in letters]))
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import CRITIC_FREE, lines_of
 from test_gradient import advantages_of
-from toy import Step
+from toy import Step, rows_of
 
 import magrpo
 
@@ -106,6 +106,7 @@ def test_two_turns_by_hand(grow):
         return rewards[path][int(now[0])]
 
     (root,), (child,) = grow(Paid(2, pay, done=["1"]), [2, 2], gamma=0.5)
+    assert len(grow(Paid(2, pay, done=["0", "1"]), [2, 2])) == 1
     assert returns_of(child) == {0: [10, 30], 1: [10, 30]}
     first = 1 + 0.5 * 20
     assert returns_of(root) == {0: [first, 2], 1: [first, 2]}
@@ -114,12 +115,6 @@ def test_two_turns_by_hand(grow):
     assert root.children == [child, None]
     assert child.path == [0]
     assert child.history == [root.steps[0]]
-
-
-def test_nothing_is_sampled_after_the_end(grow):
-    """Fails if a branch goes on that is done."""
-    turns = grow(Paid(1, lambda *_: 1.0, done=["0", "1"]), [2, 2])
-    assert len(turns) == 1
 
 
 def test_only_those_who_speak_multiply(grow):
@@ -154,6 +149,21 @@ def test_messages_in_turn_are_credited_as_in_c3(grow):
         assert returns == pytest.approx([leaves[(*node.path, g)].mean() for g in range(3)])
 
 
+METRICS = """
+agent_0/entropy           | 3.1   | (1 + 3 * 2 + 6 * 4) / (4 + 6)
+agent_1/entropy           | 1     |
+agent_0/completion_length | 1.25  | (4 + 6) / (2 + 6)
+agent_1/completion_length | 2     |
+agent_0/stopped           | 0.125 | 1 of 8
+agent_1/stopped           | 0     |
+agent_0/return            | 3     |
+agent_1/return            | 2     |
+return                    | 2.5   | (3 + 2) / 2
+reward_turn1              | 1.5   | means over agents and completions
+reward_turn2              | 1     |
+"""
+
+
 def test_metrics_of_agents_by_hand(grow):
     """Fails if agents are mixed up, means are over completions in place of tokens, or a silent agent counts."""
     speech = {  # agent, turn -> what it writes: token ids and log-probabilities
@@ -169,21 +179,8 @@ def test_metrics_of_agents_by_hand(grow):
     def pay(task, before, now):
         return [len(now[0]), 1.0]
 
-    env = Paid(2, pay, speakers=[[0, 1], [0]])
-    turns = grow(env, [2, 3], write=write)
-    expected = {
-        "train/agent_0/entropy": (1 + 3 * 2 + 6 * 4) / (4 + 6),
-        "train/agent_1/entropy": 1,
-        "train/agent_0/completion_length": (4 + 6) / (2 + 6),
-        "train/agent_1/completion_length": 2,
-        "train/agent_0/stopped": 1 / 8,
-        "train/agent_1/stopped": 0,
-        "train/agent_0/return": 3,
-        "train/agent_1/return": 2,
-        "train/return": (3 + 2) / 2,
-        "train/reward_turn1": 1.5,
-        "train/reward_turn2": 1,
-    }
+    turns = grow(Paid(2, pay, speakers=[[0, 1], [0]]), [2, 3], write=write)
+    expected = {f"train/{name}": float(value) for name, value, _ in rows_of(METRICS)}
     assert magrpo.summarize("train", turns) == pytest.approx(expected)
 
 
