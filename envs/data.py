@@ -47,7 +47,7 @@ def _parse_file(path):
     with open_file(path, "rt", encoding="utf-8-sig", newline="") as file:  # a byte-order mark is dropped
         lines = file.readlines()
     if path.endswith(".csv"):
-        delimiter = max(",;\t", key=lines[0].count) if lines else ","
+        delimiter = max("\t,;", key=lines[0].count) if lines else ","
         return list(csv.DictReader(lines, delimiter=delimiter))
     text = "".join(lines)
     if text.lstrip().startswith("["):

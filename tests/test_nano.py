@@ -17,13 +17,11 @@ PARTS = "{% for part in messages[0].content %}{{ part.text }}{% endfor %}"  # a 
 
 def test_the_whole_distribution_is_sampled(run, tmp_path):
     """Fails if the model's own settings cut or bend what is sampled."""
-    bent = {"repetition_penalty": 1.7, "min_p": 0.2, "suppress_tokens": [50, 60]}
+    save_model(tmp_path / "model")
     completions = []
-    for k, settings in enumerate([{}, bent]):
-        path = save_model(tmp_path / f"model_{k}")
-        config = {"eos_token_id": STOP} | settings
-        (tmp_path / f"model_{k}" / "generation_config.json").write_text(json.dumps(config))
-        names = run(NANO, *TOY, "--model", path, "--output-dir", tmp_path / f"runs_{k}")
+    for settings in {}, {"repetition_penalty": 1.7, "min_p": 0.2, "suppress_tokens": [50, 60]}:
+        (tmp_path / "model" / "generation_config.json").write_text(json.dumps({"eos_token_id": STOP} | settings))
+        names = run(NANO, *TOY, "--model", tmp_path / "model", "--output-dir", tmp_path / str(settings))
         completions.append([group.completions for group in names["groups"]])
     assert completions[0] == completions[1]
 
@@ -33,14 +31,12 @@ def test_marks_inside_a_completion_stay(run, tmp_path):
     tokenizer = make_tokenizer(pad=None)
     tokenizer.add_special_tokens({"extra_special_tokens": ["<tool_call>"]})
     path = save_model(tmp_path / "model", tokenizer=tokenizer, vocab_size=260, stops=[STOP])
-    names = run(NANO, *TOY, "--model", path, "--max-new-tokens", 90)
-    marks = 0
-    for group in names["groups"]:
-        for ids, completion in zip(group.completion_ids, group.completions):
-            assert completion.count("<tool_call>") == ids.count(259)
-            assert "<|im_end|>" not in completion
-            marks += ids.count(259)
-    assert marks > 0
+    completions = ""
+    for group in run(NANO, *TOY, "--model", path, "--max-new-tokens", 90)["groups"]:
+        expected = [tokenizer.decode([token for token in ids if token != STOP]) for ids in group.completion_ids]
+        assert group.completions == expected
+        completions += "".join(expected)
+    assert "<tool_call>" in completions
 
 
 def test_without_a_baseline_equal_returns_are_trained(run, updates, model_dir, tmp_path):
@@ -55,7 +51,7 @@ def test_equal_returns_leave_no_gradient(run, model_dir):
     """Fails if rounding errors of equal returns are trained on."""
     flags = ("--env", "test_gradient:Equal", "--joint-mode", "align")
     metrics = run(NANO, *TOY, *flags, "--model", model_dir)["metrics"]
-    assert metrics["agent_0/grad_norm"] == metrics["agent_1/grad_norm"] == 0
+    assert metrics["agent_0/grad_norm"] == 0
 
 
 class Faulty(Letters):
