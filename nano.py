@@ -28,7 +28,7 @@ import numpy as np
 import torch
 import tyro
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, set_seed
 
 # Shapes: N agents, B tasks, G generations, J joint actions, T turns, P prompt and C completion tokens, V vocabulary
 
@@ -92,8 +92,10 @@ class Node:
 def load_policy(args):
     try:
         model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
-    except OSError:
-        sys.exit(f"error: --model {args.model}: no model can be loaded from there; give a folder, or a hub id.")
+        tokenizer = AutoTokenizer.from_pretrained(args.model)
+        tokenizer.get_chat_template()
+    except (OSError, ValueError):
+        sys.exit(f"error: --model {args.model}: give a folder or hub id of a model that has a default chat template.")
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     stop_ids = np.ravel(model.generation_config.eos_token_id).tolist()  # one, or several
     # the full distribution, whatever the model's own configuration says
@@ -105,7 +107,7 @@ def load_policy(args):
         pad_token_id=stop_ids[0],
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0)
-    return Policy(model, AutoTokenizer.from_pretrained(args.model), optimizer)
+    return Policy(model, tokenizer, optimizer)
 
 
 def encode(tokenizer, prompt):
@@ -122,7 +124,7 @@ def complete(args, policy, prompts, G):
     """Draws G completions of each prompt from the policy's full distribution: a Group for each."""
     model = policy.model
     groups = [Group(encode(policy.tokenizer, prompt), [], []) for prompt in prompts]
-    rows = [torch.tensor(group.prompt_ids, device=model.device) for group in groups]
+    rows = [torch.tensor(group.prompt_ids, device=model.device) for group in groups]  # (P,) each
     padded = pad_sequence(rows, batch_first=True, padding_value=-1, padding_side="left")  # (B, P)
     sequences = model.generate(
         padded.clamp(min=0),
@@ -162,8 +164,7 @@ def rollout(args, env, policies, tasks, generations, joint_mode):
         for i, (policy, own) in enumerate(zip(policies, zip(*prompts, strict=True), strict=True)):
             speaking = [k for k, prompt in enumerate(own) if prompt is not None]  # elsewhere it is silent
             if speaking:
-                groups = complete(args, policy, [own[k] for k in speaking], G)
-                for k, group in zip(speaking, groups):
+                for k, group in zip(speaking, complete(args, policy, [own[k] for k in speaking], G)):
                     nodes[k].groups[i] = group
 
         # joint actions, scored all at once: some environments run tests
@@ -211,8 +212,7 @@ def rollout(args, env, policies, tasks, generations, joint_mode):
 if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
     N, B, G = args.num_agents, args.num_tasks, args.num_generations
-    np.random.seed(args.seed)
-    torch.manual_seed(args.seed)
+    set_seed(args.seed)
 
     # environment and policies
     options = {"num_agents": N, "num_turns": args.num_turns, "dataset": "sample", "seed": args.seed} | args.env_kwargs

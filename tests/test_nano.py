@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 import test_gradient
-from conftest import CRITIC_FREE, ROOT, STOP, make_tokenizer, save_model
+from conftest import CHAT, CRITIC_FREE, ROOT, STOP, make_tokenizer, save_model
 from toy import Letters
 
 NANO = ROOT / "nano.py"
@@ -78,8 +78,9 @@ def test_an_environment_that_miscounts_is_refused(fault, run, model_dir):
         run(NANO, *TOY, "--model", model_dir, "--env", "test_nano:Faulty", "--env-kwargs", "fault", fault)
 
 
-def test_a_model_that_cannot_be_used_is_refused(run, tmp_path):
-    """Fails if a chat template without the prompt is trained on, or there is no sentence about a missing model."""
-    for model in save_model(tmp_path / "parts", tokenizer=make_tokenizer(PARTS)), "./nowhere":
-        with pytest.raises(SystemExit, match="--model"):
-            run(NANO, *TOY, "--model", model)
+@pytest.mark.parametrize("template", [PARTS, {"rag": CHAT}, None])
+def test_a_model_that_cannot_be_used_is_refused(template, run, tmp_path):
+    """Fails if a chat template without the prompt is trained on, or there is no sentence about a missing one."""
+    path = save_model(tmp_path / "model", tokenizer=make_tokenizer(template))
+    with pytest.raises(SystemExit, match="--model"):
+        run(NANO, *TOY, "--model", path)
