@@ -97,7 +97,9 @@ class Remote:
                 if second == PATIENCE:
                     raise self._no_server(error) from None
                 if second == 0:
-                    print(f"waiting {PATIENCE} s for a server of envs.remote at {self.url.geturl()}", file=sys.stderr)
+                    print(
+                        f"waits up to {PATIENCE} s for a server of envs.remote at {self.url.geturl()}", file=sys.stderr
+                    )
                 time.sleep(1)
             except (OSError, HTTPException, ValueError) as error:
                 raise self._no_server(error) from None
