@@ -17,6 +17,7 @@ with less time and memory, resumes a run, and uses LoRA and several GPUs.
 
 import json
 import os
+import sys
 import time
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
@@ -27,7 +28,7 @@ import numpy as np
 import torch
 import tyro
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, set_seed
 
 # Shapes: N agents, B tasks, G generations, J joint actions, T turns, P prompt and C completion tokens, V vocabulary
 
@@ -54,7 +55,7 @@ class Args:
     output_dir: str = "runs"
 
 
-@dataclass(eq=False)
+@dataclass
 class Policy:
     """A model with its tokenizer and optimizer: one for each agent."""
 
@@ -63,7 +64,7 @@ class Policy:
     optimizer: Any
 
 
-@dataclass(eq=False)
+@dataclass
 class Group:
     """An agent's G completions of its prompt at a node."""
 
@@ -74,7 +75,7 @@ class Group:
     advantages: Any = None  # (G,)
 
 
-@dataclass(eq=False)
+@dataclass
 class Node:
     """A place in the rollout tree of a task: agents speak, and each of J joint actions leads to a child."""
 
@@ -89,57 +90,62 @@ class Node:
 
 
 def load_policy(args):
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(args.model)
+        tokenizer.get_chat_template()
+    except (OSError, ValueError):
+        sys.exit(f"error: --model {args.model}: give a folder or hub id of a model that has a default chat template.")
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
+    stop_ids = np.ravel(model.generation_config.eos_token_id).tolist()  # one, or several
+    # the full distribution, whatever the model's own configuration says
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=args.temperature,
+        top_k=0,
+        eos_token_id=stop_ids,
+        pad_token_id=stop_ids[0],
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0)
     return Policy(model, tokenizer, optimizer)
+
+
+def encode(tokenizer, prompt):
+    """Token ids of a prompt, as a user's message: (P,)."""
+    chat = [{"role": "user", "content": prompt}]
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+    if prompt.strip() not in text:
+        sys.exit("error: --model: its chat template leaves out the prompt; give one that takes content as a string.")
+    return tokenizer(text, add_special_tokens=False).input_ids
 
 
 @torch.inference_mode()
 def complete(args, policy, prompts, G):
     """Draws G completions of each prompt from the policy's full distribution: a Group for each."""
-    tokenizer = policy.tokenizer
-    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    inputs = tokenizer.apply_chat_template(
-        chats,
-        add_generation_prompt=True,
-        enable_thinking=False,
-        padding=True,
-        return_tensors="pt",
-    ).to(policy.model.device)
-    stop_ids = np.ravel(policy.model.generation_config.eos_token_id).tolist()  # one, or several
-    rows = policy.model.generate(
-        **inputs,
+    model = policy.model
+    groups = [Group(encode(policy.tokenizer, prompt), [], []) for prompt in prompts]
+    rows = [torch.tensor(group.prompt_ids, device=model.device) for group in groups]  # (P,) each
+    padded = pad_sequence(rows, batch_first=True, padding_value=-1, padding_side="left")  # (B, P)
+    sequences = model.generate(
+        padded.clamp(min=0),
+        attention_mask=(padded >= 0).long(),
         num_return_sequences=G,
         max_new_tokens=args.max_new_tokens,
-        do_sample=True,
-        temperature=args.temperature,
-        top_k=0,
-        top_p=1.0,
-        pad_token_id=stop_ids[0],
     )  # (B * G, P + C)
-    P = inputs.input_ids.shape[1]
-    completion_ids = []
-    for ids in rows[:, P:].tolist():
-        stops = [t for t, token in enumerate(ids) if token in stop_ids]
-        completion_ids.append(ids[: stops[0] + 1] if stops else ids)
-    completions = tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
-    groups = []
-    for k in range(len(prompts)):
-        real = inputs.attention_mask[k] == 1  # without the padding on the left
-        prompt_ids = inputs.input_ids[k][real].tolist()
-        own = slice(k * G, (k + 1) * G)  # this prompt's completions
-        groups.append(Group(prompt_ids, completion_ids[own], completions[own]))
+    for k, ids in enumerate(sequences[:, padded.shape[1] :].tolist()):
+        # the rest is a stop token, and padding that looks like one; a completion may also have no stop token
+        end = sum(token not in model.generation_config.eos_token_id for token in ids)
+        group = groups[k // G]
+        group.completion_ids.append(ids[: end + 1])
+        group.completions.append(policy.tokenizer.decode(ids[:end]))
     return groups
 
 
 def token_logprobs(args, policy, prompt_ids, completion_ids):
     """Log-probabilities of the tokens of completions of one prompt: one tensor (C,) each."""
-    P = len(prompt_ids)
     sequences = [torch.tensor(prompt_ids + ids, device=policy.model.device) for ids in completion_ids]
     rows = pad_sequence(sequences, batch_first=True)  # (G, P + C); causal attention never sees padding on the right
-    target = rows[:, P:]  # (G, C)
+    target = rows[:, len(prompt_ids) :]  # (G, C)
     # each token is predicted one position before it, the first one at the prompt's last position
     logits = policy.model(rows, logits_to_keep=target.shape[1] + 1).logits[:, :-1]  # (G, C, V)
     logprobs = (logits.float() / args.temperature).log_softmax(-1)
@@ -155,15 +161,15 @@ def rollout(args, env, policies, tasks, generations, joint_mode):
     for t, G in enumerate(generations):
         # each agent that has a prompt draws G completions of it
         prompts = [env.observe(node.task, node.history) for node in nodes]
-        for i, policy in enumerate(policies):
-            speaking = [k for k in range(len(nodes)) if prompts[k][i] is not None]  # elsewhere it is silent
+        for i, (policy, own) in enumerate(zip(policies, zip(*prompts, strict=True), strict=True)):
+            speaking = [k for k, prompt in enumerate(own) if prompt is not None]  # elsewhere it is silent
             if speaking:
-                groups = complete(args, policy, [prompts[k][i] for k in speaking], G)
-                for k, group in zip(speaking, groups):
+                for k, group in zip(speaking, complete(args, policy, [own[k] for k in speaking], G)):
                     nodes[k].groups[i] = group
 
         # joint actions, scored all at once: some environments run tests
         branches = []
+        parents = []  # the node of each branch
         for node in nodes:
             if joint_mode == "align":
                 node.joint = [(g,) * N for g in range(G)]
@@ -174,17 +180,14 @@ def rollout(args, env, policies, tasks, generations, joint_mode):
                 for i, group in node.groups.items():
                     actions[i] = group.completions[choice[i]]
                 branches.append((node.task, node.history, actions))
-        steps = env.step(branches)
+                parents.append(node)
 
         # a child for each joint action that does not end its branch
         last = t + 1 == len(generations)
-        for node in nodes:
-            J = len(node.joint)
-            node.steps = steps[:J]
-            steps = steps[J:]
-            for step in node.steps:
-                child = Node(node.task, [*node.history, step], node.weight / J)
-                node.children.append(None if step.done or last else child)
+        for node, step in zip(parents, env.step(branches), strict=True):
+            node.steps.append(step)
+            child = Node(node.task, [*node.history, step], node.weight / len(node.joint))
+            node.children.append(None if step.done or last else child)
         turns.append(nodes)
         nodes = [child for node in nodes for child in node.children if child]
         if not nodes:
@@ -194,10 +197,10 @@ def rollout(args, env, policies, tasks, generations, joint_mode):
     for nodes in reversed(turns):
         for node in nodes:
             returns = np.zeros((len(node.joint), N))  # (J, N)
-            for j, (step, child) in enumerate(zip(node.steps, node.children)):
-                returns[j] = step.reward  # one that all share, or a list with one for each agent
+            for row, step, child in zip(returns, node.steps, node.children):
+                row += step.reward  # one that all share, or a list with one for each agent
                 if child:
-                    returns[j] += args.gamma * child.value
+                    row += args.gamma * child.value
             node.value = returns.mean(0)
             for i, group in node.groups.items():
                 member = np.array(node.joint)[:, i]  # (J,), which of its completions
@@ -209,8 +212,7 @@ def rollout(args, env, policies, tasks, generations, joint_mode):
 if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
     N, B, G = args.num_agents, args.num_tasks, args.num_generations
-    np.random.seed(args.seed)
-    torch.manual_seed(args.seed)
+    set_seed(args.seed)
 
     # environment and policies
     options = {"num_agents": N, "num_turns": args.num_turns, "dataset": "sample", "seed": args.seed} | args.env_kwargs
@@ -226,6 +228,7 @@ if __name__ == "__main__":
 
     run_dir = f"{args.output_dir}/{args.env.replace(':', '.')}__nano__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
     os.makedirs(run_dir)
+    print(run_dir)
     with open(f"{run_dir}/args.json", "w") as file:
         json.dump({"script": "nano.py", "args": asdict(args)}, file, indent=2)
 
@@ -255,7 +258,7 @@ if __name__ == "__main__":
                 policy.optimizer.zero_grad()
                 for node in nodes:
                     group = node.groups.get(i)
-                    if group is None or np.ptp(group.returns) < 1e-12:  # silent, or nothing to prefer
+                    if group is None or abs(group.advantages).max() < 1e-9:  # silent, or nothing to prefer
                         continue
                     w = node.weight / G
                     discount = args.gamma ** len(node.history)
@@ -275,15 +278,13 @@ if __name__ == "__main__":
         if iteration % args.eval_every == 0 or iteration == args.num_iterations:
             roots, *_ = rollout(args, env, policies, eval_tasks, [1] * T, "align")
             metrics["eval/return"] = np.mean([root.value for root in roots])
-            print(f"evaluation return {metrics['eval/return']:.3f}; what agents wrote on the first task:")
             for i, group in roots[0].groups.items():
-                print(f"  agent {i}: {group.completions[0]}")
+                print(f"agent {i} on the first held-out task: {group.completions[0]}")
 
         # 5 LOG
-        line = json.dumps(metrics)
-        print(line)
+        print(*[f"{name}={round(value, 4)}" for name, value in metrics.items()])
         with open(f"{run_dir}/metrics.jsonl", "a") as file:
-            file.write(line + "\n")
+            file.write(json.dumps(metrics) + "\n")
 
     for i, policy in enumerate(policies):
         policy.model.save_pretrained(f"{run_dir}/agent_{i}")

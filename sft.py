@@ -17,10 +17,11 @@ import json
 import math
 import os
 import random
+import re
 import sys
-import time
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -32,6 +33,8 @@ from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import envs
 
 # R rows of a forward pass, L tokens of its longest row, V vocabulary. A row is a pair as token ids.
 
@@ -76,11 +79,46 @@ def fail(sentence):
     sys.exit(2)
 
 
+# one message of each role, which shows what a chat template writes around them
+EXCHANGE = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "ANSWER"}]
+
+
+def turn_end_of(tokenizer):
+    """The token that ends an answer: the added one, special or not, that follows it in the chat template, or else eos.
+
+    In Gemma's template that is <end_of_turn>, while its eos is <eos>.
+    """
+    if tokenizer.chat_template:
+        text = tokenizer.apply_chat_template(EXCHANGE, tokenize=False)
+        ending = text.partition("ANSWER")[2].lstrip()
+        for token_id, token in tokenizer.added_tokens_decoder.items():
+            if ending.startswith(token.content):
+                return token_id
+    return tokenizer.eos_token_id
+
+
+@cache  # some have thousands of added tokens
+def turn_tokens(tokenizer):
+    """The tokens, as strings, that open or close a turn or a document. Others, as <tool_call>, are marks in one."""
+    text = tokenizer.apply_chat_template(EXCHANGE, tokenize=False) if tokenizer.chat_template else ""
+    ends = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, turn_end_of(tokenizer)]
+    tokens = []
+    for token_id, token in tokenizer.added_tokens_decoder.items():
+        if token_id in ends or (token.special and token.content in text):
+            tokens.append(token.content)
+    return tokens
+
+
+def make_plain(tokenizer, text):
+    """A message whose turn tokens, if it quotes any, have become plain text, by a space."""
+    for token in turn_tokens(tokenizer):
+        text = text.replace(token, f"{token[0]} {token[1:]}")
+    return text
+
+
 def encode(tokenizer, prompt):
     """Token ids of a prompt: as a user message, or as bare text if the tokenizer has no chat template."""
-    for token in tokenizer.added_tokens_decoder.values():
-        if token.special:  # a prompt may quote an agent: a space makes its special tokens plain text
-            prompt = prompt.replace(token.content, f"{token.content[0]} {token.content[1:]}")
+    prompt = make_plain(tokenizer, prompt)
     if not tokenizer.chat_template:
         return tokenizer(prompt).input_ids
     chat = [{"role": "user", "content": prompt}]
@@ -90,26 +128,16 @@ def encode(tokenizer, prompt):
     return tokenizer(text, add_special_tokens=False).input_ids
 
 
-def end_of_answer(tokenizer):
-    """The id of the token that ends an answer: what follows it in the chat template, if that is special, or else eos.
-
-    In Gemma's template that is <end_of_turn>, while its eos is <eos>.
-    """
-    if tokenizer.chat_template:
-        chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "ANSWER"}]
-        text = tokenizer.apply_chat_template(chat, tokenize=False)
-        after = text.partition("ANSWER")[2].lstrip()
-        for token_id, token in tokenizer.added_tokens_decoder.items():
-            if token.special and after.startswith(token.content):
-                return token_id
-    return tokenizer.eos_token_id
+def encode_answer(tokenizer, answer):
+    """Token ids of an answer, without what ends it: data may bring that along."""
+    ends = "|".join(map(re.escape, turn_tokens(tokenizer)))
+    text = re.sub(rf"(({ends})\s*)+$", "", answer)
+    return tokenizer(make_plain(tokenizer, text), add_special_tokens=False).input_ids
 
 
 def demonstrations(args):
     """What the environment demonstrates: a list of (prompt, completion)."""
-    import envs  # here, so that a copy of this file works by itself with --data
-
-    sys.path.append(os.getcwd())  # where a class of your own may be
+    sys.path.append("")  # where a class of your own may be
     try:
         env = envs.make(args.env, args.num_agents, args.num_turns, args.dataset, args.seed, **args.env_kwargs)
         pairs = [(pair["prompt"], pair["completion"]) for pair in env.demonstrations()]
@@ -118,45 +146,32 @@ def demonstrations(args):
     return list(dict.fromkeys(pairs))  # one that occurs twice could be trained and held out
 
 
-def pairs_of_rollouts(lines, min_reward, agent=None):
-    """(prompt, completion) of all agents, or of one, in joint actions that earned it at least `min_reward`."""
+def pairs_of_rollouts(lines, args):
+    """(prompt, completion) of all agents, or of one, in joint actions that earned it at least --min-reward."""
     pairs = []
     for line in lines:
         for joint, reward in zip(line["joint"], line["rewards"]):
             for i, (group, g) in enumerate(zip(line["agents"], joint)):
                 agent_reward = reward[i] if isinstance(reward, list) else reward
-                if group is None or agent not in (None, i) or agent_reward < min_reward:  # None: silent in this turn
-                    continue
-                if group["stopped"][g]:  # a stop token after a truncated completion would teach to stop anywhere
+                wanted = args.agent in (None, i) and agent_reward >= args.min_reward
+                # a silent agent has no group; a stop token after a truncated completion would teach to stop anywhere
+                if group and wanted and group["stopped"][g]:
                     pairs.append((group["prompt"], group["completions"][g]))
     return pairs
 
 
-def training_rows(path):
-    """The rows of a file that are of split train or of none: lines of a rollouts.jsonl, or prompt and completion."""
-    try:
-        import envs  # here, so that a copy of this file works by itself
-    except ModuleNotFoundError:
-        if not path.endswith(".jsonl"):
-            fail(f"--data {path}: without the folder envs/ next to this script only .jsonl is read; copy it too.")
-        with open(path) as file:
-            rows = [json.loads(line) for line in file if line.strip()]
-        return [row for row in rows if row.get("split", "train") == "train"]
-    try:
-        return list(envs.read_training_rows(path, ["completion"]).values())
-    except ValueError as error:
-        fail(str(error))
-
-
 def pairs_of_file(path, args):
     """The distinct pairs (prompt, completion) of a file, without those of other splits than train."""
-    rows = training_rows(path)
+    try:
+        rows = envs.read_training_rows(path, ["completion"]).values()
+    except ValueError as error:
+        fail(error)
     if any("agents" in row for row in rows):
         if args.min_reward is None:
             fail(f"--data {path} holds rollouts: say with --min-reward which of them to imitate.")
-        pairs = pairs_of_rollouts(rows, args.min_reward, args.agent)
+        pairs = pairs_of_rollouts(rows, args)
     else:
-        if args.min_reward is not None or args.agent is not None:
+        if [args.min_reward, args.agent] != [None, None]:
             fail(f"--min-reward and --agent are for rollouts of training tasks: {path} has none; leave them out.")
         pairs = [(row["prompt"], row["completion"]) for row in rows]
     return list(dict.fromkeys(pairs))
@@ -164,15 +179,16 @@ def pairs_of_file(path, args):
 
 def split_rows(args, sources, tokenizer, max_length):
     """Encodes the pairs of all sources: (training rows, one list per source; held-out rows of all)."""
-    end = end_of_answer(tokenizer)
+    end = turn_end_of(tokenizer)
     train = []
     held_out = []
     for pairs in sources:
         rows = []
         for prompt, completion in pairs:
-            completion_ids = tokenizer(completion, add_special_tokens=False).input_ids
-            rows.append((encode(tokenizer, prompt), [*completion_ids, end]))
-        fitting = [row for row in rows if len(row[0]) + len(row[1]) <= max_length]
+            if prompt.lstrip().startswith(tuple(turn_tokens(tokenizer))):
+                fail(f"--data: prompt {prompt[:80]!r} is in the chat template already; give the user's message alone.")
+            rows.append((encode(tokenizer, prompt), [*encode_answer(tokenizer, completion), end]))
+        fitting = [row for row in rows if sum(map(len, row)) <= max_length]
         print(f"{len(fitting)} pairs, {len(rows) - len(fitting)} left out that have more than {max_length} tokens")
         if len(fitting) < 2:
             fail("fewer than two pairs are left to imitate: raise --max-length or lower --min-reward.")
@@ -207,9 +223,9 @@ def token_losses(model, rows):
 
 def micro_batches(rows, max_batch_tokens):
     """Splits the rows into batches of similar length."""
-    rows = sorted(rows, key=lambda row: -len(row[0]) - len(row[1]))
+    rows = sorted(rows, key=lambda row: -sum(map(len, row)))
     while rows:
-        R = max(1, max_batch_tokens // (len(rows[0][0]) + len(rows[0][1])))
+        R = max(1, max_batch_tokens // sum(map(len, rows[0])))
         yield rows[:R]
         rows = rows[R:]
 
@@ -227,7 +243,7 @@ if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
     if args.learning_rate is None:
         args.learning_rate = 1e-3 if args.model == "tiny" else 1e-5
-    if not args.data and (args.min_reward is not None or args.agent is not None):
+    if not args.data and [args.min_reward, args.agent] != [None, None]:
         fail("--min-reward and --agent filter rollouts: give them with --data.")
     transformers.set_seed(args.seed)
 
@@ -235,6 +251,8 @@ if __name__ == "__main__":
     sources = [pairs_of_file(path, args) for path in args.data] or [demonstrations(args)]
     path = f"{here}/models/tiny" if args.model == "tiny" else args.model
     tokenizer = AutoTokenizer.from_pretrained(path)
+    if isinstance(tokenizer.chat_template, dict) and "default" not in tokenizer.chat_template:
+        fail("--model: none of its chat templates is named default; name one so.")
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     model.to("cuda" if torch.cuda.is_available() else "cpu")  # from_pretrained has turned dropout off
     context = getattr(model.config.get_text_config(), "max_position_embeddings", math.inf)  # some have no limit
@@ -258,8 +276,6 @@ if __name__ == "__main__":
     # training
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
     logged = []  # (loss, gradient norm) of the steps since the last line of metrics.jsonl
-    tokens = 0
-    start = time.perf_counter()
     for step in tqdm(range(1, args.num_steps + 1)):
         # 1 BATCH: a source uniformly at random, then one of its pairs
         batch = [random.choice(random.choice(train)) for _ in range(args.batch_size)]
@@ -284,13 +300,11 @@ if __name__ == "__main__":
 
         # 3 LOG AND EVALUATE
         logged.append((total, grad_norm))
-        tokens += sum(len(prompt) + len(completion) for prompt, completion in batch)
         last = step == args.num_steps
         evaluating = last or step % args.eval_every == 0
         if evaluating or step % args.log_every == 0:
             mean_loss, mean_norm = np.mean(logged, axis=0)
             metrics = {"step": step, "train/loss": mean_loss, "grad_norm": mean_norm, "learning_rate": lr}
-            metrics["tokens_per_second"] = tokens / (time.perf_counter() - start)
             if evaluating:
                 eval_loss = evaluate(model, held_out, args.max_batch_tokens)
                 metrics["eval/loss"] = eval_loss
@@ -304,4 +318,4 @@ if __name__ == "__main__":
             saved = copy.deepcopy(model).to(getattr(torch, args.save_dtype))
             saved.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
-    print(f"{time.perf_counter() - start:.0f} s; use it with --model {folder}")
+    print(f"use it with --model {folder}")

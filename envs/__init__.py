@@ -85,7 +85,9 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, protocol="si
     for each in name.split("+"):
         module, _, class_name = ENVIRONMENTS.get(each, each).partition(":")
         if not class_name:
-            raise ValueError(f"unknown environment {each}; use {', '.join(ENVIRONMENTS)}, or module:Class.")
+            stem = each.removesuffix(".py")
+            own = f"{stem}:{stem.capitalize()} for a class of your own in {stem}.py"
+            raise ValueError(f"unknown environment {each}; use {', '.join(ENVIRONMENTS)}, or {own}.")
         classes[each] = getattr(importlib.import_module(module), class_name)
     takes = {each: inspect.signature(env_class).parameters.keys() for each, env_class in classes.items()}
     known = set().union(*takes.values()) - common.keys() - {"name"}

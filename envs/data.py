@@ -1,12 +1,16 @@
 """Reads data sets, for --dataset, and files to learn from, for --data."""
 
+import ast
 import csv
 import gzip
 import json
+import math
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 
+csv.field_size_limit(2**31 - 1)  # letters; by default 131,072, and a conversation may have more
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
 LIMIT = 1000  # rows of a split that are used: each is read, and some are run, at every start
 
@@ -14,7 +18,8 @@ LIMIT = 1000  # rows of a split that are used: each is read, and some are run, a
 def read_file(path, flag):
     """The rows of a file with one of ENDINGS: list of dict. Raises ValueError with one sentence about `flag`.
 
-    .json holds a list; .csv holds strings only. Blank lines are no rows.
+    JSON is a list, or an object a line, whatever the ending. .csv holds strings, separated as its first line is, by
+    commas, semicolons or tabs. Blank lines are no rows.
     """
     if not path.endswith(ENDINGS):
         raise ValueError(f"{flag} {path}: a data file ends in one of {', '.join(ENDINGS)}; give such a file.")
@@ -40,19 +45,22 @@ def _parse_file(path):
         return list(load_dataset("parquet", data_files=path, split="train", streaming=True))
     open_file = gzip.open if path.endswith(".gz") else open
     with open_file(path, "rt", encoding="utf-8-sig", newline="") as file:  # a byte-order mark is dropped
-        if path.endswith(".csv"):
-            return list(csv.DictReader(file))
-        if path.endswith(".json"):
-            return json.load(file)
-        rows = []
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                rows.append(json.loads(line))
-            except ValueError as error:
-                raise ValueError(f"line {number} is not JSON: {error}") from None
-        return rows
+        lines = file.readlines()
+    if path.endswith(".csv"):
+        delimiter = max("\t,;", key=lines[0].count) if lines else ","
+        return list(csv.DictReader(lines, delimiter=delimiter))
+    text = "".join(lines)
+    if text.lstrip().startswith("["):
+        return json.loads(text)
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"line {number} is not JSON: {error}") from None
+    return rows
 
 
 # ---------------------------------------------------------------- --data: what scripts learn from
@@ -65,7 +73,8 @@ def read_training_rows(path, answers):
 
     A line of a run's rollouts.jsonl comes as it is. Any other row comes as strings, prompt and answers. In the file
     the prompt may also be a list with one message of a user, and an answer a list with one message of an assistant,
-    or with both: then the row needs no prompt. A column `messages` takes the place of `completion`.
+    or with both: then the row needs no prompt. A column `messages` takes the place of `completion`. A list that was
+    stored as a string counts as one, and a number as a string.
 
     Raises ValueError with one sentence that names --data, the row and the column.
     """
@@ -88,7 +97,7 @@ def _strings_of(row, answers, place):
     strings = {}
     for column in answers:
         source = "messages" if column == "completion" and "messages" in row else column
-        answer = row.get(source)
+        answer = _messages(row.get(source))
         if _roles(answer) == ["user", "assistant"]:
             beginning = answer[0]["content"]
             if prompt is None:
@@ -113,8 +122,23 @@ def _roles(messages):
     return [message.get("role") for message in messages]
 
 
+def _messages(value):
+    """The list of messages that was stored as a string, None if it cannot be read; any other value as it is."""
+    if not isinstance(value, str) or not re.match(r"\s*\[\s*\{\s*['\"](role|content)['\"]\s*:", value):
+        return value
+    # to_csv of pandas and of datasets writes a list in Python, and an array of several messages without commas
+    array = re.sub(r"\}\s+(?=\{'(role|content)':)", "}, ", value)
+    for parse, text in (json.loads, value), (ast.literal_eval, array):
+        with suppress(ValueError, SyntaxError):
+            return parse(text)
+    return None
+
+
 def _content(value, roles):
-    """The text of a list with one message of this role; any other value as it is."""
+    """The text of a number, or of a list with one message of this role; any other value as it is."""
+    value = _messages(value)
+    if type(value) in (int, float) and math.isfinite(value):
+        return str(value)
     return value[0]["content"] if _roles(value) == roles else value
 
 
@@ -226,11 +250,12 @@ def _load_from_hub(dataset, path, config, slices):
 
 
 def _check_columns(row, columns):
-    """Sets the fault of a row without the text that it needs, and makes a prompt of one message a string."""
-    if "prompt" in columns:
-        row.columns = {**row.columns, "prompt": _content(row.columns.get("prompt"), ["user"])}
+    """Sets the fault of a row without the text that it needs, and makes one message, or a number, a string."""
     for column in columns:
         value = row.columns.get(column)
+        if column != "task_id":
+            value = _content(value, ["user"] if column == "prompt" else ["assistant"])
+            row.columns = {**row.columns, column: value}
         kinds = (str, int, float) if column == "task_id" else str
         may_be_blank = column == "completion"  # it is a reference
         if not isinstance(value, kinds) or not (may_be_blank or str(value).strip()):

@@ -89,14 +89,17 @@ class Remote:
         return self._ask(method, task=task, history=[step.sealed for step in history])
 
     def _ask(self, method, **request):
-        began = time.monotonic()
-        while True:
+        for second in range(PATIENCE + 1):
             try:
                 status, answer = self._exchange(method, request)
                 break
             except ConnectionRefusedError as error:
-                if time.monotonic() - began > PATIENCE:
+                if second == PATIENCE:
                     raise self._no_server(error) from None
+                if second == 0:
+                    print(
+                        f"waits up to {PATIENCE} s for a server of envs.remote at {self.url.geturl()}", file=sys.stderr
+                    )
                 time.sleep(1)
             except (OSError, HTTPException, ValueError) as error:
                 raise self._no_server(error) from None

@@ -5,22 +5,23 @@ import json
 import datasets
 import pytest
 import torch
-from conftest import ROOT, STOP, make_tokenizer, metrics_of, save_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+from conftest import CHAT, ROOT, STOP, make_tokenizer, metrics_of, save_model
+from transformers import AutoModelForCausalLM
 
 import envs
 import sft
 from envs import read_training_rows
 
 ROWS = [([3, 4, 5, 6, 7], [8, 9, 2]), ([10, 0, 11], [12, 13, 14, 15, 2]), ([16], [2])]  # token 2 stops, 0 pads
+PARTS = "{% for part in messages[0].content %}{{ part.text }}{% endfor %}"  # a string has none
 FLAGS = ("--warmup", 2, "--batch-size", 8, "--log-every", 1)
 
 
 class Shown:
-    """An environment that demonstrates 40 pairs whatever its seed, fewer with more agents, and one of its own."""
+    """An environment that demonstrates 40 pairs, fewer with more agents."""
 
     def __init__(self, num_agents, num_turns, dataset, seed, word="one"):
-        self.pairs = [{"prompt": f"seed {seed}", "completion": "own"}]
+        self.pairs = []
         for i in range(40 // num_agents):
             self.pairs.append({"prompt": f"Say {i}.", "completion": f"{word} two three"})
 
@@ -39,28 +40,19 @@ def obvious(model, prompt, completion):
     return torch.stack([-logprobs[len(prompt) + t - 1, token] for t, token in enumerate(completion)])
 
 
-def flat_gradient(model):
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
-
-
 @pytest.mark.parametrize("max_batch_tokens, batches", [(1, 3), (10_000, 1)])
-def test_loss_and_gradient_equal_the_obvious_ones_however_a_batch_is_split(max_batch_tokens, batches):
+def test_loss_and_gradient_equal_the_obvious_ones_however_a_batch_is_split(max_batch_tokens, batches, model_dir):
     """Fails if positions are off by one, a prompt or a pad is trained, a last token is not, or rows are lost."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
-    config = Qwen2Config(vocab_size=50, num_hidden_layers=2, initializer_range=0.5, **sizes)
-    model = Qwen2ForCausalLM(config).double().eval()
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64)
     expected = torch.cat([obvious(model, *row) for row in ROWS]).mean()
-    expected.backward()
-    gradient = flat_gradient(model)
-    model.zero_grad()
+    gradients = torch.autograd.grad(expected, list(model.parameters()))
     parts = list(sft.micro_batches(ROWS, max_batch_tokens))
     losses = torch.cat([sft.token_losses(model, part) for part in parts])
     losses.mean().backward()
     assert (len(parts), len(losses)) == (batches, 9)
     assert abs(losses.mean() - expected) < 1e-6
-    assert abs(sft.evaluate(model, ROWS, max_batch_tokens) - expected) < 1e-6
-    assert (flat_gradient(model) - gradient).abs().max() < 1e-6 * gradient.abs().max()
+    for p, gradient in zip(model.parameters(), gradients):
+        torch.testing.assert_close(p.grad, gradient, rtol=1e-4, atol=1e-6)
 
 
 SPEAKER = {"prompt": "p0", "completions": ["a", "b", "c"], "stopped": [True] * 3}
@@ -91,49 +83,37 @@ def test_of_rollouts_only_whole_training_texts_that_earned_enough_are_imitated(c
 
 
 def save_in_all_forms(folder, rows):
-    """Files that hold the same rows, which are strings."""
+    """Files that hold the same rows."""
     lines = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / "blank.jsonl").write_text(f"\n{lines}\n \n")
-    (folder / "mark.jsonl").write_text(lines, encoding="utf-8-sig")
-    (folder / "list.json").write_text(json.dumps(rows))
+    texts = {"a.jsonl": f"\ufeff\n{lines}\n \n", "lines.json": lines, "list.json": json.dumps(rows)}
+    for name, text in texts.items():
+        (folder / name).write_text(text)
     table = datasets.Dataset.from_list(rows)
     table.to_parquet(folder / "table.parquet")
-    table.to_csv(folder / "table.csv", encoding="utf-8-sig")
-    return list(folder.iterdir())
+    for name, separator in ("comma", ","), ("semicolon", ";"), ("tab", "\t"):
+        table.to_csv(folder / f"{name}.csv", sep=separator, encoding="utf-8-sig")  # which writes lists as strings
+    return sorted(folder.iterdir())
 
 
 def test_all_forms_of_files_give_the_same_rows(tmp_path):
     """Fails if a form of file is refused, a row lost, a string changed, or a row of another split trained on."""
     rows = [
         {"prompt": 'a\n"b", é', "chosen": "c\r\nd", "rejected": "5"},
-        {"prompt": "f", "chosen": "g", "rejected": " h"},
+        {"prompt": "f", "chosen": "g" * 150_000, "rejected": " h"},
     ]
     marked = [row | {"split": split} for split in ("test", "train") for row in rows]
-    paths = save_in_all_forms(tmp_path, marked)
-    assert len(paths) == 5
-    for path in paths:
+    for path in save_in_all_forms(tmp_path, marked):
         assert read_training_rows(str(path), ["chosen", "rejected"]) == {3: rows[0], 4: rows[1]}, path
 
 
-@pytest.mark.parametrize(
-    "name, text",
-    [
-        ("no.jsonl", None),
-        ("a.txt", "{}"),
-        ("a.jsonl", ""),
-        ("a.jsonl", '{"prompt": "p"'),
-        ("a.json", '{"prompt": "p"}'),
-    ],
-)
+@pytest.mark.parametrize("name, text", [("no.jsonl", None), ("a.txt", "{}"), ("a.jsonl", ""), ("a.json", '{"prompt"')])
 def test_a_file_that_cannot_be_read_is_named(name, text, tmp_path):
     """Fails if a missing, an empty, a broken or an unknown file ends in a traceback, or is looked for on the hub."""
+    path = tmp_path / name
     if text is not None:
-        (tmp_path / name).write_text(text)
-    path = str(tmp_path / name)
-    with pytest.raises(ValueError, match=f"--data {path}: "):
-        read_training_rows(path, ["completion"])
+        path.write_text(text)
     with pytest.raises(ValueError, match=f"--dataset {path}: "):
-        envs.make("tldr", dataset=path)
+        envs.make("tldr", dataset=str(path))
 
 
 ASK = {"role": "user", "content": "p"}
@@ -147,26 +127,26 @@ PREFERENCE = {"prompt": "p", "chosen": "c", "rejected": "r"}
     "row",
     [
         {"prompt": [ASK], "chosen": [GOOD], "rejected": [BAD]},
-        {"prompt": "p", "chosen": [ASK, GOOD], "rejected": "r"},
         {"chosen": [ASK, GOOD], "rejected": [ASK, BAD]},
+        {"chosen": json.dumps([ASK, GOOD]), "rejected": [ASK, BAD]},
         {"prompt": [ASK], "completion": [GOOD]},
         {"messages": [ASK, GOOD]},
     ],
 )
 def test_messages_are_read_as_the_strings_in_them(row, tmp_path):
-    """Fails if a usual form of a row is refused, or its prompt is lost."""
-    path = save_lines(tmp_path / "rows.jsonl", [row])
-    if "chosen" in row:
-        assert read_training_rows(path, ["chosen", "rejected"]) == {1: PREFERENCE}
-    else:
-        assert sft.pairs_of_file(path, sft.Args()) == [("p", "c")]
+    """Fails if a usual form of a row is refused, its prompt is lost, or a list that became a string is trained on."""
+    for path in map(str, save_in_all_forms(tmp_path, [row])):
+        if "chosen" in row:
+            assert read_training_rows(path, ["chosen", "rejected"]) == {1: PREFERENCE}, path
+        else:
+            assert sft.pairs_of_file(path, sft.Args()) == [("p", "c")], path
 
 
 @pytest.mark.parametrize(
     "row, column",
     [
-        ({"prompt": "p", "completion": "c", "label": True}, "chosen"),
         ({"chosen": "c", "rejected": "r"}, "prompt"),
+        (PREFERENCE | {"prompt": "[{'role': 'user', ..."}, "prompt"),
         ({"chosen": [ASK, GOOD], "rejected": [OTHER_ASK, BAD]}, "rejected"),
         ({"prompt": "p", "chosen": [ASK, GOOD, ASK, GOOD], "rejected": "r"}, "chosen"),
     ],
@@ -178,43 +158,60 @@ def test_a_row_of_another_form_is_named(row, column, tmp_path):
         read_training_rows(path, ["chosen", "rejected"])
 
 
-@pytest.mark.parametrize("template", [None, make_tokenizer().chat_template])
-def test_a_stop_token_that_a_prompt_quotes_is_plain_text(template):
-    """Fails if a prompt ends its own turn, or if a chat template is left out or used with a base model."""
+@pytest.mark.parametrize("template", [None, CHAT])
+def test_marks_stay_and_what_ends_a_turn_is_plain_text(template):
+    """Fails if a prompt ends its own turn, an answer has two ends, a mark is lost, or a template is left out."""
     tokenizer = make_tokenizer(template)
-    ids = sft.encode(tokenizer, "Say <|im_end|>.")
-    chat = "<|im_start|>user\nSay < |im_end|>.<|im_end|>\n<|im_start|>assistant\n" if template else "Say < |im_end|>."
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<tool_call>"]})
+    text, plain = "<tool_call>Say <|im_end|>.", "<tool_call>Say < |im_end|>."
+    chat = f"<|im_start|>user\n{plain}<|im_end|>\n<|im_start|>assistant\n" if template else plain
+    ids = sft.encode(tokenizer, text)
     assert tokenizer.decode(ids) == chat
-    assert ids.count(STOP) == (template is not None)
+    assert ids.count(259) == 1
+    for end in "", "<|im_end|>", "<|im_end|>\n", "<|im_end|>\n<|endoftext|>":
+        assert tokenizer.decode(sft.encode_answer(tokenizer, text + end)) == plain
 
 
-def test_an_answer_ends_as_in_the_chat_template():
+@pytest.mark.parametrize(
+    "template, end",
+    [(CHAT, "<|im_end|>"), (CHAT.replace("<|im_end|>", "</turn>"), "</turn>"), (None, "<|endoftext|>")],
+)
+def test_an_answer_ends_as_in_the_chat_template(template, end):
     """Fails if an answer ends in eos where what is sampled ends in another token, as with Gemma."""
-    for template, end in (make_tokenizer().chat_template, "<|im_end|>"), (None, "<|endoftext|>"):
-        tokenizer = make_tokenizer(template)
-        tokenizer.eos_token = "<|endoftext|>"
-        assert tokenizer.decode(sft.end_of_answer(tokenizer)) == end
+    tokenizer = make_tokenizer(template)
+    tokenizer.add_tokens("</turn>")  # which is not special
+    tokenizer.eos_token = "<|endoftext|>"
+    assert tokenizer.decode(sft.turn_end_of(tokenizer)) == end
+    assert end in sft.turn_tokens(tokenizer)
+
+
+@pytest.mark.parametrize(
+    "template, prompt, flag",
+    [({"rag": CHAT}, "p", "--model"), (PARTS, "p", "--model"), (CHAT, "<|im_start|>user\np", "--data")],
+)
+def test_a_prompt_that_is_no_message_in_the_template_is_refused(template, prompt, flag, run, tmp_path, capsys):
+    """Fails if a prompt is left out of the template, or put into it twice, or there is a traceback."""
+    path = save_model(tmp_path / "model", tokenizer=make_tokenizer(template))
+    data = save_lines(tmp_path / "pairs.jsonl", [{"prompt": prompt, "completion": "c"}] * 2)
+    with pytest.raises(SystemExit):
+        run(ROOT / "sft.py", "--data", data, "--model", path)
+    assert f"error: {flag}" in capsys.readouterr().err
 
 
 def test_a_step_takes_the_mean_over_all_tokens_of_its_batch(run, tmp_path):
     """Fails if the mean is one per micro-batch, dropout is on, or a stop token or a pair is in the wrong place."""
     path = save_model(tmp_path / "m", attention_dropout=0.5)
-    rows = [{"prompt": "Say it.", "completion": "c" * length} for length in range(1, 240, 6)]
-    data = save_lines(tmp_path / "pairs.jsonl", rows)
-    flags = ("--data", data, "--model", path, "--max-length", 250, "--learning-rate", 1e-9, *FLAGS)
-    names = run(ROOT / "sft.py", *flags, "--num-steps", 4, "--max-batch-tokens", 500, "--eval-fraction", 0.2)
-    held_out = names["held_out"]
-    completions = [completion for _, completion in names["train"][0] + held_out]
-    around = len(sft.encode(make_tokenizer(), "Say it."))
-    lengths = [length + 1 for length in range(1, 240, 6) if around + length + 1 <= 250]
-    assert len(lengths) < 40
-    assert [len(completion) for completion in completions[: -len(held_out)]] == lengths[: -len(held_out)]
+    data = save_lines(tmp_path / "pairs.jsonl", [{"prompt": "Say it.", "completion": "c" * k} for k in range(40)])
+    flags = "--max-length 56 --learning-rate 1e-9 --num-steps 4 --max-batch-tokens 150 --eval-fraction 0.2"
+    names = run(ROOT / "sft.py", "--data", data, "--model", path, *flags.split(), *FLAGS)
+    completions = [completion for _, completion in names["train"][0] + names["held_out"]]
+    assert [len(completion) for completion in completions[:24]] == list(range(1, 25))
+    assert {len(completion) for completion in completions[24:]} == set(range(25, 31))  # the prompt has 26 tokens
     assert {completion[-1] for completion in completions} == {STOP}
-    assert len(held_out) == len(lengths) // 5
     model = AutoModelForCausalLM.from_pretrained(path)
     logged = metrics_of(names["run"])
     assert [metrics["learning_rate"] * 1e9 for metrics in logged] == pytest.approx([0.5, 1, 0.55, 0.1])
-    for rows, name in ((names["batch"], "train/loss"), (held_out, "eval/loss")):
+    for rows, name in (names["batch"], "train/loss"), (names["held_out"], "eval/loss"):
         mean = torch.cat([obvious(model, *row) for row in rows]).mean().item()
         assert logged[-1][name] == pytest.approx(mean, rel=1e-5)
 
@@ -228,9 +225,5 @@ def test_a_model_made_from_nothing_learns_to_answer(run, tmp_path):
     files = sorted((tmp_path / "runs" / "demonstrations").iterdir())
     names = run(ROOT / "sft.py", "--data", *files, *flags, *FLAGS, "--save-dtype", "float16")
     assert 2 <= sum(row in names["train"][1] for row in names["batch"]) <= 6  # each source has an equal chance
-    folder = f"{names['run']}/agent"
-    model = AutoModelForCausalLM.from_pretrained(folder).float()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    ids = torch.tensor([sft.encode(tokenizer, "Say 3.")])
-    output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=30, do_sample=False)
-    assert tokenizer.decode(output[0, ids.shape[1] :]) == "don't-77 two three<|im_end|>"
+    model = AutoModelForCausalLM.from_pretrained(f"{names['run']}/agent", dtype=torch.float32)
+    assert sft.evaluate(model, names["held_out"], 10_000) < 0.01
