@@ -19,6 +19,7 @@ import copy
 import json
 import math
 import os
+import re
 import sys
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field, replace
@@ -72,6 +73,7 @@ class Args:
     devices: list[str] = field(default_factory=list)  # such as cuda:0 cuda:1; one for all, or one each
     # sampling
     num_generations: int = 8  # G, completions per agent in a group
+    branching: Literal["tree", "trajectories"] = "tree"  # G at every node; or at the first, and 1 at each later one
     joint_mode: Literal["align", "cross"] | None = None  # cross: all G^N (default if T=1, G^N <= 100); align: g with g
     temperature: float = 1.0  # for sampling and for the trained log-probabilities
     max_new_tokens: int | None = None  # C; by default 96 for tiny, 256 for others and for arxiv
@@ -299,7 +301,10 @@ EXCHANGE = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "
 
 
 def turn_end_of(tokenizer):
-    """The token that ends an answer: the added one that follows it in the chat template, special or not, else eos."""
+    """The token that ends an answer: the added one, special or not, that follows it in the chat template, or else eos.
+
+    In Gemma's template that is <end_of_turn>, while its eos is <eos>.
+    """
     if tokenizer.chat_template:
         text = tokenizer.apply_chat_template(EXCHANGE, tokenize=False)
         ending = text.partition("ANSWER")[2].lstrip()
@@ -309,7 +314,7 @@ def turn_end_of(tokenizer):
     return tokenizer.eos_token_id
 
 
-@cache
+@cache  # some have thousands of added tokens
 def turn_tokens(tokenizer):
     """The tokens, as strings, that open or close a turn or a document. Others, as <tool_call>, are marks in one."""
     text = tokenizer.apply_chat_template(EXCHANGE, tokenize=False) if tokenizer.chat_template else ""
@@ -319,6 +324,13 @@ def turn_tokens(tokenizer):
         if token_id in ends or (token.special and token.content in text):
             tokens.append(token.content)
     return tokens
+
+
+def make_plain(tokenizer, text):
+    """A message whose turn tokens, if it quotes any, have become plain text, by a space."""
+    for token in turn_tokens(tokenizer):
+        text = text.replace(token, f"{token[0]} {token[1:]}")
+    return text
 
 
 def reseed(seed, iteration):
@@ -336,15 +348,12 @@ def reseed(seed, iteration):
 def encode(policy, prompt, max_new_tokens, remedy="--max-new-tokens: lower it, or shorten prompts"):
     """Token ids of a prompt: as a user message, or as bare text if the tokenizer has no chat template."""
     tokenizer = policy.tokenizer
-    # a prompt may quote an agent: a space makes tokens that would end its turn plain text
-    text = prompt
-    for token in turn_tokens(tokenizer):
-        text = text.replace(token, f"{token[0]} {token[1:]}")
+    # a prompt may quote an agent
+    message = text = make_plain(tokenizer, prompt)
     if tokenizer.chat_template:
-        content = text.strip()
-        chat = [{"role": "user", "content": text}]
+        chat = [{"role": "user", "content": message}]
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
-        if content not in text:
+        if message.strip() not in text:
             fail("--model: its chat template leaves out the prompt; use one that takes content as a string.")
     prompt_ids = tokenizer(text, add_special_tokens=not tokenizer.chat_template).input_ids
     length = len(prompt_ids)
@@ -865,6 +874,22 @@ class Node:
     value: Any = None  # (N,), mean return of each agent
 
 
+def speeches_of(node, branching):
+    """Triples of an agent, its Group, and which joint answers contain which of its completions: (J, G), 0 or 1.
+
+    A joint answer is a joint action at a node of a tree, or a whole trajectory.
+    """
+    joint = np.array(node.joint)  # (J, N)
+    for i, group in node.groups.items():
+        yield i, group, np.equal.outer(joint[:, i], range(len(group.completion_ids))).astype(float)
+    for j, child in enumerate(node.children):
+        if child and branching == "trajectories":
+            for i, group, below in speeches_of(child, branching):
+                contains = np.zeros((len(joint), 1))
+                contains[j] = below
+                yield i, group, contains
+
+
 def read_rows(path):
     """The training rows of --data, by number: lines of a run's rollouts.jsonl, or prompt, chosen and rejected."""
     try:
@@ -875,6 +900,13 @@ def read_rows(path):
         tqdm.write("--data: without the folder envs/ only a plain .jsonl is read")
         with open(path) as file:
             return dict(enumerate(map(json.loads, file), 1))
+
+
+def encode_answer(tokenizer, answer):
+    """Token ids of an answer, without what ends it: data may bring that along."""
+    ends = "|".join(map(re.escape, turn_tokens(tokenizer)))
+    text = re.sub(rf"(({ends})\s*)+$", "", answer)
+    return tokenizer(make_plain(tokenizer, text), add_special_tokens=False).input_ids
 
 
 def node_of(players, number, row, weight):
@@ -891,7 +923,9 @@ def node_of(players, number, row, weight):
         if group is None:
             continue
         completions, stopped = group["completions"], group["stopped"]
-        completion_ids = policy.tokenizer(completions, add_special_tokens=False).input_ids
+        if group["prompt"].lstrip().startswith(tuple(turn_tokens(policy.tokenizer))):
+            fail(f"--data: the prompt of row {number} is in the chat template already; give the user's message alone.")
+        completion_ids = [encode_answer(policy.tokenizer, completion) for completion in completions]
         for ids, ended in zip(completion_ids, stopped):
             if ended or not ids:
                 ids.append(turn_end_of(policy.tokenizer))
@@ -1003,6 +1037,11 @@ if __name__ == "__main__":
     # cross scores G^N joint actions, and each may start a branch
     if args.joint_mode is None:
         args.joint_mode = "cross" if T == 1 and G**N <= 100 else "align"
+    generations = [G] * T
+    if args.branching == "trajectories":
+        generations = [G] + [1] * (T - 1)
+        if args.joint_mode == "cross" and T > 1:
+            fail("--branching trajectories: use it with --joint-mode align.")
     held_out = np.random.default_rng(0).permutation(len(eval_tasks))[: args.eval_tasks or None]
     eval_tasks = [eval_tasks[k] for k in held_out[RANK::WORLD_SIZE]]
     # new adapters are the same in all processes
@@ -1042,7 +1081,7 @@ if __name__ == "__main__":
                 # a row may come twice in an iteration
                 turns = [copy.deepcopy(tasks)]
             else:
-                turns = rollout(args, env, players, tasks, [G] * T, args.joint_mode)
+                turns = rollout(args, env, players, tasks, generations, args.joint_mode)
         except (Exception, SystemExit):
             # no weight has changed since the last iteration; several processes would wait for each other
             if WORLD_SIZE == 1:
@@ -1054,28 +1093,26 @@ if __name__ == "__main__":
         # 2 PREFERENCES: pairs of joint answers, and what each completion gains by them
         nodes = list(chain(*turns))
         logged = []  # of each node, name -> a number for each pair
-        for node in nodes:
+        for node in turns[0] if args.branching == "trajectories" else nodes:
             joint = np.array(node.joint)[:, list(node.groups)]  # (J, agents that speak)
             better, worse = choose_pairs(joint, node.returns, args.num_pairs)  # (P,), (P,)
 
-            # of joint answers: sums over the agents
+            # of joint answers: sums over what they contain
+            speeches = list(speeches_of(node, args.branching))
             logprobs = np.zeros(len(joint))  # log pi
             logratios = np.zeros(len(joint))  # log pi - log ref
-            for (i, group), member in zip(node.groups.items(), joint.T):
+            for i, group, contains in speeches:
                 own = log_likelihoods(args, players[i], group)  # (G,)
-                reference = log_likelihoods(args, reference_of[i], group)
-                logprobs += own[member]
-                logratios += (own - reference)[member]
+                logprobs += contains @ own
+                logratios += contains @ (own - log_likelihoods(args, reference_of[i], group))
             margins = args.beta * (logratios[better] - logratios[worse])  # (P,), beta m
             losses = np.logaddexp(0, -margins) + args.label_smoothing * margins  # -log sigmoid, smoothed
             gains = np.exp(-np.logaddexp(0, margins)) - args.label_smoothing  # -dL/d(beta m); exp: sigmoid(-beta m)
-            for group, member in zip(node.groups.values(), joint.T):
-                size = len(group.completion_ids)
-                gained = np.bincount(member[better], gains, size)  # (G,)
-                lost = np.bincount(member[worse], gains, size)
-                liked = np.bincount(member[better], minlength=size) / [len(ids) for ids in group.completion_ids]
-                advantages = args.beta * (gained - lost) + args.nll_coef * liked
-                group.advantages = advantages / max(1, len(better))  # a mean over pairs
+            for _, group, contains in speeches:
+                gained = gains @ contains[better] - gains @ contains[worse]  # (G,)
+                liked = contains[better].sum(0) / [len(ids) for ids in group.completion_ids]
+                # a mean over pairs
+                group.advantages = node.weight * (args.beta * gained + args.nll_coef * liked) / max(1, len(better))
             logged.append(
                 {
                     "preference_loss": losses,
@@ -1101,7 +1138,7 @@ if __name__ == "__main__":
                 group = node.groups.get(k)
                 if group is None or players[k] is not policy:
                     continue
-                weights = node.weight * group.advantages  # (G,), 0 in no pair, or in both answers of one
+                weights = group.advantages  # (G,), 0 in no pair, or in both answers of one
                 for completion_ids, weight in zip(group.completion_ids, weights.tolist()):
                     # equal returns leave only rounding errors, which Adam would blow up
                     if abs(weight) > 1e-12:

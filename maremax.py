@@ -295,7 +295,10 @@ EXCHANGE = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "
 
 
 def turn_end_of(tokenizer):
-    """The token that ends an answer: the added one that follows it in the chat template, special or not, else eos."""
+    """The token that ends an answer: the added one, special or not, that follows it in the chat template, or else eos.
+
+    In Gemma's template that is <end_of_turn>, while its eos is <eos>.
+    """
     if tokenizer.chat_template:
         text = tokenizer.apply_chat_template(EXCHANGE, tokenize=False)
         ending = text.partition("ANSWER")[2].lstrip()
@@ -305,7 +308,7 @@ def turn_end_of(tokenizer):
     return tokenizer.eos_token_id
 
 
-@cache
+@cache  # some have thousands of added tokens
 def turn_tokens(tokenizer):
     """The tokens, as strings, that open or close a turn or a document. Others, as <tool_call>, are marks in one."""
     text = tokenizer.apply_chat_template(EXCHANGE, tokenize=False) if tokenizer.chat_template else ""
@@ -315,6 +318,13 @@ def turn_tokens(tokenizer):
         if token_id in ends or (token.special and token.content in text):
             tokens.append(token.content)
     return tokens
+
+
+def make_plain(tokenizer, text):
+    """A message whose turn tokens, if it quotes any, have become plain text, by a space."""
+    for token in turn_tokens(tokenizer):
+        text = text.replace(token, f"{token[0]} {token[1:]}")
+    return text
 
 
 def reseed(seed, iteration):
@@ -332,15 +342,12 @@ def reseed(seed, iteration):
 def encode(policy, prompt, max_new_tokens, remedy="--max-new-tokens: lower it, or shorten prompts"):
     """Token ids of a prompt: as a user message, or as bare text if the tokenizer has no chat template."""
     tokenizer = policy.tokenizer
-    # a prompt may quote an agent: a space makes tokens that would end its turn plain text
-    text = prompt
-    for token in turn_tokens(tokenizer):
-        text = text.replace(token, f"{token[0]} {token[1:]}")
+    # a prompt may quote an agent
+    message = text = make_plain(tokenizer, prompt)
     if tokenizer.chat_template:
-        content = text.strip()
-        chat = [{"role": "user", "content": text}]
+        chat = [{"role": "user", "content": message}]
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
-        if content not in text:
+        if message.strip() not in text:
             fail("--model: its chat template leaves out the prompt; use one that takes content as a string.")
     prompt_ids = tokenizer(text, add_special_tokens=not tokenizer.chat_template).input_ids
     length = len(prompt_ids)
