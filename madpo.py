@@ -252,7 +252,7 @@ def load_policy(args, name, device, base_models):
         tokenizer=tokenizer,
         stop_ids=sorted({stop, tokenizer.eos_token_id, *ends} - {None}),
         windows=windows_of(model),
-        stream=capture_stream(model, device),
+        stream=capture_stream(model),
         autocast=torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"),
         trained=trained,
         optimizer=torch.optim.AdamW(trained.values(), weight_decay=0.0, fused=True),
@@ -274,15 +274,15 @@ def windows_of(model):
     return windows
 
 
-def capture_stream(model, device):
+def capture_stream(model):
     """Where CUDA graphs are captured, which cannot repeat a decoding step in which Python looks at lengths."""
     rope = str(getattr(model.config.get_text_config(), "rope_parameters", None))
-    if device.type == "cpu":
+    if model.device.type == "cpu":
         return None
     if not model._can_compile_fullgraph or "dynamic" in rope or "longrope" in rope:
         tqdm.write("--model: it looks at lengths, so it decodes without CUDA graphs, several times as slowly")
         return None
-    return torch.cuda.Stream(device)
+    return torch.cuda.Stream(model.device)
 
 
 def add_lora(model, rank):
@@ -517,7 +517,7 @@ def complete(args, policy, prompts, G):
     size = max(1, room_for_tokens(policy, 4, on_cpu=2**15) // (G * row))
     samples = []
     # one context for all tokens, so that weights are cast once; inference mode, faster on a CPU, would cast each time
-    with policy.autocast, torch.inference_mode(not policy.stream):
+    with policy.autocast, torch.inference_mode(policy.model.device.type == "cpu"):
         for k in range(0, len(prompts), size):
             samples += sample(policy, all_prompt_ids[k : k + size], G, args.temperature, C)
     ends = {*policy.stop_ids, policy.tokenizer.pad_token_id}

@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -231,7 +232,8 @@ def test_rotations_that_look_at_the_length_are_not_captured(tmp_path, monkeypatc
     for name in "default", "dynamic":
         rope = {"rope_type": name, "factor": 2.0, "rope_theta": 1e4}
         model = plain_model(save_model(tmp_path / name, rope_parameters=rope))
-        streams.append(magrpo.capture_stream(model, torch.device("cuda")))
+        on_gpu = SimpleNamespace(config=model.config, device=torch.device("cuda"), _can_compile_fullgraph=True)
+        streams.append(magrpo.capture_stream(on_gpu))
     assert streams == ["a stream", None]
 
 
