@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from string import Template
 
@@ -53,24 +53,35 @@ def make_run(folder, tasks=("easy", "hard"), iterations=5):
 
 
 def page_of(folders, tmp_path, *flags):
-    """The data of the page, as the command line makes it."""
+    """Runs and texts of the page that the command line makes without a word on the terminal until the end."""
     output = tmp_path / "page.html"
     command = [sys.executable, ROOT / "view.py", *folders, "--output", output, *flags]
-    subprocess.run([str(word) for word in command], check=True, capture_output=True)
-    page = output.read_text(encoding="utf-8")
-    packed = re.search(r'<script id="data" type="text/plain">([^<]*)</script>', page)[1]
-    return json.loads(gzip.decompress(base64.b64decode(packed)))
+    done = subprocess.run([str(word) for word in command], check=True, capture_output=True)
+    assert not done.stderr
+    packed = re.search(r'<script id="data" type="text/plain">([^<]*)</script>', output.read_text(encoding="utf-8"))[1]
+    lines = [gzip.decompress(base64.b64decode(line)).splitlines() for line in packed.split()]
+    (head,), *levels = [[json.loads(line) for line in level] for level in lines]
+    texts = [text for level in levels for text in level.pop(0)["texts"]]
+    for run in head["runs"]:
+        run["nodes"] = []
+    for node in sorted(chain(*levels), key=time_of):
+        head["runs"][node.pop("run")]["nodes"].append(node)
+    return head["runs"], texts
+
+
+def time_of(node):
+    return (node["iteration"], node["split"])
 
 
 def lines_of(folder, name):
     lines = (Path(folder) / name).read_text().splitlines()
-    return [json.loads(line, parse_float=lambda x: float(f"{float(x):.5g}")) for line in lines]
+    return [json.loads(line, parse_float=lambda x: float(x) if "e" in x else round(float(x), 6)) for line in lines]
 
 
 def unpack(node, texts):
     """A node of the page as it is in rollouts.jsonl, and its returns."""
     strings = [*texts, "null"]  # the last one for what is None
-    returns = node.pop("returns")
+    returns = node.pop("returns", node["rewards"])
     node["feedback"] = [json.loads(strings[-1 if place is None else place]) for place in node["feedback"]]
     node["task"] = json.loads(strings[-1 if node["task"] is None else node["task"]])
     for agent in filter(None, node["agents"]):
@@ -79,17 +90,16 @@ def unpack(node, texts):
     return node, returns
 
 
-def compare(folder, data):
+def compare(folder, runs, texts):
     """Every number and text of a run's logs against the page's."""
-    (run,) = data["runs"]
+    (run,) = runs
     metrics = lines_of(folder, "metrics.jsonl")
     columns = {name: [line.get(name) for line in metrics] for name in run["columns"]}
     columns["sampled tokens"] = list(accumulate(line.get("tokens", 0) for line in metrics))
     assert run["columns"] == columns | {"seconds": run["columns"]["seconds"]}
-    for packed, line in zip(run["nodes"], lines_of(folder, "rollouts.jsonl"), strict=True):
-        node, returns = unpack(packed, data["texts"])
+    for packed, line in zip(run["nodes"], sorted(lines_of(folder, "rollouts.jsonl"), key=time_of), strict=True):
+        node, returns = unpack(packed, texts)
         line["rewards"] = [x if isinstance(x, list) else [x] for x in line["rewards"]]
-        line.pop("weight", None)
         assert node == {"task": None} | line
         for i, agent in enumerate(node["agents"]):
             for g, mean in enumerate(agent["returns"] if agent else []):
@@ -107,8 +117,8 @@ def test_the_page_has_the_runs_numbers(run, model_dir, tmp_path, script, env, ag
     discount is left out, or if a page with few nodes lacks parents or has other tasks in each evaluation."""
     flags = ("--model", model_dir, "--env", env, "--num-agents", agents, "--num-turns", turns, *more)
     folder = run(ROOT / f"{script}.py", *FLAGS, *flags)["run_dir"]
-    compare(folder, page_of([folder], tmp_path, "--nodes", 10**6))
-    (few,) = page_of([folder], tmp_path, "--nodes", 2)["runs"]
+    compare(folder, *page_of([folder], tmp_path, "--nodes", 10**6))
+    ((few,), _) = page_of([folder], tmp_path, "--nodes", 2)
     keys = [(x["iteration"], x["split"], x["task_number"], *x["path"]) for x in few["nodes"]]
     assert all(len(key) == 3 or key[:-1] in keys for key in keys)
     roots = [key[2] for key in keys if len(key) == 3 and key[1] == "test"]
@@ -119,20 +129,20 @@ def test_the_page_has_the_runs_numbers(run, model_dir, tmp_path, script, env, ag
 def test_a_page_with_too_many_iterations(tmp_path, megabytes):
     """Fails if the page is larger than asked, thinned without need, or lacks the first or the last iteration."""
     folder = make_run(tmp_path / "run", iterations=150)
-    data = page_of([folder], tmp_path, "--megabytes", megabytes)
-    times = {node["iteration"] for node in data["runs"][0]["nodes"]}
+    runs, texts = page_of([folder], tmp_path, "--megabytes", megabytes)
+    times = {node["iteration"] for node in runs[0]["nodes"]}
     size = (tmp_path / "page.html").stat().st_size / 1e6
     assert {1, 150} <= times
     assert size <= megabytes or len(times) == 2
     if size < 0.5 * megabytes:
-        compare(folder, data)
+        compare(folder, runs, texts)
 
 
 def test_a_cut_line_and_folders_without_rollouts(tmp_path):
     """Fails if a run in progress, or what else is in runs/, stops the page."""
     rollouts = make_run(tmp_path / "run") / "rollouts.jsonl"
     rollouts.write_bytes(rollouts.read_bytes()[:-9])
-    (cut,) = page_of([tmp_path, tmp_path / "run"], tmp_path)["runs"]
+    ((cut,), _) = page_of([tmp_path, tmp_path / "run"], tmp_path)
     assert cut["logged"] == 9
 
 
