@@ -12,12 +12,18 @@ import base64
 import gzip
 import json
 import os
+import re
 from itertools import chain, groupby
+from pathlib import Path
 from typing import NamedTuple
 
 from tqdm import tqdm
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+HERE = Path(__file__).resolve().parent
+MEANINGS = {  # of what is logged: a pattern of lines in docs/, with environments ("-": of all), name and meaning
+    "environments.md": r"^\| (`[^|]+`|all) \| `(\w+)` \| (.+) \|$",
+    "critic_free.md": r"^(-) .*`(?:agent_0/)?(\w+)`: (.+)$",
+}
 
 
 class Iteration(NamedTuple):
@@ -69,7 +75,7 @@ def find_iterations(path, run):
 
 
 def load(folder, iterations):
-    """A run as the page has it, except for its nodes."""
+    """A run as the page has it, which puts its nodes in."""
     with open(f"{folder}/args.json", encoding="utf-8") as file:
         about = json.load(file)
     return {
@@ -79,7 +85,20 @@ def load(folder, iterations):
         "args": about["args"],
         "columns": load_metrics(f"{folder}/metrics.jsonl"),
         "logged": sum(iteration.nodes for iteration in chain(*iterations.values())),
+        "nodes": [],
     }
+
+
+def read_meanings():
+    """environment (or "all") -> name -> what it means, as far as docs/ is there."""
+    meanings = {}
+    for file, pattern in MEANINGS.items():
+        path = HERE / "docs" / file
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        for environments, name, meaning in re.findall(pattern, text, re.MULTILINE):
+            for environment in re.findall(r"\w+", environments) or ["all"]:
+                meanings.setdefault(environment, {})[name] = meaning.replace("`", "")
+    return meanings
 
 
 def place_of(node):
@@ -168,7 +187,7 @@ def pack(folders, most, room):
     every = 1 << max(map(len, splits), default=1).bit_length()
     texts = {}  # string -> its place
     packed = set()  # iterations
-    data = compress({"runs": runs})
+    data = compress({"runs": runs, "meanings": read_meanings()})
     with tqdm(total=sum(map(len, splits)), unit=" iterations", disable=None) as progress:
         while every:
             known = len(texts)
@@ -199,12 +218,11 @@ if __name__ == "__main__":
         print(f"{folder} is left out: it has no rollouts.jsonl")
     if not folders:
         parser.error("no run folder is left; give one that a script made")
-    template = f"{HERE}/view.html"
-    if not os.path.isfile(template):
+    template = HERE / "view.html"
+    if not template.is_file():
         parser.error("view.html, the page without data, is not in the folder of view.py; copy it there")
 
-    with open(template, encoding="utf-8") as file:
-        page = file.read()
+    page = template.read_text(encoding="utf-8")
     data = pack(folders, args.nodes, 1e6 * args.megabytes - len(page))
     with open(args.output, "w", encoding="utf-8") as file:
         file.write(page.replace("@DATA@", data))  # base64 has no letter that ends a <script>

@@ -62,8 +62,6 @@ def page_of(folders, tmp_path, *flags):
     lines = [gzip.decompress(base64.b64decode(line)).splitlines() for line in packed.split()]
     (head,), *levels = [[json.loads(line) for line in level] for level in lines]
     texts = [text for level in levels for text in level.pop(0)["texts"]]
-    for run in head["runs"]:
-        run["nodes"] = []
     for node in sorted(chain(*levels), key=time_of):
         head["runs"][node.pop("run")]["nodes"].append(node)
     return head["runs"], texts
