@@ -9,18 +9,21 @@ import shutil
 import subprocess
 import sys
 from itertools import accumulate, chain
+from operator import itemgetter
 from pathlib import Path
 from string import Template
 
 import pytest
 from conftest import ROOT
 
-FLAGS = ("--num-iterations", 2, "--num-generations", 3, "--num-tasks", 2, "--eval-every", 1, "--max-new-tokens", 12)
+FLAGS = "--num-iterations 2 --num-generations 3 --num-tasks 2 --eval-every 1 --max-new-tokens 12"
 EVIL = "</script><script>document.body.id = 'broken'</script><img src=x onerror='document.body.id = 1'>"
 ARGS = """{"script": "magrpo.py", "commit": "0123456789", "args": {"env": "letters", "num_agents": 2, "num_turns": 1,
     "gamma": 1.0, "seed": 1, "num_iterations": 9}}"""
 METRICS = Template(
-    '{"iteration": $k, "train/return": $k, "train/a_part_of_the_reward_that_has_quite_a_long_name": $k}'
+    """{"iteration": $k, "train/return": $k, "agent_0/grad_norm": 0.0,
+    "train/a_part_of_the_reward_that_has_quite_a_long_name": $k}""".replace("\n", "")
+    + "\n"
 )
 NODE = Template(
     """{"iteration": $k, "split": "train", "turn": 1, "task_number": $n, "path": [],
@@ -31,61 +34,56 @@ NODE = Template(
      "returns": [$n$k.05, $n$k.25]},
     {"prompt": "$noise", "completions": ["$evil 0 of B", "$evil 1 of B"], "stopped": [true, false],
      "returns": [$n$k.1, $n$k.2]}]}""".replace("\n", "")
+    + "\n"
 )
+BRANCH = Template(
+    """{"iteration": $k, "split": "train", "turn": 2, "task_number": $n, "path": [$j], "joint": [[0, 0]],
+    "rewards": [0.0], "parts": {"odd": [1.0]}, "feedback": ["after $j"], "agents": [null,
+    {"prompt": "$j", "completions": ["branch $j"], "stopped": [true], "returns": [0.0], "advantages": [$j.0]}]}
+    """.replace("\n", "")
+    + "\n"
+)
+TIME = itemgetter("iteration", "split")
 
 
-def make_run(folder, tasks=("easy", "hard"), iterations=5):
+def make_run(folder, tasks=("easy", "hard"), iterations=5, branches=0):
     """A run of two agents, written by hand. In iteration k, the joint actions of the first task have the rewards 1k.0
-    to 1k.3, and those of the second one 2k.0 to 2k.3."""
+    to 1k.3, and those of the second one 2k.0 to 2k.3. Some may lead to one more completion each."""
     folder.mkdir()
-    rng = random.Random(1)
-    metrics = []
-    nodes = []
-    for k in range(1, iterations + 1):
-        metrics.append(METRICS.substitute(k=k) + "\n")
-        for n, task in enumerate(tasks, 1):
-            noise = rng.randbytes(1000).hex()
-            nodes.append(NODE.substitute(k=k, n=n, task=task, odd=k % 2, evil=EVIL, noise=noise) + "\n")
     (folder / "args.json").write_text(ARGS)
-    (folder / "metrics.jsonl").write_text("".join(metrics))
-    (folder / "rollouts.jsonl").write_text("".join(nodes))
+    with open(folder / "metrics.jsonl", "w") as metrics, open(folder / "rollouts.jsonl", "w") as rollouts:
+        for k in range(1, iterations + 1):
+            metrics.write(METRICS.substitute(k=k))
+            for n, task in enumerate(tasks, 1):
+                noise = random.randbytes(1000).hex()
+                rollouts.write(NODE.substitute(k=k, n=n, task=task, odd=k % 2, evil=EVIL, noise=noise))
+                rollouts.writelines(BRANCH.substitute(k=k, n=n, j=j) for j in range(branches))
     return folder
 
 
+def view(folders, tmp_path, *flags, script=ROOT / "view.py"):
+    command = [sys.executable, script, *folders, "--output", tmp_path / "page.html", *flags]
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True)
+
+
 def page_of(folders, tmp_path, *flags):
-    """Runs and texts of the page that the command line makes without a word on the terminal until the end."""
-    output = tmp_path / "page.html"
-    command = [sys.executable, ROOT / "view.py", *folders, "--output", output, *flags]
-    done = subprocess.run([str(word) for word in command], check=True, capture_output=True)
-    assert not done.stderr
-    packed = re.search(r'<script id="data" type="text/plain">([^<]*)</script>', output.read_text(encoding="utf-8"))[1]
+    """Runs and texts of the page that the command line makes, without a bar where there is no terminal."""
+    assert not view(folders, tmp_path, *flags).stderr
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    packed = re.search(r'<script id="data" type="text/plain">([^<]*)</script>', page)[1]
     lines = [gzip.decompress(base64.b64decode(line)).splitlines() for line in packed.split()]
-    (head,), *levels = [[json.loads(line) for line in level] for level in lines]
-    texts = [text for level in levels for text in level.pop(0)["texts"]]
-    for node in sorted(chain(*levels), key=time_of):
+    (head,), *levels = [map(json.loads, level) for level in lines]
+    texts = {None: "null"}
+    for level in levels:
+        texts |= enumerate(next(level)["texts"], len(texts) - 1)
+    for node in sorted(chain(*levels), key=TIME):
         head["runs"][node.pop("run")]["nodes"].append(node)
     return head["runs"], texts
-
-
-def time_of(node):
-    return (node["iteration"], node["split"])
 
 
 def lines_of(folder, name):
     lines = (Path(folder) / name).read_text().splitlines()
     return [json.loads(line, parse_float=lambda x: float(x) if "e" in x else round(float(x), 6)) for line in lines]
-
-
-def unpack(node, texts):
-    """A node of the page as it is in rollouts.jsonl, and its returns."""
-    strings = [*texts, "null"]  # the last one for what is None
-    returns = node.pop("returns", node["rewards"])
-    node["feedback"] = [json.loads(strings[-1 if place is None else place]) for place in node["feedback"]]
-    node["task"] = json.loads(strings[-1 if node["task"] is None else node["task"]])
-    for agent in filter(None, node["agents"]):
-        agent["prompt"] = strings[agent["prompt"]]
-        agent["completions"] = [strings[place] for place in agent["completions"]]
-    return node, returns
 
 
 def compare(folder, runs, texts):
@@ -95,26 +93,30 @@ def compare(folder, runs, texts):
     columns = {name: [line.get(name) for line in metrics] for name in run["columns"]}
     columns["sampled tokens"] = list(accumulate(line.get("tokens", 0) for line in metrics))
     assert run["columns"] == columns | {"seconds": run["columns"]["seconds"]}
-    for packed, line in zip(run["nodes"], sorted(lines_of(folder, "rollouts.jsonl"), key=time_of), strict=True):
-        node, returns = unpack(packed, texts)
+    for node, line in zip(run["nodes"], sorted(lines_of(folder, "rollouts.jsonl"), key=TIME), strict=True):
         line["rewards"] = [x if isinstance(x, list) else [x] for x in line["rewards"]]
-        assert node == {"task": None} | line
+        returns = node.pop("returns", line["rewards"])
+        node["feedback"] = [json.loads(texts[place]) for place in node["feedback"]]
+        node["task"] = json.loads(texts[node["task"]])
         for i, agent in enumerate(node["agents"]):
-            for g, mean in enumerate(agent["returns"] if agent else []):
-                of = [x[i % len(x)] for x, choice in zip(returns, node["joint"]) if choice[i] == g]
-                assert sum(of) / len(of) == pytest.approx(mean, rel=1e-3, abs=1e-3)
+            if agent:
+                agent["prompt"] = texts[agent["prompt"]]
+                agent["completions"] = [texts[place] for place in agent["completions"]]
+                for g, mean in enumerate(agent["returns"]):
+                    of = [x[i % len(x)] for x, choice in zip(returns, node["joint"]) if choice[i] == g]
+                    assert sum(of) / len(of) == pytest.approx(mean, rel=1e-3, abs=1e-3)
+        assert node == {"task": None} | line
 
 
-@pytest.mark.parametrize("script, env, agents, turns, more", [
-    ("magrpo", "toy:Letters", 3, 1, ("--joint-mode", "cross")),
-    ("magrpo", "toy:Sequential", 2, 2, ("--joint-mode", "cross", "--gamma", 0.5)),
-    ("ippo", "toy:Selfish", 2, 2, ("--gamma", 0.5, "--eval-generations", 2)),
+@pytest.mark.parametrize("script, flags", [
+    ("magrpo", "--env toy:Letters --num-agents 3 --joint-mode cross"),
+    ("magrpo", "--env toy:Sequential --num-turns 2 --joint-mode cross --gamma 0.5"),
+    ("ippo", "--env toy:Selfish --num-turns 2 --gamma 0.5 --eval-generations 2"),
 ])  # fmt: skip
-def test_the_page_has_the_runs_numbers(run, model_dir, tmp_path, script, env, agents, turns, more):
+def test_the_page_has_the_runs_numbers(run, model_dir, tmp_path, script, flags):
     """Fails if a column is shifted by a line, if a text, part or return is at another agent, node or action, if a
     discount is left out, or if a page with few nodes lacks parents or has other tasks in each evaluation."""
-    flags = ("--model", model_dir, "--env", env, "--num-agents", agents, "--num-turns", turns, *more)
-    folder = run(ROOT / f"{script}.py", *FLAGS, *flags)["run_dir"]
+    folder = run(ROOT / f"{script}.py", "--model", model_dir, *f"{FLAGS} {flags}".split())["run_dir"]
     compare(folder, *page_of([folder], tmp_path, "--nodes", 10**6))
     ((few,), _) = page_of([folder], tmp_path, "--nodes", 2)
     keys = [(x["iteration"], x["split"], x["task_number"], *x["path"]) for x in few["nodes"]]
@@ -144,6 +146,12 @@ def test_a_cut_line_and_folders_without_rollouts(tmp_path):
     assert cut["logged"] == 9
 
 
+def test_a_copy_without_the_page(tmp_path):
+    """Fails if view.py alone ends in a traceback."""
+    done = view([make_run(tmp_path / "run")], tmp_path, script=shutil.copy(ROOT / "view.py", tmp_path))
+    assert (done.returncode, "view.html" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+
+
 @pytest.fixture(scope="module")
 def browser():
     api = pytest.importorskip("playwright.sync_api")
@@ -157,24 +165,22 @@ def browser():
 @pytest.fixture
 def page(browser, tmp_path):
     """The page of two runs. Whatever a test does there, no script may fail, fetch or come from a model."""
-    folders = [make_run(tmp_path / "run"), make_run(tmp_path / "other", tasks=("hard", "new"))]
-    page_of(folders, tmp_path)
+    folders = [make_run(tmp_path / "run"), make_run(tmp_path / "other", tasks=("hard", "new"), branches=4)]
+    view(folders, tmp_path, "--nodes", 2)
     address = f"file://{tmp_path}/page.html"
-    errors = []
-    requests = []
+    events = []
     page = browser.new_page()
-    page.on("pageerror", lambda error: errors.append(error))
-    page.on("request", lambda request: requests.append(request.url))
+    page.on("pageerror", lambda error: events.append(error))
+    page.on("request", lambda request: events.append(request.url))
     page.goto(address)
     page.wait_for_selector("body[data-ready]")
     yield page
     assert page.evaluate("[document.body.id, document.querySelectorAll('script, img').length]") == ["", 2]
-    assert not errors
-    assert requests == [address]
+    assert events == [address]
 
 
 def chosen_texts(page):
-    return page.locator(".tree").first.locator(".completion.on .text").all_inner_texts()
+    return [text.replace(EVIL, "evil") for text in page.locator(".tree >> nth=0 >> .on .text").all_inner_texts()]
 
 
 def values_of(page, selector):
@@ -184,9 +190,9 @@ def values_of(page, selector):
 def test_clicks_and_the_slider(page):
     """Fails if a cell or the slider shows other texts, or if HTML from a model is more than text."""
     page.locator(".cell").nth(1).click()  # rows and columns are sorted by return
-    assert chosen_texts(page) == [f"{EVIL} 1 of A", f"{EVIL} 0 of B"]
+    assert chosen_texts(page) == ["evil 1 of A", "evil 0 of B"]
     page.locator(".chip").nth(1).click()
-    assert chosen_texts(page) == [f"{EVIL} 0 of A", f"{EVIL} 0 of B"]
+    assert chosen_texts(page) == ["evil 0 of A", "evil 0 of B"]
     page.locator("#iteration").press("ArrowLeft")
     assert page.inner_text("#where") == "iteration 4"
 
@@ -204,10 +210,10 @@ def test_the_keyboard(page):
         page.keyboard.press("Tab")
     for key in ("ArrowRight", "ArrowDown", "Enter"):
         page.keyboard.press(key)
-    assert chosen_texts(page) == [f"{EVIL} 0 of A", f"{EVIL} 0 of B"]
+    assert chosen_texts(page) == ["evil 0 of A", "evil 0 of B"]
     assert page.evaluate("document.activeElement.className") == "cell on"
     page.locator(".completion").first.press(" ")
-    assert chosen_texts(page) == [f"{EVIL} 1 of A", f"{EVIL} 0 of B"]
+    assert chosen_texts(page) == ["evil 1 of A", "evil 0 of B"]
 
 
 def test_arrows_with_a_filter(page):
@@ -242,8 +248,27 @@ def test_two_runs_side_by_side(page):
     assert values_of(page, ".columns >> nth=1 >> .cell.on") == [24.3, 14.3]  # there, it has another number
 
 
+def test_branches_of_a_turn(page):
+    """Fails if completions of a task that were compared with each other are on pages of their own, are left out of a
+    page with few nodes, or lead to another one's branch."""
+    page.select_option("#run", index=1)
+    page.locator(".completion", has_text="branch 1").first.click()
+    assert chosen_texts(page) == ["evil 0 of A", "evil 1 of B", "branch 1"]
+
+
+def test_what_a_metric_means(page):
+    """Fails if a metric that never changes is nowhere, or if the docs know a metric and its chart does not."""
+    assert page.inner_text("section > p >> nth=0") == "constant: agent 0: grad_norm 0"
+    assert page.locator(".title b[title]").all_inner_texts() == ["return"]
+
+
 def test_a_narrow_screen(page):
-    """Fails if a chart's title loses its numbers, or if the page is wider than the screen."""
+    """Fails if a chart's title loses its numbers, the page is wider than the screen, or charts hide the texts."""
     page.set_viewport_size({"width": 390, "height": 800})
-    for box in page.locator("html, .title").all():
-        assert box.evaluate("box => box.scrollWidth <= box.clientWidth")
+    assert page.locator(".chart").count() == 1
+    page.get_by_text("to the texts").click()
+    assert 0 <= page.evaluate("texts.getBoundingClientRect().top") < 400
+    page.get_by_text("rewards", exact=True).click()
+    page.wait_for_selector(".chart >> nth=1")
+    boxes = "[...document.querySelectorAll('html, .title')]"
+    assert page.evaluate(f"{boxes}.every(box => box.scrollWidth <= box.clientWidth)")
