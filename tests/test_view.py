@@ -32,8 +32,8 @@ NODE = Template("""{"iteration": $k, "split": "train", "turn": 1, "task_number":
 "returns": [$n$k.1, $n$k.2]}]}
 """)
 BRANCH = Template("""{"iteration": $k, "split": "train", "turn": 2, "task_number": $n, "path": [$j], \
-"joint": [[0, 0]], "rewards": [0.0], "parts": {"odd": [1.0]}, "feedback": [null], "agents": [null, {"prompt": "$j", \
-"completions": ["branch $j"], "stopped": [true], "returns": [0.0], "advantages": [$j.0]}]}
+"joint": [[0, 0]], "rewards": [100.0], "parts": {"odd": [1.0]}, "feedback": [null], "agents": [null, {"prompt": "$j", \
+"completions": ["branch $j"], "stopped": [true], "returns": [100.0], "advantages": [$j.0]}]}
 """)
 CHOSEN = ".tree >> nth=0 >> .on .text"
 TIME = itemgetter("iteration", "split")
@@ -232,7 +232,7 @@ def test_two_runs_side_by_side(page):
     page.select_option("#other", index=1)
     page.press("#iteration", "ArrowLeft")
     assert texts_of(page, ".columns >> nth=0 >> .cell.on") == "14.3"  # the other run has no such task
-    assert texts_of(page, ".columns >> nth=1 >> .cell.on") == "24.3 14.3"  # there, it has another number
+    assert texts_of(page, ".columns >> nth=1 >> .cell.on") == "24.3 114"  # there, it has another number
 
 
 def test_branches_of_a_turn(page):
