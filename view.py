@@ -9,69 +9,96 @@ script begins with the shape of the data that this file puts into it.
 
 import argparse
 import base64
-import gc
 import gzip
 import json
-import math
 import os
-import sys
-from itertools import groupby
+import re
+from itertools import chain, groupby
+from pathlib import Path
+from typing import NamedTuple
 
-SAMPLE = 32  # iterations: the size of their page tells how many iterations a page of --megabytes can hold
+from tqdm import tqdm
 
-
-class Progress:
-    """A bar on the terminal, drawn again with each percent of the work."""
-
-    def __init__(self, title, whole):
-        self.title = title
-        self.whole = whole
-        self.done = 0
-        self.percent = -1
-
-    def add(self, amount):
-        self.done += amount
-        percent = 100 * self.done // self.whole
-        if percent > self.percent:
-            self.percent = percent
-            bar = "#" * (percent // 4)
-            print(f"\r{self.title} [{bar:<25}] {percent:3}%", end="", file=sys.stderr, flush=True)
-
-    def end(self):
-        print(file=sys.stderr)
+HERE = Path(__file__).resolve().parent
+MEANINGS = {  # of what is logged: a pattern of lines in docs/, with environments ("-": of all), name and meaning
+    "environments.md": r"^\| (`[^|]+`|all) \| `(\w+)` \| (.+) \|$",
+    "critic_free.md": r"^(-) .*`(?:agent_0/)?(\w+)`: (.+)$",
+}
 
 
-def read(path, progress=None):
-    """The lines of a log, each as a dict. The last line of a run in progress may be incomplete."""
-    with open(path, "rb") as file:
-        for line in file:
-            if progress:
-                progress.add(len(line))
-            if line.endswith(b"\n"):
-                yield json.loads(line)
+class Iteration(NamedTuple):
+    """Where in the rollouts.jsonl of a run the nodes of an iteration and split are."""
+
+    run: int  # number of the run
+    start: int  # bytes
+    size: int  # bytes
+    nodes: int
 
 
-def shorten(x):
-    """A number with five digits, or a list of such numbers; None for what JSON has no word for."""
-    if isinstance(x, list):
-        return [shorten(value) for value in x]
-    if isinstance(x, float):
-        return float(f"{x:.5g}") if math.isfinite(x) else None
-    return x
+def shorten(digits):
+    """A number of a log. Six decimals are enough, and make the page smaller."""
+    return float(digits) if len(digits) < 9 or "e" in digits else round(float(digits), 6)
+
+
+def parse(line):
+    """A line of a log as a dict, with None for NaN and infinity, which a page cannot read."""
+    return json.loads(line, parse_float=shorten, parse_constant={}.get)
 
 
 def load_metrics(path):
     """name -> its value in each line (None where a line lacks it), with what was spent until then."""
-    lines = list(read(path))
+    with open(path, "rb") as file:
+        lines = [parse(line) for line in file if line.endswith(b"\n")]
     tokens = 0
     seconds = 0.0
     for line in lines:
         tokens += line.get("tokens", 0)
         seconds += line.get("time/iteration", 0.0)
         line["sampled tokens"] = tokens
-        line["seconds"] = seconds
+        line["seconds"] = round(seconds, 2)
     names = dict.fromkeys(name for line in lines for name in line)
-    return {name: [shorten(line.get(name)) for line in lines] for name in names}
+    return {name: [line.get(name) for line in lines] for name in names}
+
+
+def find_iterations(path, run):
+    """split -> its iterations in rollouts.jsonl. The last line of a run in progress may be incomplete."""
+    iterations = {}
+    start = 0
+    with open(path, "rb") as file:
+        lines = (line for line in file if line.endswith(b"\n"))
+        for head, group in groupby(lines, key=lambda line: line.partition(b', "turn"')[0]):
+            sizes = list(map(len, group))
+            split = json.loads(head + b"}")["split"]
+            iterations.setdefault(split, []).append(Iteration(run, start, sum(sizes), len(sizes)))
+            start += sum(sizes)
+    return iterations
+
+
+def load(folder, iterations):
+    """A run as the page has it, which puts its nodes in."""
+    with open(f"{folder}/args.json", encoding="utf-8") as file:
+        about = json.load(file)
+    return {
+        "folder": os.path.normpath(folder),
+        "script": about["script"].removesuffix(".py"),
+        "commit": about["commit"][:7],
+        "args": about["args"],
+        "columns": load_metrics(f"{folder}/metrics.jsonl"),
+        "logged": sum(iteration.nodes for iteration in chain(*iterations.values())),
+        "nodes": [],
+    }
+
+
+def read_meanings():
+    """environment (or "all") -> name -> what it means, as far as docs/ is there."""
+    meanings = {}
+    for file, pattern in MEANINGS.items():
+        path = HERE / "docs" / file
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        for environments, name, meaning in re.findall(pattern, text, re.MULTILINE):
+            for environment in re.findall(r"\w+", environments) or ["all"]:
+                meanings.setdefault(environment, {})[name] = meaning.replace("`", "")
+    return meanings
 
 
 def place_of(node):
@@ -80,60 +107,46 @@ def place_of(node):
 
 
 def add_returns(nodes, gamma):
-    """Makes rewards J lists (of one number if all agents share it), and adds as many returns: a joint action's reward
-    plus gamma times the mean return of the node that it leads to."""
+    """Makes rewards J lists (of one number if all agents share it), and adds as many returns to nodes with children: a
+    joint action's reward plus gamma times the mean return of the node that it leads to."""
     mean_returns = {}  # place -> mean return of the node there, one number or one per agent
     for node in reversed(nodes):  # children before parents
         place = place_of(node)
         node["rewards"] = [reward if isinstance(reward, list) else [reward] for reward in node["rewards"]]
-        node["returns"] = []
-        for j, reward in enumerate(node["rewards"]):
-            later = mean_returns.get((*place, j), [0.0] * len(reward))
-            node["returns"].append([now + gamma * then for now, then in zip(reward, later)])
-        mean_returns[place] = [sum(column) / len(column) for column in zip(*node["returns"])]
+        later = [mean_returns.get((*place, j)) for j in range(len(node["rewards"]))]
+        if any(later):
+            node["returns"] = []
+            for reward, returns in zip(node["rewards"], later):
+                returns = returns or [0.0] * len(reward)
+                node["returns"].append([round(now + gamma * then, 6) for now, then in zip(reward, returns)])
+        columns = zip(*node.get("returns", node["rewards"]))
+        mean_returns[place] = [sum(column) / len(column) for column in columns]
 
 
 def choose(nodes, most):
-    """At most so many nodes of each turn, spread evenly over those whose parent was chosen: always the same tasks."""
+    """At most so many nodes of each turn, spread evenly over those whose parent was chosen: always the same tasks. The
+    nodes of a task that have one joint action each count as one, since they are compared with each other."""
 
     def turn_of(node):
         return node["turn"]
 
     places = set()
     for _, turn in groupby(sorted(nodes, key=turn_of), key=turn_of):
-        pool = [node for node in turn if not node["path"] or place_of(node)[:-1] in places]
-        step = max(1.0, len(pool) / most)
-        for k in range(min(most, len(pool))):
-            node = pool[int(k * step)]
-            places.add(place_of(node))
-            yield node
-
-
-def load(folder, most, progress):
-    """A run as the page has it, except for its nodes, which are still whole."""
-    with open(f"{folder}/args.json", encoding="utf-8") as file:
-        about = json.load(file)
-    nodes = []
-    logged = 0
-    rollouts = read(f"{folder}/rollouts.jsonl", progress)
-    for _, group in groupby(rollouts, key=lambda node: (node["iteration"], node["split"])):
-        group = list(group)
-        logged += len(group)
-        add_returns(group, about["args"]["gamma"])
-        nodes += choose(group, most)
-    return {
-        "folder": os.path.normpath(folder),
-        "script": about["script"].removesuffix(".py"),
-        "commit": about["commit"][:7],
-        "args": about["args"],
-        "columns": load_metrics(f"{folder}/metrics.jsonl"),
-        "logged": logged,
-        "nodes": nodes,
-    }
+        pool = {}
+        for node in turn:
+            if not node["path"] or place_of(node)[:-1] in places:
+                key = place_of(node) if len(node["joint"]) > 1 else node["task_number"]
+                pool.setdefault(key, []).append(node)
+        groups = list(pool.values())
+        step = max(1.0, len(groups) / most)
+        for k in range(min(most, len(groups))):
+            for node in groups[int(k * step)]:
+                places.add(place_of(node))
+                yield node
 
 
 def pack_node(node, texts):
-    """A node with short numbers, and with places in `texts` instead of strings, of which many are equal."""
+    """A node as a line of JSON, with places in `texts` instead of strings, of which many are equal."""
 
     def place(x):
         if x is None:
@@ -141,69 +154,56 @@ def pack_node(node, texts):
         string = x if isinstance(x, str) else json.dumps(x, ensure_ascii=False)
         return texts.setdefault(string, len(texts))
 
-    packed = {key: node[key] for key in ("iteration", "split", "turn", "task_number", "path", "joint")}
-    packed["task"] = place(node.get("task"))  # only turn 1 has it, and logs of earlier versions have none
-    packed["rewards"] = shorten(node["rewards"])
-    packed["returns"] = shorten(node["returns"])
-    packed["parts"] = {name: shorten(values) for name, values in node["parts"].items()}
-    packed["feedback"] = [place(x) for x in node["feedback"]]
-    packed["agents"] = []
-    for agent in node["agents"]:
-        if agent is not None:
-            agent = {key: shorten(value) for key, value in agent.items()}
-            agent["prompt"] = place(agent["prompt"])
-            agent["completions"] = [place(completion) for completion in agent["completions"]]
-        packed["agents"].append(agent)
-    return packed
+    node["task"] = place(node.get("task"))  # only turn 1 has it, and logs of earlier versions have none
+    node["feedback"] = [place(x) for x in node["feedback"]]
+    for agent in filter(None, node["agents"]):
+        agent["prompt"] = place(agent["prompt"])
+        agent["completions"] = [place(completion) for completion in agent["completions"]]
+    return json.dumps(node, ensure_ascii=False, separators=(",", ":"))
 
 
-def thin(nodes, every):
-    """The nodes of every so manieth logged iteration of each split, and of the last one."""
-    iterations = {}  # split -> its iterations, in order
-    for node in nodes:
-        iterations.setdefault(node["split"], {})[node["iteration"]] = None
-    kept = set()
-    for split, times in iterations.items():
-        times = list(times)
-        kept |= {(split, time) for time in [*times[::every], times[-1]]}
-    return [node for node in nodes if (node["split"], node["iteration"]) in kept]
+def pack_iteration(iteration, run, most, texts):
+    """Its nodes, each as a line."""
+    with open(f"{run['folder']}/rollouts.jsonl", "rb") as file:
+        file.seek(iteration.start)
+        nodes = [parse(line) for line in file.read(iteration.size).splitlines()]
+    add_returns(nodes, run["args"]["gamma"])
+    return [pack_node(node | {"run": iteration.run}, texts) for node in choose(nodes, most)]
 
 
-def pack(runs, every):
-    """The data of the page (gzip, base64), with the rollouts of every so manieth logged iteration."""
-    thinned = [thin(run["nodes"], every) for run in runs]
-    progress = Progress(f"packing every {every}. iteration", sum(map(len, thinned)) or 1)
+def compress(head, lines=()):
+    """JSON and lines of JSON as a line of the page: gzip, base64."""
+    text = "\n".join([json.dumps(head, ensure_ascii=False, separators=(",", ":")), *lines])
+    data = gzip.compress(text.encode(errors="replace"), compresslevel=6, mtime=0)
+    return base64.b64encode(data).decode() + "\n"
+
+
+def pack(folders, most, room):
+    """The data of the page, with the rollouts of as many iterations as fit into so many bytes: of the first and the
+    last one of each split, then of one half-way between, then of two between these three, and so on."""
+    series = [find_iterations(f"{folder}/rollouts.jsonl", number) for number, folder in enumerate(folders)]
+    runs = [load(folder, iterations) for folder, iterations in zip(folders, series)]
+    splits = [iterations for run in series for iterations in run.values()]
+    every = 1 << max(map(len, splits), default=1).bit_length()
     texts = {}  # string -> its place
-    packed = []
-    for run, nodes in zip(runs, thinned):
-        packed.append(run | {"nodes": []})
-        for node in nodes:
-            packed[-1]["nodes"].append(pack_node(node, texts))
-            progress.add(1)
-    progress.end()
-    data = {"every": every, "runs": packed, "texts": list(texts)}
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    return base64.b64encode(gzip.compress(text.encode(errors="replace"), compresslevel=6, mtime=0)).decode()
-
-
-def pack_within(runs, room):
-    """The data of the page with as many iterations as fit into so many bytes. Packing all of a large log again and
-    again would take minutes; so a sample is packed first. Half the step between iterations makes nearly twice the
-    size: repeated texts are stored once, which `generous` allows for."""
-    generous = 1.25 * room
-    most = max(len({node["iteration"] for node in run["nodes"]}) for run in runs)
-    every = 1
-    while most > SAMPLE * every:
-        every *= 2
-    packed = pack(runs, every)
-    while every > 1 and 2 * len(packed) <= generous:
-        halvings = int(math.log2(generous / len(packed)))
-        every = max(1, every >> halvings)
-        packed = pack(runs, every)
-    while every < most and len(packed) > room:
-        every *= 2
-        packed = pack(runs, every)
-    return packed
+    packed = set()  # iterations
+    data = compress({"runs": runs, "meanings": read_meanings()})
+    with tqdm(total=sum(map(len, splits)), unit=" iterations", disable=None) as progress:
+        while every:
+            known = len(texts)
+            lines = []
+            for iteration in sorted({x for times in splits for x in [*times[::every], times[-1]]} - packed):
+                packed.add(iteration)
+                lines += pack_iteration(iteration, runs[iteration.run], most, texts)
+                progress.update()
+            more = compress({"every": every, "texts": list(texts)[known:]}, lines)
+            if known and len(data) + len(more) > room:
+                break
+            data += more
+            if len(data) + 1.8 * len(more) > room:  # the next step has twice as many iterations, and texts repeat
+                break
+            every //= 2
+    return data
 
 
 if __name__ == "__main__":
@@ -218,14 +218,12 @@ if __name__ == "__main__":
         print(f"{folder} is left out: it has no rollouts.jsonl")
     if not folders:
         parser.error("no run folder is left; give one that a script made")
+    template = HERE / "view.html"
+    if not template.is_file():
+        parser.error("view.html, the page without data, is not in the folder of view.py; copy it there")
 
-    gc.disable()  # a large log is millions of lists that all stay; looking for garbage among them takes half the time
-    reading = Progress("reading", sum(os.path.getsize(f"{folder}/rollouts.jsonl") for folder in folders) or 1)
-    runs = [load(folder, args.nodes, reading) for folder in folders]
-    reading.end()
-    with open(f"{os.path.dirname(os.path.abspath(__file__))}/view.html", encoding="utf-8") as file:
-        page = file.read()
-    packed = pack_within(runs, 1e6 * args.megabytes - len(page))
+    page = template.read_text(encoding="utf-8")
+    data = pack(folders, args.nodes, 1e6 * args.megabytes - len(page))
     with open(args.output, "w", encoding="utf-8") as file:
-        file.write(page.replace("@DATA@", packed))  # base64 has no letter that ends a <script>
-    print(f"{args.output}: {len(runs)} runs, {(len(page) + len(packed)) / 1e6:.1f} MB")
+        file.write(page.replace("@DATA@", data))  # base64 has no letter that ends a <script>
+    print(f"{args.output}: {len(folders)} runs, {(len(page) + len(data)) / 1e6:.1f} MB")

@@ -8,132 +8,140 @@ import re
 import shutil
 import subprocess
 import sys
-from itertools import accumulate
+from itertools import accumulate, chain
+from operator import itemgetter
 from pathlib import Path
 from string import Template
 
 import pytest
 from conftest import ROOT
 
-FLAGS = ("--num-iterations", 2, "--num-generations", 3, "--num-tasks", 2, "--eval-every", 1, "--max-new-tokens", 12)
+FLAGS = "--num-iterations 2 --num-generations 3 --num-tasks 2 --eval-every 1 --max-new-tokens 12"
 EVIL = "</script><script>document.body.id = 'broken'</script><img src=x onerror='document.body.id = 1'>"
 ARGS = """{"script": "magrpo.py", "commit": "0123456789", "args": {"env": "letters", "num_agents": 2, "num_turns": 1,
     "gamma": 1.0, "seed": 1, "num_iterations": 9}}"""
-METRICS = Template(
-    '{"iteration": $k, "train/return": $k, "train/a_part_of_the_reward_that_has_quite_a_long_name": $k}'
-)
-NODE = Template(
-    """{"iteration": $k, "split": "train", "turn": 1, "task_number": $n, "path": [],
-    "task": {"question": "$task", "answer": "gold $evil"}, "joint": [[0, 0], [0, 1], [1, 0], [1, 1]],
-    "rewards": [$n$k.0, $n$k.1, $n$k.2, $n$k.3], "parts": {"odd": [$odd, $odd, $odd, null]},
-    "feedback": [null, {"said": "$evil"}, null, null], "agents": [
-    {"prompt": "$noise", "completions": ["$evil 0 of A", "$evil 1 of A"], "stopped": [true, true],
-     "returns": [$n$k.05, $n$k.25]},
-    {"prompt": "$noise", "completions": ["$evil 0 of B", "$evil 1 of B"], "stopped": [true, false],
-     "returns": [$n$k.1, $n$k.2]}]}""".replace("\n", "")
-)
+METRICS = Template("""{"iteration": $k, "train/return": $k, "agent_0/grad_norm": 0.0, \
+"train/a_part_of_the_reward_that_has_quite_a_long_name": $k}
+""")
+NODE = Template("""{"iteration": $k, "split": "train", "turn": 1, "task_number": $n, "path": [], \
+"task": {"question": "$task", "answer": "gold $evil"}, "joint": [[0, 0], [0, 1], [1, 0], [1, 1]], \
+"rewards": [$n$k.0, $n$k.1, $n$k.2, $n$k.3], "parts": {"odd": [$odd, $odd, $odd, null]}, \
+"feedback": [null, {"said": "$evil"}, null, null], "agents": [{"prompt": "$noise", \
+"completions": ["$evil 0 of A", "$evil 1 of A"], "stopped": [true, true], "returns": [$n$k.05, $n$k.25]}, \
+{"prompt": "$noise", "completions": ["$evil 0 of B", "$evil 1 of B"], "stopped": [true, false], \
+"returns": [$n$k.1, $n$k.2]}]}
+""")
+BRANCH = Template("""{"iteration": $k, "split": "train", "turn": 2, "task_number": $n, "path": [$j], \
+"joint": [[0, 0]], "rewards": [100.0], "parts": {"odd": [1.0]}, "feedback": [null], "agents": [null, {"prompt": "$j", \
+"completions": ["branch $j"], "stopped": [true], "returns": [100.0], "advantages": [$j.0]}]}
+""")
+CHOSEN = ".tree >> nth=0 >> .on .text"
+TIME = itemgetter("iteration", "split")
 
 
-def make_run(folder, tasks=("easy", "hard"), iterations=5):
+def make_run(folder, tasks=("easy", "hard"), iterations=5, branches=0):
     """A run of two agents, written by hand. In iteration k, the joint actions of the first task have the rewards 1k.0
-    to 1k.3, and those of the second one 2k.0 to 2k.3."""
+    to 1k.3, and those of the second one 2k.0 to 2k.3. Some may lead to one more completion each."""
     folder.mkdir()
-    rng = random.Random(1)
-    metrics = []
-    nodes = []
-    for k in range(1, iterations + 1):
-        metrics.append(METRICS.substitute(k=k) + "\n")
-        for n, task in enumerate(tasks, 1):
-            noise = rng.randbytes(1000).hex()
-            nodes.append(NODE.substitute(k=k, n=n, task=task, odd=k % 2, evil=EVIL, noise=noise) + "\n")
     (folder / "args.json").write_text(ARGS)
-    (folder / "metrics.jsonl").write_text("".join(metrics))
-    (folder / "rollouts.jsonl").write_text("".join(nodes))
+    with open(folder / "metrics.jsonl", "w") as metrics, open(folder / "rollouts.jsonl", "w") as rollouts:
+        for k in range(1, iterations + 1):
+            metrics.write(METRICS.substitute(k=k))
+            for n, task in enumerate(tasks, 1):
+                noise = random.randbytes(1000).hex()
+                rollouts.write(NODE.substitute(k=k, n=n, task=task, odd=k % 2, evil=EVIL, noise=noise))
+                rollouts.writelines(BRANCH.substitute(k=k, n=n, j=j) for j in range(branches))
     return folder
 
 
+def view(folders, tmp_path, *flags, script=ROOT / "view.py"):
+    command = [sys.executable, script, *folders, "--output", tmp_path / "page.html", *flags]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
 def page_of(folders, tmp_path, *flags):
-    """The data of the page, as the command line makes it."""
-    output = tmp_path / "page.html"
-    command = [sys.executable, ROOT / "view.py", *folders, "--output", output, *flags]
-    subprocess.run([str(word) for word in command], check=True, capture_output=True)
-    page = output.read_text(encoding="utf-8")
+    """Runs and texts of the page that the command line makes, without a bar where there is no terminal."""
+    assert not view(folders, tmp_path, *flags).stderr
+    page = (tmp_path / "page.html").read_text()
     packed = re.search(r'<script id="data" type="text/plain">([^<]*)</script>', page)[1]
-    return json.loads(gzip.decompress(base64.b64decode(packed)))
+    lines = [gzip.decompress(base64.b64decode(line)).splitlines() for line in packed.split()]
+    (head,), *levels = [map(json.loads, level) for level in lines]
+    texts = {None: "null"}
+    for level in levels:
+        texts |= enumerate(next(level)["texts"], len(texts) - 1)
+    for node in sorted(chain(*levels), key=TIME):
+        head["runs"][node.pop("run")]["nodes"].append(node)
+    return head["runs"], texts
 
 
 def lines_of(folder, name):
-    lines = (Path(folder) / name).read_text().splitlines()
-    return [json.loads(line, parse_float=lambda x: float(f"{float(x):.5g}")) for line in lines]
+    lines = Path(folder, name).read_text().splitlines()
+    return [json.loads(line, parse_float=lambda x: float(x) if "e" in x else round(float(x), 6)) for line in lines]
 
 
-def unpack(node, texts):
-    """A node of the page as it is in rollouts.jsonl, and its returns."""
-    strings = [*texts, "null"]  # the last one for what is None
-    returns = node.pop("returns")
-    node["feedback"] = [json.loads(strings[-1 if place is None else place]) for place in node["feedback"]]
-    node["task"] = json.loads(strings[-1 if node["task"] is None else node["task"]])
-    for agent in filter(None, node["agents"]):
-        agent["prompt"] = strings[agent["prompt"]]
-        agent["completions"] = [strings[place] for place in agent["completions"]]
-    return node, returns
-
-
-def compare(folder, data):
+def compare(folder, runs, texts):
     """Every number and text of a run's logs against the page's."""
-    (run,) = data["runs"]
+    (run,) = runs
     metrics = lines_of(folder, "metrics.jsonl")
     columns = {name: [line.get(name) for line in metrics] for name in run["columns"]}
     columns["sampled tokens"] = list(accumulate(line.get("tokens", 0) for line in metrics))
     assert run["columns"] == columns | {"seconds": run["columns"]["seconds"]}
-    for packed, line in zip(run["nodes"], lines_of(folder, "rollouts.jsonl"), strict=True):
-        node, returns = unpack(packed, data["texts"])
+    for node, line in zip(run["nodes"], sorted(lines_of(folder, "rollouts.jsonl"), key=TIME), strict=True):
         line["rewards"] = [x if isinstance(x, list) else [x] for x in line["rewards"]]
-        line.pop("weight", None)
-        assert node == {"task": None} | line
+        returns = node.pop("returns", line["rewards"])
+        node["feedback"] = [json.loads(texts[place]) for place in node["feedback"]]
+        node["task"] = json.loads(texts[node["task"]])
         for i, agent in enumerate(node["agents"]):
-            for g, mean in enumerate(agent["returns"] if agent else []):
-                of = [x[i % len(x)] for x, choice in zip(returns, node["joint"]) if choice[i] == g]
-                assert sum(of) / len(of) == pytest.approx(mean, rel=1e-3, abs=1e-3)
+            if agent:
+                agent["prompt"] = texts[agent["prompt"]]
+                agent["completions"] = [texts[place] for place in agent["completions"]]
+                for g, mean in enumerate(agent["returns"]):
+                    of = [x[i % len(x)] for x, choice in zip(returns, node["joint"]) if choice[i] == g]
+                    assert sum(of) / len(of) == pytest.approx(mean, abs=1e-3)
+        assert node == {"task": None} | line
 
 
-@pytest.mark.parametrize("script, env, agents, turns, more", [
-    ("magrpo", "toy:Letters", 3, 1, ("--joint-mode", "cross")),
-    ("magrpo", "toy:Sequential", 2, 2, ("--joint-mode", "cross", "--gamma", 0.5)),
-    ("ippo", "toy:Selfish", 2, 2, ("--gamma", 0.5, "--eval-generations", 2)),
+@pytest.mark.parametrize("script, flags", [
+    ("magrpo", "--env toy:Letters --num-agents 3 --joint-mode cross"),
+    ("magrpo", "--env toy:Sequential --num-turns 2 --joint-mode cross --gamma 0.5"),
+    ("ippo", "--env toy:Selfish --num-turns 2 --gamma 0.5 --eval-generations 2"),
 ])  # fmt: skip
-def test_the_page_has_the_runs_numbers(run, model_dir, tmp_path, script, env, agents, turns, more):
+def test_the_page_has_the_runs_numbers(run, model_dir, tmp_path, script, flags):
     """Fails if a column is shifted by a line, if a text, part or return is at another agent, node or action, if a
     discount is left out, or if a page with few nodes lacks parents or has other tasks in each evaluation."""
-    flags = ("--model", model_dir, "--env", env, "--num-agents", agents, "--num-turns", turns, *more)
-    folder = run(ROOT / f"{script}.py", *FLAGS, *flags)["run_dir"]
-    compare(folder, page_of([folder], tmp_path, "--nodes", 10**6))
-    (few,) = page_of([folder], tmp_path, "--nodes", 2)["runs"]
+    folder = run(ROOT / f"{script}.py", "--model", model_dir, *f"{FLAGS} {flags}".split())["run_dir"]
+    compare(folder, *page_of([folder], tmp_path, "--nodes=1000000"))
+    ((few,), _) = page_of([folder], tmp_path, "--nodes=2")
     keys = [(x["iteration"], x["split"], x["task_number"], *x["path"]) for x in few["nodes"]]
     assert all(len(key) == 3 or key[:-1] in keys for key in keys)
-    roots = [key[2] for key in keys if len(key) == 3 and key[1] == "test"]
-    assert (len(roots), len({*roots})) == (3 * 2, 2)
+    assert len({key[2] for key in keys if key[1] == "test"}) == 2
 
 
 @pytest.mark.parametrize("megabytes", [0.001, 0.2, 20])
 def test_a_page_with_too_many_iterations(tmp_path, megabytes):
     """Fails if the page is larger than asked, thinned without need, or lacks the first or the last iteration."""
     folder = make_run(tmp_path / "run", iterations=150)
-    data = page_of([folder], tmp_path, "--megabytes", megabytes)
-    times = {node["iteration"] for node in data["runs"][0]["nodes"]}
+    runs, texts = page_of([folder], tmp_path, f"--megabytes={megabytes}")
+    times = {node["iteration"] for node in runs[0]["nodes"]}
     size = (tmp_path / "page.html").stat().st_size / 1e6
     assert {1, 150} <= times
     assert size <= megabytes or len(times) == 2
     if size < 0.5 * megabytes:
-        compare(folder, data)
+        compare(folder, runs, texts)
 
 
 def test_a_cut_line_and_folders_without_rollouts(tmp_path):
     """Fails if a run in progress, or what else is in runs/, stops the page."""
     rollouts = make_run(tmp_path / "run") / "rollouts.jsonl"
     rollouts.write_bytes(rollouts.read_bytes()[:-9])
-    (cut,) = page_of([tmp_path, tmp_path / "run"], tmp_path)["runs"]
+    ((cut,), _) = page_of([tmp_path, tmp_path / "run"], tmp_path)
     assert cut["logged"] == 9
+
+
+def test_a_copy_without_the_page(tmp_path):
+    """Fails if view.py alone ends in a traceback."""
+    done = view([make_run(tmp_path / "run")], tmp_path, script=shutil.copy(ROOT / "view.py", tmp_path))
+    assert (done.returncode, "view.html" in done.stderr) == (2, True)
 
 
 @pytest.fixture(scope="module")
@@ -149,64 +157,57 @@ def browser():
 @pytest.fixture
 def page(browser, tmp_path):
     """The page of two runs. Whatever a test does there, no script may fail, fetch or come from a model."""
-    folders = [make_run(tmp_path / "run"), make_run(tmp_path / "other", tasks=("hard", "new"))]
-    page_of(folders, tmp_path)
+    folders = [make_run(tmp_path / "run"), make_run(tmp_path / "other", tasks=("hard", "new"), branches=4)]
+    view(folders, tmp_path, "--nodes=2")
     address = f"file://{tmp_path}/page.html"
-    errors = []
-    requests = []
+    events = []
     page = browser.new_page()
-    page.on("pageerror", lambda error: errors.append(error))
-    page.on("request", lambda request: requests.append(request.url))
+    page.on("pageerror", lambda error: events.append(error))
+    page.on("request", lambda request: events.append(request.url))
     page.goto(address)
     page.wait_for_selector("body[data-ready]")
     yield page
     assert page.evaluate("[document.body.id, document.querySelectorAll('script, img').length]") == ["", 2]
-    assert not errors
-    assert requests == [address]
+    assert events == [address]
 
 
-def chosen_texts(page):
-    return page.locator(".tree").first.locator(".completion.on .text").all_inner_texts()
-
-
-def values_of(page, selector):
-    return [float(value) for value in page.locator(selector).all_inner_texts()]
+def texts_of(page, selector):
+    return " ".join(page.locator(selector).all_inner_texts()).replace(EVIL, "evil")
 
 
 def test_clicks_and_the_slider(page):
     """Fails if a cell or the slider shows other texts, or if HTML from a model is more than text."""
-    page.locator(".cell").nth(1).click()  # rows and columns are sorted by return
-    assert chosen_texts(page) == [f"{EVIL} 1 of A", f"{EVIL} 0 of B"]
-    page.locator(".chip").nth(1).click()
-    assert chosen_texts(page) == [f"{EVIL} 0 of A", f"{EVIL} 0 of B"]
-    page.locator("#iteration").press("ArrowLeft")
+    page.click(".cell >> nth=1")  # rows and columns are sorted by return
+    assert texts_of(page, CHOSEN) == "evil 1 of A evil 0 of B"
+    page.click(".chip >> nth=1")
+    assert texts_of(page, CHOSEN) == "evil 0 of A evil 0 of B"
+    page.press("#iteration", "ArrowLeft")
     assert page.inner_text("#where") == "iteration 4"
 
 
 def test_the_task(page):
     """Fails if the gold answer is nowhere, or is that of another task."""
-    text = page.locator(".tree >> nth=1 >> details >> nth=0").text_content()
-    assert text.split("\n") == ["taskquestion hard", f"answer gold {EVIL}", ""]
+    text = page.text_content(".tree >> nth=1 >> details >> nth=0")
+    assert text == f"taskquestion hard\nanswer gold {EVIL}\n"
 
 
 def test_the_keyboard(page):
     """Fails if a text or a cell cannot be reached or chosen by keyboard, or if the choice loses the focus."""
-    page.locator("#order").focus()
-    for _ in range(7):  # task, prompt, two texts with a number each, a cell
-        page.keyboard.press("Tab")
-    for key in ("ArrowRight", "ArrowDown", "Enter"):
+    page.focus("#order")
+    tabs = ["Tab"] * 7  # task, prompt, two texts with a number each, a cell
+    for key in (*tabs, "ArrowRight", "ArrowDown", "Enter"):
         page.keyboard.press(key)
-    assert chosen_texts(page) == [f"{EVIL} 0 of A", f"{EVIL} 0 of B"]
+    assert texts_of(page, CHOSEN) == "evil 0 of A evil 0 of B"
     assert page.evaluate("document.activeElement.className") == "cell on"
-    page.locator(".completion").first.press(" ")
-    assert chosen_texts(page) == [f"{EVIL} 1 of A", f"{EVIL} 0 of B"]
+    page.press(".completion >> nth=0", " ")
+    assert texts_of(page, CHOSEN) == "evil 1 of A evil 0 of B"
 
 
 def test_arrows_with_a_filter(page):
     """Fails if the arrows stop at iterations without hits, or go on where there is none."""
     page.select_option("#part", "odd")
     page.fill("#than", "1")
-    page.locator("h1").click()
+    page.click("h1")
     for iteration, trees in ((5, 0), (4, 2), (2, 2), (2, 2)):
         assert page.inner_text("#where") == f"iteration {iteration}"
         assert page.locator(".tree").count() == trees
@@ -216,26 +217,45 @@ def test_arrows_with_a_filter(page):
 def test_the_order_over_the_whole_run(page):
     """Fails if a node of some iteration is not listed, if the order is wrong, or if the filters are left out."""
     page.select_option("#order", "run low")
-    assert values_of(page, ".entry summary b") == [11, 12, 13, 14, 15, 21, 22, 23, 24, 25]
+    assert texts_of(page, ".entry summary b") == "11.0 12.0 13.0 14.0 15.0 21.0 22.0 23.0 24.0 25.0"
     page.select_option("#order", "run high")
     page.select_option("#part", "odd")
     page.fill("#than", "1")
-    assert values_of(page, ".entry summary b") == [24.2, 22.2, 14.2, 12.2]  # the part of the fourth is not known
-    page.locator(".entry summary").nth(1).click()
+    assert texts_of(page, ".entry summary b") == "24.2 22.2 14.2 12.2"  # the part of the fourth is not known
+    page.click(".entry >> nth=1")
     page.wait_for_selector(".entry .tree")
-    assert values_of(page, ".entry .cell.on") == [22.2]
+    assert texts_of(page, ".entry .cell.on") == "22.2"
 
 
 def test_two_runs_side_by_side(page):
     """Fails if a task is next to another one, or next to another iteration."""
     page.select_option("#other", index=1)
-    page.locator("#iteration").press("ArrowLeft")
-    assert values_of(page, ".columns >> nth=0 >> .cell.on") == [14.3]  # the other run has no such task
-    assert values_of(page, ".columns >> nth=1 >> .cell.on") == [24.3, 14.3]  # there, it has another number
+    page.press("#iteration", "ArrowLeft")
+    assert texts_of(page, ".columns >> nth=0 >> .cell.on") == "14.3"  # the other run has no such task
+    assert texts_of(page, ".columns >> nth=1 >> .cell.on") == "24.3 114"  # there, it has another number
+
+
+def test_branches_of_a_turn(page):
+    """Fails if completions of a task that were compared with each other are on pages of their own, are left out of a
+    page with few nodes, or lead to another one's branch."""
+    page.select_option("#run", index=1)
+    page.click("text=branch 1 >> nth=0")
+    assert texts_of(page, CHOSEN) == "evil 0 of A evil 1 of B branch 1"
+
+
+def test_what_a_metric_means(page):
+    """Fails if a metric that never changes is nowhere, or if the docs know a metric and its chart does not."""
+    assert page.inner_text("section > p >> nth=0") == "constant: agent 0: grad_norm 0"
+    assert texts_of(page, ".title b[title]") == "return"
 
 
 def test_a_narrow_screen(page):
-    """Fails if a chart's title loses its numbers, or if the page is wider than the screen."""
+    """Fails if a chart's title loses its numbers, the page is wider than the screen, or charts hide the texts."""
     page.set_viewport_size({"width": 390, "height": 800})
-    for box in page.locator("html, .title").all():
-        assert box.evaluate("box => box.scrollWidth <= box.clientWidth")
+    assert page.locator(".chart").count() == 1
+    page.click("text=to the texts")
+    assert page.evaluate("texts.getBoundingClientRect().top < 400")
+    page.click("summary >> nth=0")
+    page.wait_for_selector(".chart >> nth=1")
+    boxes = "[...document.querySelectorAll('html, .title')]"
+    assert page.evaluate(f"{boxes}.every(box => box.scrollWidth <= box.clientWidth)")
