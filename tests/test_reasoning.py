@@ -17,7 +17,7 @@ from rewards.reasoning import answer, is_right, team_reward, verdict
 
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k.jsonl"
 
-# What a box may hold | the gold answer | whether it is right
+# What a box may hold | the gold answer | whether it is right; THIN and NONE are a thin blank and one without width
 FORMS = r"""
 18 | 18 | right
 18.0 | 18 | right
@@ -80,9 +80,9 @@ x^{2} | x^2 | right
 ½ | 0.5 | right
 2½ | 2.5 | right
 29€ | 29 | right
-1\u202f500 | 1500 | right
-1\u2009500 € | 1500 | right
-\u200b18\ufeff | 18 | right
+1THIN500 | 1500 | right
+1THIN500THIN€ | 1500 | right
+NONE18NONE | 18 | right
 \left(29\right) | 29 | right
 “Paris” | "Paris" | right
 20+9=29 | 29 | right
@@ -200,8 +200,7 @@ def rows_of(table):
 
 def test_usual_forms_are_read_and_none_as_another_number():
     """Fails if a form that models write is refused, or pays for a number that it is not."""
-    table = re.sub(r"\\u[0-9a-f]{4}", lambda escape: chr(int(escape[0][2:], 16)), FORMS)
-    for form, gold, judgement in rows_of(table):
+    for form, gold, judgement in rows_of(FORMS.replace("THIN", "\u202f").replace("NONE", "\u200b")):
         attempt = answer(f"so \\boxed{{{form}}}.")
         assert is_right(attempt, gold) == (judgement == "right"), (form, gold)
 

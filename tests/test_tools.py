@@ -143,10 +143,11 @@ LOOK BOX DONE Yes. | 0.0
 
 def test_only_a_right_box_of_the_answerer_is_paid():
     """Fails if a call, its repetition, or an answer of the wrong agent, in a call, an output or a thought is paid."""
+    env = envs.make("tools", 2, 4)
     for row in PLAYS.strip().splitlines():
         messages, reward = row.split(" | ")
         messages = [re.sub("|".join(WORDS), lambda word: WORDS[word[0]], each) for each in messages.split()]
-        steps, _ = play(envs.make("tools", 2, 4), *messages)
+        steps, _ = play(env, *messages)
         assert [str(step.reward) for step in steps] == ["0.0"] * (len(messages) - 1) + [reward], row
         assert steps[-1].parts["all_passed"] == (reward != "0.0")
         assert steps[-1].done
