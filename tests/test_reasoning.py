@@ -246,11 +246,10 @@ def test_only_right_answers_and_true_verdicts_are_paid():
 
 def test_gold_answers_that_nothing_can_equal_are_left_out():
     """Fails if a row whose answer no completion gives is trained on, or one with a unit is left out."""
-    env = envs.make("gsm8k")
-    for judge, fields in (env.judge, "A. B has 3. How many?"), (right_answers, "How many?"):
-        golds = ["18 dollars", "18m", "(1, 2)", "x", "18 (each)", "3 million", "9" * 65, " "]
-        judged = judge([{"question": fields, "answer": f"#### {gold}"} for gold in golds])
-        assert [isinstance(row, dict) for row in judged] == [True] * 4 + [False] * 4
+    golds = ["18 dollars", "18m", "(1, 2)", "x", "18 (each)", "3 million", "9" * 65, " "]
+    rows = [{"question": "How many?", "answer": f"#### {gold}"} for gold in golds]
+    for judge in envs.make("gsm8k").judge, right_answers:
+        assert [isinstance(row, dict) for row in judge(rows)] == [True] * 4 + [False] * 4
 
 
 def test_an_answer_that_is_written_in_another_way_is_the_same():
@@ -334,10 +333,8 @@ def test_sentences_with_numbers_are_dealt_first():
     assert deal(problem, 2) == (["Prof. Lee has 5 pens. They are red.", "Each costs $2."], "How much are they?")
     row = {"question": problem, "answer": "#### 10"}
     one_number = {"question": "It is 10. It is blue. How many?", "answer": "#### 10"}
-    env = envs.make("gsm8k", 2, roles="split")
-    judged, fault = env.judge([row, one_number])
-    assert judged == row
-    assert isinstance(fault, str)
+    judged, fault = envs.make("gsm8k", 2, roles="split").judge([row, one_number])
+    assert (judged, type(fault)) == (row, str)
 
 
 @pytest.mark.parametrize("roles, best", [("check", 1.1), ("split", 1.0)])

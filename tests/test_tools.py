@@ -107,9 +107,7 @@ def test_a_call_ends_where_its_json_does():
         message, error, rest = read_call(f"<tool_call>{text}</tool_call> rest")
         assert (str(message and message["arguments"]), rest) == (arguments, " rest"), row
         assert bool(error) == (message is None), row
-    with pytest.raises(ValueError) as reason:
-        json.loads("{1}")
-    assert str(reason.value) in read_call("<tool_call>{1}")[1]
+    assert "Expecting property name" in read_call("<tool_call>{1}")[1]  # the parser's own words
     assert read_call(ADD.removesuffix("</tool_call>"))[0] is None
 
 
