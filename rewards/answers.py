@@ -7,8 +7,8 @@ An agent is to define names: a function, or some methods of a class. Three rules
    else the last block. Thoughts and common indentation do not count.
 2. What is not Python ends before its first syntax error, such as prose, if one of the names is defined there. Blanks,
    quotes and signs that Python does not know are those of a keyboard, if more can be read so.
-3. The top level runs in order, each statement by itself: one that fails, exits, asks for input or is slow costs
-   nothing. What binds a name that another agent is to define is left out. The module's name is not "__main__".
+3. The top level runs in order, each statement by itself: one that fails, exits, asks for input or takes half of the
+   time costs nothing. What binds a name that another agent is to define is left out. The module is not "__main__".
 """
 
 import ast
@@ -22,12 +22,11 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 IMPORTS = (ast.Import, ast.ImportFrom)
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 CALLABLES = (*FUNCTIONS, ast.Lambda, ast.Name, ast.Attribute, ast.Call)  # what is called, or may turn out to be
-# Annotations may name what is not imported, such as List; what asks for input, or takes half of the time, ends.
+# Annotations may name what is not imported, such as List; an example that takes half of the time ends.
 BEFORE = """from __future__ import annotations
 import builtins as _known, resource as _resource, signal as _signal
 _signal.signal(_signal.SIGVTALRM, _signal.default_int_handler)
 _signal.setitimer(_signal.ITIMER_VIRTUAL, _resource.getrlimit(_resource.RLIMIT_CPU)[0] / 2, 0.1)
-input = exit
 """
 AFTER = """_signal.setitimer(_signal.ITIMER_VIRTUAL, 0)
 for _name in _known.dir(_known):  # such as `sum`, after the example `sum = f(1)`

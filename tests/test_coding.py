@@ -122,7 +122,7 @@ x | return sum(aux(2 * x) for x in numbers)
 2 * x | return 2 * sum(sorted(numbers, key=aux))
 2 * x | def aux(x): return 2 * x\n    return sum(map(aux, numbers))
 2 * x | 'aux(3)'  # aux(3)\n    return n
-2 * x | return n\naux(3)\nassert aux(3) == 6\nprint(aux(3))
+2 * x | return n\naux(3)\naux(4)
 ## 2: all calls stand alone, in vain
 2 * x | aux(3)\n    return n
 """
