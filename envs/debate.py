@@ -10,7 +10,7 @@ import random
 from envs import Step, debate_tasks
 from envs.data import read_rows
 from rewards.debate import debate_reward, verdict_reward
-from rewards.reasoning import LONGEST
+from rewards.reasoning import LONGEST, answer, is_right
 from rewards.texts import drop_thoughts
 
 SAMPLE_COUNTS = {"train": 1000, "test": 200}
@@ -29,8 +29,8 @@ def right_answers(rows):
     for row in rows:
         *working, gold = row["answer"].split("####")
         gold = gold.strip()
-        usable = len(working) < 2 and 0 < len(gold) <= LONGEST
-        fault = f"its answer is not one of 1 to {LONGEST} characters, alone or after a single ####"
+        usable = len(working) < 2 and is_right(answer(f"#### {gold}"), gold)
+        fault = f"its answer, alone or after a single ####, is no number and no string of 1 to {LONGEST} characters"
         tasks.append({**row, "answer": gold} if usable else fault)
     return tasks
 

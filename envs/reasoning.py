@@ -11,7 +11,7 @@ from functools import partial
 from envs import Step
 from envs.data import read_rows
 from envs.problems import problems
-from rewards.reasoning import answer, is_right, team_reward
+from rewards.reasoning import LONGEST, answer, is_right, team_reward
 from rewards.texts import drop_thoughts
 
 SAMPLE_COUNTS = {"train": 1000, "test": 200}
@@ -112,7 +112,7 @@ class Reasoning:
         for row in rows:
             shares, _ = deal(row["question"], 2)
             if not self.right(row, answer(solution(row["answer"]))):
-                row = "no short result after ####"
+                row = f"its result after #### is no number and no string of 1 to {LONGEST} characters"
             elif self.roles == "split" and not all(map(NUMBER.search, shares)):
                 row = "numbers in fewer than two sentences, too little for roles split to deal out"
             judged.append(row)

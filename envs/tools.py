@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from envs import Step, tools_samples
 from envs.data import read_rows
 from envs.tried import read_limits
-from rewards.reasoning import answer
+from rewards.reasoning import answer, is_right
 from rewards.sandbox import Job, require_protection, run_tests
 from rewards.tools import Search, calculator, read_call, split_message, tools_reward
 
@@ -228,7 +228,7 @@ def _task(row):
         return "files is no object, or needed no text"
     if unknown:
         return f"it names the tool {min(unknown)}, and there are only {', '.join(TOOLS)}"
-    if not isinstance(gold, (str, int, float)) or not str(gold).strip():
-        return "no answer"
+    if not isinstance(gold, (str, int, float)) or not is_right(str(gold), str(gold)):
+        return "its answer is no number and no string"
     files = {name: text for name, text in files.items() if isinstance(text, str)}  # others are names of other rows
     return row | {"answer": str(gold), "needed": needed, "files": files}

@@ -5,46 +5,62 @@ An agent is to define names: a function, or some methods of a class. Three rules
 1. The code of a completion is its last closed fenced block that defines one of its names, or else the unclosed block
    at its end, the whole text, or the text from the first line that begins like code, whichever first defines one; or
    else the last block. Thoughts and common indentation do not count.
-2. What is not Python ends before its first syntax error, such as prose, if one of the names is defined there.
-3. Of the top level only imports, definitions and assignments are kept, but none that binds a name which another agent
-   is to define, and no assignment that hides a built-in. So calls, prints, asserts and `if __name__ == ...` are not
-   run, and an example such as `total = f(1)` that fails costs nothing.
+2. What is not Python ends before its first syntax error, such as prose, if one of the names is defined there. Blanks,
+   quotes and signs that Python does not know are those of a keyboard, if more can be read so.
+3. The top level runs in order, each statement by itself: one that fails, exits, asks for input or takes half of the
+   time costs nothing. What binds a name that another agent is to define is left out. The module is not "__main__".
 """
 
 import ast
-import builtins
 import difflib
 import re
 import textwrap
 
+from rewards.texts import as_typed, drop_thoughts
+
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 IMPORTS = (ast.Import, ast.ImportFrom)
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
-ASSIGNMENTS = (ast.Assign, ast.AnnAssign)
-KEPT = (*IMPORTS, *DEFINITIONS, *ASSIGNMENTS)
-FUTURE = "from __future__ import annotations\n"  # annotations may name what is not imported, such as List
+CALLABLES = (*FUNCTIONS, ast.Lambda, ast.Name, ast.Attribute, ast.Call)  # what is called, or may turn out to be
+# Annotations may name what is not imported, such as List; an example that takes half of the time ends.
+BEFORE = """from __future__ import annotations
+import builtins as _known, resource as _resource, signal as _signal
+_signal.signal(_signal.SIGVTALRM, _signal.default_int_handler)
+_signal.setitimer(_signal.ITIMER_VIRTUAL, _resource.getrlimit(_resource.RLIMIT_CPU)[0] / 2, 0.1)
+"""
+AFTER = """_signal.setitimer(_signal.ITIMER_VIRTUAL, 0)
+for _name in _known.dir(_known):  # such as `sum`, after the example `sum = f(1)`
+    if _name[0] != "_" and not _known.callable(_known.globals().get(_name, _known.exit)):
+        del _known.globals()[_name]
+"""
 UNREAD = (SyntaxError, ValueError, MemoryError, RecursionError)  # raised for a NUL, a surrogate, deep nesting ...
 BLOCK = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)(```|\Z)", re.DOTALL | re.MULTILINE)
-CODE = r"^(?=[ \t]*(?:(?:async )?def |class |import |from [\w.]+ import |@\w))"  # how lines of code begin
-BEFORE_CODE = re.compile(rf"\A.*?{CODE}", re.DOTALL | re.MULTILINE)
+IDLE = re.compile(r"""pass|return|return None|(return )?\.{3}|['"].*|raise NotImplementedError(\(.*)?""", re.DOTALL)
+BEFORE_CODE = re.compile(r"(?ms)\A.*?^(?=[ \t]*(?:(?:async )?def |class |import |from [\w.]+ import |@\w))")
 
 
 def read_code(text, names):
     """(statements of rule 3, error): the code of a completion that is to define one of the `names`."""
-    text = text.rpartition("</think>")[2].partition("<think>")[0]
+    text = drop_thoughts(text)
     blocks = BLOCK.findall(text)  # pairs: code, and the fence that closes it
     closed = [code for code, fence in blocks[::-1] if fence]
     unclosed = [code for code, fence in blocks if not fence]
-    candidates = [*closed, *unclosed, text, BEFORE_CODE.sub("", text)]
-    for code in candidates:
-        body, _ = parse(code)
-        if find_functions(body) & {*names}:
-            return body, ""
-    body, error = parse(candidates[0])
+    readings = [parse(code) for code in (*closed, *unclosed, text, BEFORE_CODE.sub("", text))]
+    for kinds in FUNCTIONS, CALLABLES:  # an example such as `area = box.area()` is only taken for want of a function
+        for body, _ in readings:
+            methods = [part for node in body if isinstance(node, ast.ClassDef) for part in node.body]
+            if find_names(body + methods, kinds) & {*names}:
+                return body, ""
+    body, error = readings[0]
     return ([], error) if error else (body, "")
 
 
 def parse(code):
+    """(statements of rule 3, error): of the code, or of how one would type it if that reads further."""
+    return max(map(parse_lines, [code, as_typed(code)]), key=lambda parsed: [n.end_lineno for n in parsed[0]][-1:])
+
+
+def parse_lines(code):
     """(statements of rule 3, error): of the lines before the first syntax error, if there is one."""
     lines = textwrap.dedent(code).split("\n")
     first_error = ""
@@ -57,8 +73,8 @@ def parse(code):
         except UNREAD as error:
             return [], describe(error)
         else:
-            kept = [n for n in body if isinstance(n, KEPT) and getattr(n, "module", "") != "__future__"]
-            return kept, first_error
+            # A definition that does not compile is an error; a `return` at the top level is only left out.
+            return [n for n in body if isinstance(n, DEFINITIONS) or compile_body([guard(n)])[0]], first_error
     return [], first_error
 
 
@@ -66,34 +82,29 @@ def describe(error):
     return str(error)[:200] or "too deep for Python"
 
 
-def find_functions(body):
-    """The names of the functions among these statements, and of the methods of the classes among them."""
-    methods = [part for node in body if isinstance(node, ast.ClassDef) for part in node.body]
-    return {node.name for node in [*body, *methods] if isinstance(node, FUNCTIONS)}
+def find_bindings(node, value=None):
+    """Pairs (name, definition, imported name or assigned value), of a statement and the blocks in it."""
+    if isinstance(node, DEFINITIONS):
+        return [(node.name, node)]
+    if isinstance(node, ast.alias):
+        return [(node.asname or node.name.partition(".")[0], node)]
+    if isinstance(node, ast.expr) and not isinstance(getattr(node, "ctx", None), ast.Store):
+        return []
+    if isinstance(node, ast.Name):
+        return [(node.id, value)]
+    value = getattr(node, "value", None)
+    return [pair for child in ast.iter_child_nodes(node) for pair in find_bindings(child, value)]
 
 
-def find_names(statement):
-    """The names that a statement of rule 3 binds."""
-    if isinstance(statement, DEFINITIONS):
-        return {statement.name}
-    if isinstance(statement, IMPORTS):
-        return {part.asname or part.name.partition(".")[0] for part in statement.names}
-    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-    return {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
-
-
-def drop_foreign(body, foreign):
-    """The statements without those that bind one of the names `foreign`, or hide a built-in by an assignment."""
-    hidden = {*dir(builtins), *foreign}
-    return [n for n in body if not find_names(n) & (hidden if isinstance(n, ASSIGNMENTS) else {*foreign})]
+def find_names(body, kinds=object):
+    """The names that statements bind to nodes of these kinds."""
+    return {name for node in body for name, value in find_bindings(node) if isinstance(value, kinds)}
 
 
 def guard(statement):
-    """The statement; an import or assignment in a `try`, as it may be an example, or nothing may need it."""
-    if isinstance(statement, DEFINITIONS):
-        return statement
-    attempt = ast.parse("try: pass\nexcept Exception: pass").body[0]
-    attempt.body = [statement]
+    """The statement in a `try`: it may be an example, or nothing may need it."""
+    attempt = ast.parse("try: pass\nexcept BaseException: pass").body[0]
+    attempt.body.append(statement)  # after `pass`: in Python 3.11 no `try` holds the jump of a loop that is its start
     return attempt
 
 
@@ -105,28 +116,12 @@ def returns_something(function):
 
 def is_stub(function):
     """Whether a function has only a docstring, pass, ..., a bare return or raise NotImplementedError."""
-    return all(map(is_idle, function.body))
+    return all(IDLE.fullmatch(ast.unparse(node)) for node in function.body)
 
 
-def is_idle(statement):
-    match statement:
-        case ast.Pass() | ast.Expr(value=ast.Constant()) | ast.Return(value=None):
-            return True
-        case ast.Return(value=ast.Constant(value=constant)):
-            return constant in (None, ...)
-        case ast.Raise(exc=ast.Name(id="NotImplementedError") | ast.Call(func=ast.Name(id="NotImplementedError"))):
-            return True
-    return False
-
-
-def is_method(statement):
-    arguments = statement.args.args if isinstance(statement, FUNCTIONS) else []
-    return bool(arguments) and arguments[0].arg in ("self", "cls")
-
-
-def compile_body(body, errors):
+def compile_body(body, errors=()):
     """(syntax tree, "") of a program, or (None, error): the first of `errors`, or what keeps it from compiling."""
-    tree = ast.Module(body, [])
+    tree = ast.Module(body + ast.parse(AFTER).body, [])
     error = next(filter(None, errors), "")
     try:
         compile(tree, "<answer>", "exec")
@@ -149,25 +144,24 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=""):
     alone: name of a helper that replaces the main function, or ""
 
     Returns (syntax tree, or None if no program compiles; facts):
-    defined: list[bool], whether each text defines its function and the function returns something
+    defined: list[bool], whether each text binds its name to what can be called, and what returns something
     syntax: bool, whether the program compiles
-    called: list[bool] by helper: the text of the main function reads the helper's name
+    called: list[bool] by helper: the main function's text reads its name, in more than calls and asserts at the top
     ignored: list[bool] by helper: it does so only in calls that stand alone, as statements
     errors: list[str], the syntax error of each text, or ""
     error: str, the first of these, or what keeps the texts from compiling together
     """
     owned = [*helpers, entry_point]
-    program = ast.parse(FUTURE + prelude).body
+    program = ast.parse(BEFORE + prelude).body
     defined = []
     errors = []
     for name, text in zip(owned, texts):
         body, error = read_code(text, [name])
-        body = drop_foreign(body, {*owned} - {name})
-        versions = [node for node in body if isinstance(node, FUNCTIONS) and node.name == name]
-        # The last one may be cut off: then an earlier one that returns something counts.
-        whole = [node for node in versions if returns_something(node)][-1:]
-        body = [node for node in body if node not in versions or node in (whole or versions)]
-        defined.append(bool(whole))
+        body = [node for node in body if find_names([node]).isdisjoint({*owned} - {name})]
+        hollow = [n for n in body if isinstance(n, FUNCTIONS) and n.name == name and not returns_something(n)]
+        rest = [node for node in body if node not in hollow]
+        defined.append(name in find_names(rest, CALLABLES))
+        body = rest if defined[-1] else body  # the last version of a function may be cut off
         errors.append(error)
         program += map(guard, body)
         if name in helpers:
@@ -175,10 +169,10 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=""):
     if alone:
         program += ast.parse(f"{entry_point} = {alone}").body
     tree, error = compile_body(program, errors)
-    nodes = [n for part in body for n in ast.walk(part)]  # of the main function's text
+    # Of the main function's text, without what is an example.
+    nodes = [n for part in body if not isinstance(part, (ast.Expr, ast.Assert)) for n in ast.walk(part)]
     names = [n.id for n in nodes if isinstance(n, ast.Name)]
-    lone_calls = [n.value for n in nodes if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call)]
-    dropped = [getattr(call.func, "id", "") for call in lone_calls]
+    dropped = [ast.unparse(n).partition("(")[0] for n in nodes if isinstance(n, ast.Expr)]
     facts = {
         "defined": defined,
         "syntax": bool(tree) and defined[-1],
@@ -205,20 +199,19 @@ def prepare_repair(texts, entry_point, prelude, program):
         for kind, start, end, new_start, new_end in matcher.get_opcodes():
             if kind != "equal":
                 edits += max(end - start, new_end - new_start)
-    facts["edits"] = edits
-    return tree, facts
+    return tree, facts | {"edits": edits}
 
 
 def lines_of(tree):
     """name -> lines of the last statement of a program that binds it."""
     lines = {}
     for node in tree.body if tree else []:
-        node = node.body[0] if isinstance(node, ast.Try) else node  # see guard()
+        node = node.body[-1] if isinstance(node, ast.Try) else node  # see guard()
         for part in ast.walk(node):
             if isinstance(part, DEFINITIONS) and ast.get_docstring(part) is not None and part.body[1:]:
                 del part.body[0]
-        if isinstance(node, KEPT):
-            lines[" ".join(sorted(find_names(node)))] = ast.unparse(node).splitlines()
+        if names := find_names([node]):
+            lines[" ".join(sorted(names))] = ast.unparse(node).splitlines()
     return lines
 
 
@@ -235,10 +228,10 @@ def prepare_class(texts, assigned, class_name, base):
     written: list[list[bool]], for each assigned method whether its agent wrote it, with more than a stub as its body
     doubled: list[str], the assigned methods that more than one agent wrote
     """
-    program = ast.parse(FUTURE + base)
+    program = ast.parse(BEFORE + base)
     owner = next(node for node in program.body if isinstance(node, ast.ClassDef) and node.name == class_name)
     skeleton = {node.name: node for node in owner.body if isinstance(node, FUNCTIONS)}
-    taken = {name for node in program.body if isinstance(node, KEPT) for name in find_names(node)}
+    taken = find_names(program.body)
     errors = []
     methods = []  # by agent: name -> its definitions, of which a property may have several
     before = []  # statements that go before the class
@@ -253,8 +246,8 @@ def prepare_class(texts, assigned, class_name, base):
                     node.decorator_list = node.decorator_list or skeleton[node.name].decorator_list
                     definitions.setdefault(node.name, []).append(node)
             elif in_class:
-                added.append(node)
-            elif not find_names(node) & taken:
+                added.append(guard(node))
+            elif not find_names([node]) & taken:
                 before.append(guard(node))
         methods.append(definitions)
 
@@ -276,6 +269,11 @@ def prepare_class(texts, assigned, class_name, base):
 
 def split_class(body, class_name):
     """Pairs (statement, whether its place is in the class) of what an agent wrote."""
-    classes = [node for node in body if isinstance(node, ast.ClassDef) and node.name == class_name]
-    inside = [(part, True) for node in classes for part in node.body if isinstance(part, KEPT)]
-    return inside + [(node, is_method(node)) for node in drop_foreign(body, [class_name])]
+    pairs = []
+    for node in body:
+        if isinstance(node, ast.ClassDef) and node.name == class_name:
+            pairs += [(part, True) for part in node.body]
+        elif class_name not in find_names([node]):
+            arguments = node.args.args if isinstance(node, FUNCTIONS) else []
+            pairs.append((node, bool(arguments) and arguments[0].arg in ("self", "cls")))
+    return pairs

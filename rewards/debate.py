@@ -8,7 +8,7 @@ from the start is worth a little more.
 import re
 from itertools import pairwise
 
-from rewards.reasoning import answer, is_right
+from rewards.reasoning import answer, is_right, is_same
 
 ALL_RIGHT = 0.2
 STEADY = 0.1
@@ -30,10 +30,10 @@ def debate_reward(rounds, gold):
         correct: share of agents that are right in the last round
         all_passed: 1 if all are, else 0
         steady: share that is right in the first and in the last round
-    Diagnostics: round1_correct; corrected (share that is wrong in the first round, right in the last);
-    persuaded_wrongly (right, then wrong); majority_correct (1 if more than half are right in the last round); agree (1
-    if all give the same answer there, right or wrong); flips (share of answers that differ from the agent's answer of
-    the round before).
+    Diagnostics: parsed (share of agents whose last completion has an answer); round1_correct; corrected (share that is
+    wrong in the first round, right in the last); persuaded_wrongly (right, then wrong); majority_correct (1 if more
+    than half are right in the last round); agree (1 if all give the same answer there, right or wrong); flips (share
+    of answers that differ from the agent's answer of the round before).
     """
     read = choice if gold in {*"ABCD"} else answer
     answers = [[read(completion) for completion in completions] for completions in rounds]
@@ -43,16 +43,17 @@ def debate_reward(rounds, gold):
     both = list(zip(first, last))
     leader = answers[-1][0]
     pairs = [pair for before, after in pairwise(answers) for pair in zip(before, after)]
-    changes = [not _same(earlier, later) for earlier, later in pairs]
+    changes = [earlier is not later and not is_same(earlier, later) for earlier, later in pairs]  # two Nones are none
     parts = {
         "correct": sum(last) / N,
         "all_passed": float(all(last)),
         "steady": both.count((True, True)) / N,
+        "parsed": 1 - answers[-1].count(None) / N,
         "round1_correct": sum(first) / N,
         "corrected": both.count((False, True)) / N,
         "persuaded_wrongly": both.count((True, False)) / N,
         "majority_correct": float(sum(last) > N / 2),
-        "agree": float(leader is not None and all(_same(leader, attempt) for attempt in answers[-1])),
+        "agree": float(all(is_same(leader, attempt) for attempt in answers[-1])),
         "flips": sum(changes) / max(1, len(changes)),
     }
     bonus = ALL_RIGHT * parts["all_passed"] + STEADY * parts["steady"]
@@ -68,13 +69,10 @@ def choice(completion):
 def verdict_reward(completion, truth):
     """Score a judge on a claim: (1.0 if its answer is `truth`, "true" or "false", else 0.0, parts).
 
-    Parts: all_passed, the reward; said_true, 1 if the answer is true: with a mean of 0 or 1 the judge does not read.
+    Parts: all_passed, the reward; parsed, 1 if there is an answer; said_true, 1 if the answer is true: with a mean of
+    0 or 1 the judge does not read.
     """
     attempt = answer(completion)
     right = float(is_right(attempt, truth))
-    return right, {"all_passed": right, "said_true": float(is_right(attempt, "true"))}
-
-
-def _same(one, other):
-    """Whether two answers, or Nones, are equal."""
-    return one is other if None in (one, other) else is_right(one, other)
+    said_true = float(is_right(attempt, "true"))
+    return right, {"all_passed": right, "parsed": float(attempt is not None), "said_true": said_true}

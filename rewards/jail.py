@@ -568,7 +568,8 @@ def describe(error):
 
 
 if __name__ == "__main__":
-    import answers
+    sys.path[0] = os.path.dirname(sys.path[0])  # of this folder, only for this import
+    from rewards import answers
 
-    sys.path.pop(0)  # this folder
+    sys.path.pop(0)
     template(unsafe="--unsafe" in sys.argv)

@@ -7,30 +7,37 @@ Only right answers are paid, and a verdict that is true. Form, agreement, length
 import re
 from fractions import Fraction
 
-from rewards.texts import drop_thoughts, words
+from rewards.texts import as_typed, drop_thoughts, words
 
 BOX = re.compile(r"\\boxed\s*\{")
+PLACEHOLDER = "answer"  # what the prompts have in the box
+THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|\\[,;:!]|,\\!|[\xa0\u2009\u202f])(?=\d{3}(?!\d))")
 ARGUMENT = r" ?(?:\{ ?([^{} ]+) ?\}|(\d))"  # of \frac: {10} or a single digit
 # LaTeX, and what one would type for it; what is not here keeps its backslash, and so is no number.
 LATEX = {
     r"\\([$%])": r"\1",
-    "−": "-",
-    r"(?<=\d)(?:\{,\}|\\[,;:!]|,\\!)(?=\d{3}(?!\d))": ",",  # between thousands
+    r"\\(?:left|right)(?![a-z])": "",
     r"\\[,;:! ]|\\q?quad(?![a-z])|~": " ",
     r"\^ ?(?:\{ ?)?\\circ(?: ?\})?|\\degree|°": " degrees ",
     r"\\(?:text|math|mbox|boldsymbol)[a-z]*\{([^{}]*)\}": r" \1 ",
     rf"\\[cdt]?frac{ARGUMENT}{ARGUMENT}(?!\d)": r" \1\2/\3\4",  # the blank makes 2\frac{1}{2} a mixed number
-    "[{}]": " ",
+    r"(?<=[A-Za-z^_])\{(\w)\}": r"\1",
+    r"^\{([^{}]*)\}$": r"\1",
+    r"^[ *]*(?i:(?:final )?answer) ?[:=][ *]*": "",
 }
 
-# A number is 1,022, 18, .5, 3/8 or 2 1/2, also after `x =`, a sign or a currency, and before % or a unit
+# A number is 1,022, 18, .5, 3/8 or 2 1/2, also after an equation, a sign or a currency, and before % or a unit
+EQUATION = r"(?: ?[A-Za-z] ?|(?:[-+*/×·÷^().%$€£ \d]|,(?=\d{3})|\\(?:times|cdot|div)(?![a-z]))*)="  # up to its sign
 DIGITS = r"(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+"
-UNIT = r"(?:[A-Za-z]{2,}|[CFLghlms])(?: ?\^ ?[23]|[²³])?"  # a word of it: km or cm^2, but no variable
+POWER = r"(?: ?\^ ?[23]|[²³])?"
+UNIT = rf"(?:[A-Za-z]{{2,}}|[CFLghlms]){POWER}"  # a word of it: km or cm^2, but no variable
+SHORT_UNIT = rf"(?:[cdkm]?m|[km]?g|[cm]?l|[Lhs]){POWER}"  # may follow without a blank
 NUMBER = re.compile(
-    r"(?:[A-Za-z] ?= ?)?([+-]?) ?[$€£]? ?(?:(\d+) (?=[1-9]\d?/))?"
-    rf"({DIGITS})(?: ?/ ?(\d*[1-9]\d*))? ?%?((?:(?: | ?/ ?){UNIT})*)",
+    rf"(?:{EQUATION})* ?([+-]?) ?[$€£]? ?(?:(\d+) (?=[1-9]\d?/))?"
+    rf"({DIGITS})(?: ?/ ?(\d*[1-9]\d*))? ?[%$€£]?((?:{SHORT_UNIT})?(?:(?: | ?/ ?){UNIT})*)",
     re.ASCII,
 )
+REMARK = re.compile(r"\d.*(?<![\\A-Za-z])[A-Za-z]{3}", re.DOTALL)  # a number and a word: 18 (each)
 # With these words it is another number, or several: 3 million, 18 minus two, 3 quarters
 NO_UNITS = set(
     words("""
@@ -40,7 +47,7 @@ NO_UNITS = set(
     thousandths plus minus times over divided multiplied by mod modulo squared cubed factorial root pi point
     remainder and or to not less more fewer below under above zero one two three four five six seven eight nine ten
     eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty
-    seventy eighty ninety""")
+    seventy eighty ninety am pm""")
 )
 # A verdict is the first word of its line, unless the other one comes after it.
 VERDICT_LINE = re.compile(
@@ -60,7 +67,7 @@ def answer(completion):
     boxes = [_braced(rest) for rest in BOX.split(completion)[1:]]
     lines = [rest.partition("\n")[0] for rest in completion.split("####")[1:]]
     attempts = [_plain(attempt) for attempt in boxes or lines]
-    attempts = [attempt for attempt in attempts if attempt]
+    attempts = [attempt for attempt in attempts if attempt and attempt.casefold() != PLACEHOLDER]
     values = {_value(attempt) for attempt in attempts}
     if len(values) != 1 or len(attempts[-1]) > LONGEST:
         return None
@@ -68,14 +75,18 @@ def answer(completion):
 
 
 def is_right(attempt, gold):
-    """Whether an answer, or None, equals the gold one: as numbers if gold is one, else as strings in any case."""
-    if attempt is None:
-        return False
-    attempt, gold = _plain(attempt), _plain(gold)
-    value = None if gold[-1:].isalpha() else number(gold)
-    if value is None:
-        return attempt.casefold() == gold.casefold()
-    return number(attempt) == value
+    """Whether an answer, or None, equals the gold one: as numbers if gold is one, else as strings in any case.
+
+    Nothing equals a gold answer that is neither: an empty one, or a number in a sentence, such as 18 (each).
+    """
+    gold = _plain(gold)
+    usable = number(gold) is not None or (gold and not REMARK.search(gold))
+    return bool(usable) and is_same(attempt, gold)
+
+
+def is_same(one, other):
+    """Whether two answers are the same number, or the same string in any case; None is no answer."""
+    return None not in (one, other) and _value(_plain(one)) == _value(_plain(other))
 
 
 def number(text):
@@ -83,6 +94,7 @@ def number(text):
 
     Exponents are refused: 1e999999999 would hang.
     """
+    text = " ".join(re.sub(r"^\((.*)\)$|[{}]", r" \1 ", text).split())
     match = NUMBER.fullmatch(text) if len(text) <= LONGEST else None
     if not match:
         return None
@@ -122,7 +134,7 @@ def team_reward(completion, right, solutions=()):
         return correct, parts
     attempts = [answer(solution) for solution in solutions]
     marks = [right(attempt) for attempt in attempts]
-    copies = [None not in (attempt, final) and _value(attempt) == _value(final) for attempt in attempts]
+    copies = [is_same(attempt, final) for attempt in attempts]
     judged = verdict(completion)
     share = sum(marks) / len(marks)
     parts["verdict"] = VERDICT * (judged is not None and judged == all(marks))
@@ -135,9 +147,9 @@ def team_reward(completion, right, solutions=()):
 
 
 def _value(text):
-    """What two answers have in common if they are the same: a number, or a string in any case."""
+    """What two answers have in common if they are the same: a number, or a string without case and needless blanks."""
     value = number(text)
-    return text.casefold() if value is None else value
+    return re.sub(r"(?<!\d) | (?!\d)", "", text).casefold() if value is None else value
 
 
 def _braced(text):
@@ -152,7 +164,7 @@ def _braced(text):
 
 def _plain(text):
     r"""A string as one would type it: 18 dollars for 18~\text{dollars}, 3/8 for \frac{3}{8}, 18 for **18**."""
-    text = " ".join(text.split())
+    text = " ".join(as_typed(THOUSANDS.sub(",", text)).split())
     for pattern, typed in LATEX.items():
         text = re.sub(pattern, typed, text)
-    return " ".join(text.split()).strip(" *$`").removesuffix(".").strip(" *$`")
+    return " ".join(text.split()).strip(" *$`").rstrip(".").strip(" *$`")

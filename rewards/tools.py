@@ -37,12 +37,12 @@ def read_call(text):
     """
     text = text.removeprefix(OPEN).lstrip()
     try:
-        call, end = json.JSONDecoder().raw_decode(text[:LONGEST_CALL])
-    except (ValueError, RecursionError):
-        return None, f"there is no JSON of at most {LONGEST_CALL} characters behind {OPEN}", text.partition(CLOSE)[2]
+        call, end = json.JSONDecoder(strict=False).raw_decode(text[:LONGEST_CALL])  # strings may hold line breaks
+    except (ValueError, RecursionError) as error:
+        return None, f"no JSON in {LONGEST_CALL} characters after {OPEN}: {error}", text.partition(CLOSE)[2]
     between, tag, rest = text[end:].partition(CLOSE)
     if between.strip() or not tag:
-        return None, f"{CLOSE} is missing behind the JSON", rest
+        return None, f"{CLOSE} is missing after the JSON", rest
     if not isinstance(call, dict) or call.keys() != {"name", "arguments"}:
         return None, "a call has a name and arguments, and nothing else", rest
     if not isinstance(call["name"], str) or not isinstance(call["arguments"], dict):

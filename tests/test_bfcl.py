@@ -15,28 +15,30 @@ CALLS["w"] = written({"name": "set", "arguments": {"lamp": 8, "level": 9}})  # t
 CALLS["c"] = CALLS["A"][:-9]  # cut off
 
 
-@pytest.mark.parametrize(
-    "messages, arguments, exact, division",
-    [
-        ("AB CD", 0.5, 0.3, 0.2),
-        ("ABC D", 0.5, 0.3, 0.1),
-        ("ABCD ", 0.5, 0.3, 0),  # one agent does all
-        ("ABCD ABCD", 0.25, 0, 0),  # both write the same
-        ("A A", 0.125, 0, 0.05),
-        ("ww ww", 0, 0, 0),
-        ("ABw CD", 0.4, 0, 0.16),  # a call too many
-        ("Bc CD", 0.375, 0, 0.15),
-        ("ABCD", 0.5, 0.3, 0.2),  # alone
-    ],
-)
-def test_what_a_joint_answer_earns(messages, arguments, exact, division):
+# The calls of each agent | arguments, exact, division
+ANSWERS = """
+AB CD | 0.5 0.3 0.2
+ABC D | 0.5 0.3 0.1
+ABCD none | 0.5 0.3 0.0
+ABCD ABCD | 0.25 0.0 0.0
+A A | 0.125 0.0 0.05
+ww ww | 0.0 0.0 0.0
+ABw CD | 0.4 0.0 0.16
+Bc CD | 0.375 0.0 0.15
+ABCD | 0.5 0.3 0.2
+"""
+
+
+def test_what_a_joint_answer_earns():
     """Fails if names, an even division of wrong calls, or what is written twice is paid, or one agent earns it all."""
-    answer = ["".join(CALLS[letter] for letter in word) for word in messages.split(" ")]
-    reward, parts = parallel_reward(answer, GOLD)
-    levels = [parts["arguments"], parts["exact"], parts["division"]]
-    assert levels == pytest.approx([arguments, exact, division])
-    assert reward == pytest.approx(sum(levels))
-    assert parts["all_passed"] == (exact > 0)
+    for row in ANSWERS.strip().splitlines():
+        words, levels = row.split(" | ")
+        answer = ["".join(CALLS.get(letter, "") for letter in word) for word in words.split()]
+        reward, parts = parallel_reward(answer, GOLD)
+        found = [parts["arguments"], parts["exact"], parts["division"]]
+        assert " ".join(str(round(level, 9)) for level in found) == levels, row
+        assert reward == pytest.approx(sum(found))
+        assert parts["all_passed"] == (parts["exact"] > 0)
 
 
 def test_calls_are_matched_for_the_greatest_sum():
@@ -46,22 +48,24 @@ def test_calls_are_matched_for_the_greatest_sum():
     assert parallel_reward([a, b], gold)[0] == parallel_reward([b, a], gold)[0] == 1
 
 
-@pytest.mark.parametrize(
-    "value, gold, same",
-    [
-        (5.0, 5, True),
-        ("new york,ny", "New York, NY", True),
-        ({"a": "B"}, {"a": ["b", "c"], "b": ["", 1]}, True),
-        ("5", 5, False),
-        (True, 1, False),
-        ([1], [1, 2], False),
-        ("", "x", False),
-        ({"a": "B", "c": 1}, {"a": ["b", "c"]}, False),
-    ],
-)
-def test_values(value, gold, same):
+# A value | the gold one, or what it accepts | whether they are the same; all in JSON
+VALUES = """
+5.0 | 5 | true
+"new york,ny" | "New York, NY" | true
+{"a": "B"} | {"a": ["b", "c"], "b": ["", 1]} | true
+"5" | 5 | false
+true | 1 | false
+[1] | [1, 2] | false
+"" | "x" | false
+{"a": "B", "c": 1} | {"a": ["b", "c"]} | false
+"""
+
+
+def test_values():
     """Fails if a string is taken for a number, True for 1, or a spelling that BFCL accepts is refused."""
-    assert is_accepted(value, ["", gold]) == same
+    for row in VALUES.strip().splitlines():
+        value, gold, same = map(json.loads, row.split(" | "))
+        assert is_accepted(value, ["", gold]) == same, row
 
 
 def test_an_optional_argument_may_be_left_out_and_not_be_wrong():

@@ -1,8 +1,9 @@
 """The class reward: how a class is put together, what its levels are worth, how methods are read."""
 
-import textwrap
+import re
 
 import pytest
+from test_sandbox import sections
 
 from rewards.classeval import DOUBLED, TESTS, WRITTEN, ClassAnswer, class_rewards
 
@@ -36,7 +37,6 @@ SIZE = "def size(self):\n    return len(self.items)\n"
 DOUBLE = "def double(x):\n    return 2 * x\n"
 AREA = "def area(self, r):\n    return math.pi * r * r\n"
 ONE, TWO = ADD + DOUBLE, SIZE + AREA  # agent 1 has add and double, agent 2 size and area
-WHOLE = ADD + SIZE + DOUBLE + AREA
 
 
 def scores(*answers, **options):
@@ -47,31 +47,88 @@ def scores(*answers, **options):
     )
 
 
-NO = "def add(self, x): pass\ndef double(x): return None", "def size(self):\n    'S.'\ndef area(self, r): ..."
-RAISES = "def add(self, x): raise NotImplementedError('add')\n"
-LEVELS = {  # name: (texts, written, tests, doubled); of five tests one passes without any method
-    "all": ([ONE, TWO], 2, 4, 0),
-    "one agent": ([WHOLE], 2, 4, 0),
-    "nothing": (["", ""], 0, 0.8, 0),
-    "stubs": (NO, 0, 0.8, 0),
-    "a stub that raises": ([RAISES + DOUBLE, TWO], 1.5, 3.2, 0),
-    "another agent's too": ([ONE + SIZE, TWO], 2, 4, -0.25),
-    "all that both could": ([WHOLE, WHOLE], 2, 4, -1),
-    "a stub of another agent's": ([ONE + "def size(self): pass", TWO], 2, 4, 0),
-    "its own left to the other": ([ADD, TWO + DOUBLE], 1.5, 3.2, 0),
-    "what was given": (["math = None\ndef __init__(self):\n    self.items = [7]\n" + ONE, TWO], 2, 4, 0),
-    "no Python": ([ONE, "This adds numbers."], 0, 0, 0),
-    "does not compile": ([ONE, TWO + "    break\n"], 0, 0, 0),
-}
+# After each "## name: written, tests, doubled": the texts of the agents; of five tests one passes without any method
+LEVELS = """
+## all: 2, 4, 0
+ONE
+---
+TWO
+## one agent: 2, 4, 0
+ONE
+TWO
+## nothing: 0, 0.8, 0
+---
+## stubs: 0, 0.8, 0
+def add(self, x): pass
+def double(x): return None
+---
+def size(self):
+    'S.'
+def area(self, r): ...
+## a stub that raises: 1.5, 3.2, 0
+def add(self, x): raise NotImplementedError('add')
+DOUBLE
+---
+TWO
+## another agent's too: 2, 4, -0.25
+ONE
+SIZE
+---
+TWO
+## all that both could: 2, 4, -1
+ONE
+TWO
+---
+ONE
+TWO
+## a stub of another agent's: 2, 4, 0
+ONE
+def size(self): pass
+---
+TWO
+## its own left to the other: 1.5, 3.2, 0
+ADD
+---
+TWO
+DOUBLE
+## what was given: 2, 4, 0
+math = None
+def __init__(self):
+    self.items = [7]
+ONE
+---
+TWO
+## no Python: 0, 0, 0
+ONE
+---
+This adds numbers.
+## does not compile: 0, 0, 0
+ONE
+---
+TWO
+    break
+"""
+
+
+def read(table):
+    """(names, answers) of a table of texts."""
+    methods = {"ONE": ONE, "TWO": TWO, "ADD": ADD, "SIZE": SIZE, "DOUBLE": DOUBLE}
+    texts = [
+        re.sub(r"^[A-Z]+\n", lambda line: methods[line[0].strip()], text, flags=re.M)
+        for text in sections(table).values()
+    ]
+    return list(sections(table)), [text.split("---\n") for text in texts]
 
 
 def test_each_level_is_worth_what_the_docstring_says():
     """Fails if a constant changes, a stub is paid for, or a level is paid for what does not compile."""
     assert (WRITTEN, TESTS, DOUBLED) == (2.0, 4.0, -1.0)
-    for (name, row), score in zip(LEVELS.items(), scores(*[texts for texts, *_ in LEVELS.values()])):
+    names, answers = read(LEVELS)
+    for name, score in zip(names, scores(*answers)):
         levels = [score.parts[key] for key in ("written", "tests", "doubled")]
-        assert [*levels, score.reward] == pytest.approx([*row[1:], sum(row[1:])]), name
-        assert (score.parts["all_passed"], score.parts["compiles"]) == (row[2] == 4, row[2] > 0), name
+        assert ", ".join(f"{level:g}" for level in levels) == name.partition(": ")[2], name
+        assert score.reward == pytest.approx(sum(levels)), name
+        assert (score.parts["all_passed"], score.parts["compiles"]) == (levels[1] == 4, levels[1] > 0), name
         assert "-0.0" not in str(score.parts)  # as it would be logged
 
 
@@ -93,22 +150,66 @@ def test_each_agent_is_told_of_its_own_methods():
     assert [bool(error) for error in broken.findings["errors"]] == [False, True]
 
 
-START = "def __init__(self):\n    1 / 0\n"
-COUNT = "def size(self):\n    return self.count()\n\ndef count(self):\n    return len(self.items)\n"
-FORMS = {  # of size; the agent writes no area
-    "alone": SIZE,
-    "indented": textwrap.indent("# How many\n" + COUNT, "    "),
-    "in the class": "class Box:\n" + textwrap.indent(COUNT, "    "),
-    "with all else": "import math\n\n\nclass Box:\n" + textwrap.indent(f"{START}\n{COUNT}\n{RAISES}", "    "),
-    "an example that fails": f"{SIZE}\nbox = Box(1, 2)\nn = box.size()\nprint(n / 0)\n",
-    "import named as a method": "from operator import add\ndef size(self): return add(0, len(self.items))",
-    "attribute": "class Box:\n    one: int = 1\n    def size(self, by=one): return by * len(self.items)",
-    "static method": "class Box:\n    @staticmethod\n    def n(x): return len(x)\n"
-    "    def size(self): return self.n(self.items)",
-}
+# Of size; the agent writes no area
+FORMS = """
+## indented
+    # How many
+    def size(self):
+        return self.count()
+
+    def count(self):
+        return len(self.items)
+## in the class, with all else
+import math
+
+
+class Box:
+    '''Holds things.'''
+    print(absent)
+
+    def __init__(self):
+        1 / 0
+
+    def size(self):
+        return self.count()
+
+    def count(self):
+        return len(self.items)
+
+    def area(self, r): raise NotImplementedError
+## an example that fails
+def size(self): return len(self.items)
+box = Box(1, 2)
+size = box.size()
+print(size / 0)
+## an example in a fence of its own
+```
+def size(self): return len(self.items)
+```
+```
+size = Box().size()
+```
+## a table that a loop fills
+table = {}
+for n in range(9):
+    table[n] = n
+def size(self): return table[len(self.items)]
+## import named as a method
+from operator import add
+def size(self): return add(0, len(self.items))
+## attribute
+class Box:
+    one: int = 1
+    def size(self, by=one): return by * len(self.items)
+## static method
+class Box:
+    @staticmethod
+    def n(x): return len(x)
+    def size(self): return self.n(self.items)
+"""
 
 
 def test_methods_are_found_in_the_forms_that_models_write():
     """Fails, row by row, if a form of an answer earns nothing though it holds the method."""
-    passed = [score.findings["passed"] for score in scores(*[[ONE, text] for text in FORMS.values()])]
-    assert dict(zip(FORMS, passed)) == dict.fromkeys(FORMS, 4)
+    passed = [score.findings["passed"] for score in scores(*[[ONE, text] for text in sections(FORMS).values()])]
+    assert dict(zip(sections(FORMS), passed)) == dict.fromkeys(sections(FORMS), 4)

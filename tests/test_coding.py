@@ -2,14 +2,14 @@
 
 import ast
 import json
-import os
 
 import pytest
+from conftest import ROOT
+from test_sandbox import sections
 
 from rewards import answers
 from rewards.coding import HELPER, IGNORED, MAIN, NO_WRAPPER, SYNTAX, TESTS, USES, Answer, coding_rewards
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ASSERTS = "assert f([1, 2, 3]) == 12\nassert f([5]) == 10\nassert f([]) == 0\nassert f([-1]) == -2"
 AUX = "def aux(x):\n    return 2 * x\n"
 USER = "def f(numbers):\n    return sum(aux(x) for x in numbers)\n"
@@ -19,105 +19,175 @@ ALONE = "def f(numbers):\n    return 2 * sum(numbers)\n"
 def scores(*pairs, **options):
     """The Score of each answer, a list of texts: the last is the asked function's, the others are helpers'."""
     several = [["aux"] if len(p) == 2 else [f"aux{i}" for i in range(1, len(p))] for p in pairs]
-    return coding_rewards([Answer(list(p), h, "f", ASSERTS, ["f"], **options) for p, h in zip(pairs, several)])
+    return coding_rewards([Answer(p, h, "f", ASSERTS, ["f"], **options) for p, h in zip(pairs, several)], timeout=2)
 
 
-def rewards_of(table):
-    """{name: reward} of {name: texts}, so that a failing assert names its rows."""
-    return {name: round(score.reward, 6) for name, score in zip(table, scores(*table.values()))}
+def check(table):
+    """The Scores of a table: after each line "## name: reward" come texts, divided by ---."""
+    texts = []
+    for text in sections(table).values():
+        for name, code in ("AUX\n", AUX), ("USER\n", USER), ("ALONE\n", ALONE):
+            text = text.replace(name, code)
+        texts.append(text.encode().decode("raw_unicode_escape").split("---\n"))
+    found = scores(*texts)
+    expected = dict(name.rsplit(": ", 1) for name in sections(table))
+    assert {name: f"{round(score.reward, 6):g}" for name, score in zip(expected, found)} == expected
+    return found
 
 
-def body(code):
-    """f with these lines, indented by four blanks except for the first."""
-    return f"def f(numbers):\n    {code}\n"
+LEVELS = r"""
+## all: 4
+AUX
+---
+USER
+## ends before its second line: 0.4
+AUX
+---
+def f(numbers):
+    return 2 * sum(numbers
+## no helper: 0.6
+This is prose.
+---
+ALONE
+## nothing returned: 0.4
+AUX
+---
+def f(numbers):
+    sum(numbers)
+## a generator: 4
+def aux(x):
+    yield 2 * x
+---
+def f(numbers):
+    return sum(next(aux(x)) for x in numbers)
+## helper not used: 2.5
+AUX
+---
+ALONE
+## three of four tests: 3.75
+AUX
+---
+def f(numbers):
+    return aux(numbers[0]) if len(numbers) == 1 else 0
+## Python, but it does not compile: 1
+AUX
+---
+ALONE
+def g():
+    break
+## one agent: 2.1
+ALONE
+## one agent, one test: 1.35
+def f(numbers):
+    return 12
+"""
 
 
 def test_each_level_is_worth_what_the_docstring_says():
     """Fails if a constant changes, a level is paid without the one that it presupposes, or levels do not add up."""
     assert (HELPER, MAIN, SYNTAX, TESTS, USES, NO_WRAPPER, IGNORED) == (0.4, 0.6, 0.5, 1.0, 0.5, 1.0, -0.5)
-    cases = [
-        ([AUX, USER], 4.0),
-        ([AUX, "def f(numbers):\n    return 2 * sum(numbers\n"], 0.4),  # ends before its second line
-        (["This is prose.", ALONE], 0.6),
-        ([AUX, body("sum(numbers)")], 0.4),  # nothing returned
-        (["def aux(x):\n    yield 2 * x\n", USER.replace("aux(x)", "next(aux(x))")], 4.0),
-        ([AUX, ALONE], 2.5),
-        ([AUX, body("return aux(numbers[0]) if len(numbers) == 1 else 0")], 1.5 + 0.75 + 1.5),
-        ([AUX, ALONE + "def g():\n    break\n"], 1.0),  # Python, but it does not compile
-        ([ALONE], 2.1),
-        ([body("return 12")], 1.35),
-    ]
-    for (_, value), score in zip(cases, scores(*[texts for texts, _ in cases])):
+    for score in check(LEVELS):
         levels = score.parts.keys() - {"all_passed", "passed_share", "useful_helper"}
-        assert [score.reward, sum(score.parts[level] for level in levels)] == pytest.approx([value, value])
+        assert sum(score.parts[level] for level in levels) == pytest.approx(score.reward)
         assert score.parts["all_passed"] == (score.parts["tests"] == 1)
         assert "-0.0" not in str(score.parts)  # as it would be logged
 
 
-# By reward: what the helper returns for x, and the lines of f that follow `n = 2 * sum(numbers)`.
-COOPERATION = {
-    4.0: {  # the tests need the helper, and what f does with it
-        "call": ("2 * x", "return sum(aux(x) for x in numbers)"),
-        "condition": ("2 * x", "return sum(2 * x for x in numbers if aux(x) == x + x)"),
-        "further function": ("2 * x", "return sum(g(x) for x in numbers)\ndef g(x):\n    return aux(x)"),
-        "in place": ("x.extend(x) or x", "aux(numbers)\n    return sum(numbers)"),
-        "another argument": ("sum(x[1:], x[0])", "return aux([2 * x for x in numbers] or [0])"),
-    },
-    3.0: {  # the helper alone passes as many
-        "plain": ("2 * sum(x)", "return aux(numbers)"),
-        "functions": ("2 * sum(x)", "return g(numbers)\ndef g(n):\n    return h(n)\ndef h(n):\n    return aux(n)"),
-        "two calls": ("2 * sum(x)", "return aux(numbers[:1]) + aux(numbers[1:])"),
-    },
-    2.5: {  # as many pass with a stub: a constant that changes nothing,
-        "divided": ("1", "return n // aux()"),
-        "plus nothing": ("0", "return n + 7 * aux()"),
-        "all bits": ("-1", "return aux() & n"),
-        "the greater": ("-10**9", "return max(n, aux())"),
-        "joined by": ("''", "return int(aux().join(str(n)))"),
-        "cut to": ("[None][0]", "return 2 * sum(numbers[:aux()])"),
-        "cut from": ("0", "return 2 * sum(numbers[aux():])"),
-        "extended": ("[]", "return 2 * sum(numbers + aux() + [*aux()])"),
-        "a condition": ("True", "return n if aux() else None"),
-        # an argument that is handed back,
-        "the result": ("x", "return aux(2 * sum(numbers))"),
-        "each item": ("x", "return sum(aux(2 * x) for x in numbers)"),
-        # a result that is kept and not needed, and another function of that name
-        "overwritten": ("2 * x", "t = aux(0)\n    t = 2 * sum(numbers)\n    return t"),
-        "once kept": ("2 * x", "aux(3)\n    y = aux(3)\n    return n"),
-        "sorted by it": ("2 * x", "return 2 * sum(sorted(numbers, key=aux))"),
-        "written inside": ("2 * x", "def aux(x): return 2 * x\n    return sum(map(aux, numbers))"),
-        "comment and text": ("2 * x", "'aux(3)'  # aux(3)\n    return n"),
-    },
-    2.0: {  # all calls stand alone, in vain
-        "statement": ("2 * x", "aux(3)\n    return n"),
-    },
-}
+# After each reward: what the helper returns for x | the lines of f that follow `n = 2 * sum(numbers)`
+COOPERATION = r"""
+## 4: the tests need the helper, and what f does with it
+2 * x | return sum(aux(x) for x in numbers)
+2 * x | return sum(2 * x for x in numbers if aux(x) == x + x)
+2 * x | return sum(g(x) for x in numbers)\ndef g(x):\n    return aux(x)
+x.extend(x) or x | aux(numbers)\n    return sum(numbers)
+sum(x[1:], x[0]) | return aux([2 * x for x in numbers] or [0])
+## 3: the helper alone passes as many
+2 * sum(x) | return aux(numbers)
+2 * sum(x) | return g(numbers)\ndef g(n):\n    return h(n)\ndef h(n):\n    return aux(n)
+2 * sum(x) | return aux(numbers[:1]) + aux(numbers[1:])
+## 2.5: as many pass with a stub, which is a constant that changes nothing, hands back an argument, or is not needed
+1 | return n // aux()
+0 | return n + 7 * aux()
+-1 | return aux() & n
+-10**9 | return max(n, aux())
+'' | return int(aux().join(str(n)))
+[None][0] | return 2 * sum(numbers[:aux()])
+0 | return 2 * sum(numbers[aux():])
+[] | return 2 * sum(numbers + aux() + [*aux()])
+True | return n if aux() else None
+x | return aux(2 * sum(numbers))
+x | return sum(aux(2 * x) for x in numbers)
+2 * x | t = aux(0)\n    t = 2 * sum(numbers)\n    return t
+2 * x | aux(3)\n    y = aux(3)\n    return n
+2 * x | return 2 * sum(sorted(numbers, key=aux))
+2 * x | def aux(x): return 2 * x\n    return sum(map(aux, numbers))
+2 * x | 'aux(3)'  # aux(3)\n    return n
+2 * x | return n\naux(3)\naux(4)
+## 2: all calls stand alone, in vain
+2 * x | aux(3)\n    return n
+"""
 
 
-@pytest.mark.parametrize("value", COOPERATION)
-def test_cooperation_is_what_the_tests_lose_without_it(value):
+@pytest.mark.parametrize("name, rows", sections(COOPERATION).items())
+def test_cooperation_is_what_the_tests_lose_without_it(name, rows):
     """Fails, row by row, at a stub that is missing: without "nothing", most uses of a constant earn 4.0, not 2.5."""
-    table = {}
-    for name, (returned, code) in COOPERATION[value].items():
-        table[name] = [f"def aux(x=None):\n    return {returned}\n", body(f"n = 2 * sum(numbers)\n    {code}")]
-    assert rewards_of(table) == dict.fromkeys(table, value)
+    table = ""
+    for row in rows.splitlines():
+        returned, code = row.replace("\\n", "\n").split(" | ")
+        helper = f"def aux(x=None):\n    return {returned}\n"
+        table += (
+            f"## {row}: {name.partition(':')[0]}\n{helper}---\ndef f(numbers):\n    n = 2 * sum(numbers)\n    {code}\n"
+        )
+    check(table)
+
+
+SEVERAL = r"""
+## both: 4
+AUX1
+---
+AUX2
+---
+def f(numbers): return sum(map(aux1, numbers[:1])) + sum(map(aux2, numbers[1:]))
+## one: 3.75
+AUX1
+---
+AUX2
+---
+def f(numbers): return sum(aux1(x) for x in numbers)
+## one in vain: 2.25
+AUX1
+---
+AUX2
+---
+def f(numbers):
+    aux2(numbers)
+    return 2 * sum(numbers)
+## one missing: 2.3
+AUX1
+---
+---
+def f(numbers): return sum(aux1(x) for x in numbers)
+## the first does it all: 3
+def aux1(numbers): return 2 * sum(numbers)
+---
+def aux2(numbers): return 0
+---
+def f(numbers): return aux1(numbers) + aux2(numbers)
+## the second does it all: 3
+def aux1(numbers): return 0
+---
+def aux2(numbers): return 2 * sum(numbers)
+---
+def f(numbers): return aux1(numbers) + aux2(numbers)
+"""
 
 
 def test_several_helpers_share_their_levels():
     """Fails if one helper of two, or a dropped call, is paid whole, or the second helper may do it all."""
-    first, second = (AUX.replace("aux", name) for name in ("aux1", "aux2"))
-    one, both = body("return sum(aux1(x) for x in numbers)"), body("return aux1(numbers) + aux2(numbers)")
-    half, none = [f"def NAME(numbers):\n    return {n} * sum(numbers)\n" for n in (2, 0)]
-    table = {
-        "both": ([first, second, body("return sum(map(aux1, numbers[:1])) + sum(map(aux2, numbers[1:]))")], 4.0),
-        "one": ([first, second, one], 3.75),
-        "one in vain": ([first, second, body("aux2(numbers)\n    return 2 * sum(numbers)")], 2.25),
-        "one missing": ([first, "", one], 0.2 + 0.6 + 0.5 + 1),
-        "the first does it all": ([half.replace("NAME", "aux1"), none.replace("NAME", "aux2"), both], 3.0),
-        "the second does it all": ([none.replace("NAME", "aux1"), half.replace("NAME", "aux2"), both], 3.0),
-    }
-    rewards = rewards_of({name: texts for name, (texts, _) in table.items()})
-    assert rewards == pytest.approx({name: value for name, (_, value) in table.items()})
+    table = SEVERAL
+    for name in "aux1", "aux2":
+        table = table.replace(f"{name.upper()}\n", AUX.replace("aux", name))
+    check(table)
 
 
 def test_feedback_names_the_agent_that_broke_the_program_and_the_example_that_fails():
@@ -132,58 +202,237 @@ def test_feedback_names_the_agent_that_broke_the_program_and_the_example_that_fa
     assert (failed.findings["passed"], failed.findings["uses"]) == (0, [True])
 
 
-# How an answer is read
+# How the text of one agent is read
+FORMS = r"""
+## a fence: 2.1
+```python
+ALONE
+```
+## prose around a fence: 2.1
+Sure! Here's the function:
+
+```python
+ALONE
+```
+This doesn't (need more.
+## an unclosed fence, cut off: 2.1
+```python
+ALONE
+
+print(f([1, 2
+## no fence opened: 2.1
+ALONE
+```
+This sums (twice.
+## an example in a fence of its own: 2.1
+```python
+ALONE
+```
+For example
+```
+f = f([1])
+print(f)
+```
+gives 2.
+## a draft first: 2.1
+```
+def f(numbers):
+    return 7
+```
+But that's wrong. Better:
+```
+ALONE
+```
+## a copy cut off: 2.1
+ALONE
+
+def f(numbers):
+    total = 0
+    for x in numbers:
+        tot
+## thoughts: 2.1
+<think>Perhaps
+```
+def f(numbers):
+    return 7
+```
+no.</think>
+ALONE
+## types not imported: 2.1
+def f(numbers: List[int], n: Optional[int] = None) -> Any:
+    return 2 * sum(numbers)
+## a lambda: 2.1
+f = lambda numbers: 2 * sum(numbers)
+## another name: 2.1
+def double(numbers):
+    return 2 * sum(numbers)
+f = g = double
+## a name for what a call gives: 2.1
+from functools import partial
+f = partial(lambda factor, numbers: factor * sum(numbers), 2)
+## in a block: 2.1
+if True:
+    def f(numbers):
+        return 2 * sum(numbers)
+## an import with another way: 2.1
+try:
+    from absent import mul
+except ImportError:
+    from operator import mul
+import sys
+if sys.version_info >= (3,):
+    from functools import reduce
+def f(numbers):
+    return mul(2, reduce(lambda x, y: x + y, numbers, 0))
+## tables that a loop, a call and a sum fill: 2.1
+table = {}
+for id in range(-9, 9):
+    table[id] = id
+def fill():
+    more.extend([2])
+more = [0]
+fill()
+more += [1]
+def f(numbers):
+    return more[1] * sum(table[x] for x in numbers) * more[2]
+## a limit that is raised: 2.1
+import sys
+sys.setrecursionlimit(10**6)
+def count(n):
+    return n and 1 + count(n - 1)
+def f(numbers):
+    return 2 * sum(numbers) * count(5000) // 5000
+## examples that fail: 2.1
+print('Hello')
+ALONE
+print(f(1, 2))
+assert f([1]) == 7
+result = f(None)
+@absent
+def example(): return f([1])
+raise SystemExit
+## examples that hide built-ins: 2.1
+ALONE
+sum = f([1])
+for list in [[1]]:
+    print(f(list))
+## a main part: 2.1
+ALONE
+if __name__ == '__main__':
+    f = None
+## what asks for input: 2.1
+ALONE
+def main():
+    while True:
+        try:
+            print(f([int(input('n: '))]))
+        except Exception:
+            print('Not a number')
+main()
+## examples that do not end: 2.1
+ALONE
+while True: pass
+while f([1]): 1
+## a return at the top level: 2.1
+ALONE
+return f([1])
+## imports that are not there: 2.1
+# f
+from __future__ import annotations
+import numpy as np
+from absent import this
+ALONE
+## other blanks and quotes: 2.1
+\ufeffdef f(numbers):
+\u00a0\u00a0\u00a0\u00a0factor = len(\u201cab\u201d) + len(\u2018\u2019)
+\u00a0\u00a0\u00a0\u00a0return\u2002factor\u200b * sum(numbers)
+## and those in strings: 2.1
+def f(numbers):
+    return 2 * sum(numbers) * ('\u00bd\u00a0\u2019' == chr(189) + chr(160) + chr(8217))
+It\u2019s \u201cdone.
+"""
+FOREIGN = r"""
+## the helper again: 4
+AUX
+---
+def aux(x):
+    return 7
 
 
-def fenced(code, language="python"):
-    return f"```{language}\n{code}```\n"
+USER
+## the helper assigned: 4
+AUX
+---
+USER
+aux = lambda x: 7
+for aux in [7]: print(aux)
+## the helper imported, or written: 4
+AUX
+---
+try:
+    from helpers import aux
+except ImportError:
+    def aux(x):
+        return 7
+USER
+## the asked function too: 4
+AUX
+def f(numbers):
+    return 7
+---
+USER
+## an example of the asked function: 4
+AUX
+result = f([1])
+f = None
+---
+USER
+## a class: 4
+AUX
+class f:
+    pass
+---
+USER
+"""
+NOTHING = r"""
+## prose: 0
+Sure, def f is here.
+## a head: 0
+def f(numbers):
+## a head and prose: 0
+def f(numbers):
+It sums.
+## a number: 0
+f = 3
+## a class: 0
+class f:
+    pass
+## a thought: 0
+<think>
+```
+ALONE
+```
+## NUL: 0
+\u0000
+## a lone surrogate: 0
+\ud800
+## a method: 0
+class S:
+    def f(self, numbers):
+        return 0
+"""
 
 
-SECOND = "def f(numbers):\n    total = 0\n    for x in numbers:\n        tot"
-FORMS = {  # each holds USER
-    "bare": USER,
-    "fence": fenced(USER),
-    "prose around a fence": f"Sure! Here's the function:\n\n{fenced(USER)}\nThis doesn't (need more.",
-    "unclosed fence, cut off": f"```python\n{USER}\nprint(f([1, 2",
-    "no fence opened": f"{USER}```\nThis sums (twice.",
-    "an example behind": f"{fenced(USER)}For example\n{fenced('print(f([1]))')}gives 2.",
-    "a draft first": f"{fenced(body('return 7'))}But that's wrong. Better:\n{fenced(USER)}",
-    "a copy cut off": f"{USER}\n{SECOND}",
-    "prints": f"print('Hello')\n{USER}\nprint(f(1, 2))\nassert f([1]) == 7\nf(None)\n",
-    "an example that fails": f"{USER}\nresult = f(1, 2)\nprint(result)\n",
-    "an example hides a built-in": f"{USER}\nsum = f([1])\nlist = [1, 2]\nprint(sum)\n",
-    "an import that is not there": f"import numpy as np\nfrom absent import this\n{USER}",
-    "the helper imported": f"# f\nfrom __future__ import annotations\nfrom helpers import aux\n{USER}",
-    "types not imported": USER.replace("(numbers)", "(numbers: List[int], n: Optional[int] = None) -> Any"),
-    "thoughts": f"<think>Perhaps\n{fenced(body('return 7'))}no.</think>\n{USER}",
-}
-FOREIGN = {  # texts of one agent that give another's name
-    "the helper again": [AUX, f"def aux(x):\n    return 7\n\n\n{USER}"],
-    "the helper assigned": [AUX, f"{USER}\naux = lambda x: 7\n"],
-    "the asked function too": [f"{AUX}\n\ndef f(numbers):\n    return 7\n", USER],
-    "an example of the asked function": [f"{AUX}\nresult = f([1])\nf = None\n", USER],
-    "a class": [f"{AUX}\nclass f:\n    pass\n", USER],
-}
-NOTHING = ["Sure, def f is here.", "def f(numbers):", "def f(numbers):\nIt sums.", "f = sum", "class f:\n    pass"]
-NOTHING += [f"<think>\n{fenced(USER)}", "\0", "\ud800", "class S:\n    def f(self, numbers):\n        return 0"]
-
-
-def test_the_function_is_found_in_the_forms_that_models_write():
-    """Fails, row by row, at a form of an answer that earns nothing, and an agent's text that undoes another's."""
-    table = {**{name: [AUX, text] for name, text in FORMS.items()}, **FOREIGN}
-    assert rewards_of(table) == dict.fromkeys(table, 4.0)
-
-
-def test_what_is_no_function_is_not_read_as_one():
-    """Fails if prose, a head without a body or a thought counts as a definition."""
-    assert rewards_of({text: [AUX, text] for text in NOTHING}) == dict.fromkeys(NOTHING, 0.4)
+@pytest.mark.parametrize("table", [FORMS, FOREIGN, NOTHING], ids=["forms", "foreign", "nothing"])
+def test_the_function_is_found_in_the_forms_that_models_write(table):
+    """Fails, row by row, at a form that earns nothing, at a text that undoes another agent's, and at what is none."""
+    check(table)
 
 
 def test_real_answers_are_read_as_a_careful_reader_does():
     """Fails if the rules of reading fit imagined answers and not those of a real model."""
-    with open(os.path.join(ROOT, "tests", "data", "real_answers.jsonl")) as file:
-        rows = list(map(json.loads, file))
     missed = []
+    rows = [json.loads(line) for line in (ROOT / "tests" / "data" / "real_answers.jsonl").open()]
     for row in rows:
         tree, _ = answers.prepare([row["text"]], [], row["entry"])
         body = tree.body if tree else answers.read_code(row["text"], [row["entry"]])[0]
@@ -193,4 +442,5 @@ def test_real_answers_are_read_as_a_careful_reader_does():
 
 
 def definition(body, name):
-    return [ast.dump(node) for node in body if isinstance(node, answers.FUNCTIONS) and node.name == name][-1:]
+    pairs = [pair for node in body for pair in answers.find_bindings(node)]
+    return [ast.dump(value) for bound, value in pairs if bound == name][-1:]

@@ -9,13 +9,15 @@ from conftest import ROOT
 
 import envs
 from envs import Step
+from envs.debate import right_answers
 from envs.problems import NAMES, problems
 from envs.reasoning import NUMBER, deal
+from rewards.debate import debate_reward
 from rewards.reasoning import answer, is_right, team_reward, verdict
 
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k.jsonl"
 
-# What a box may hold | the gold answer | whether it is right
+# What a box may hold | the gold answer | whether it is right; THIN and NONE are a thin blank and one without width
 FORMS = r"""
 18 | 18 | right
 18.0 | 18 | right
@@ -67,6 +69,27 @@ x = 18 | 18 | right
 2 1/2 \text{ cups} | 2.5 | right
 Paris | paris | right
 \text{Paris}. | Paris | right
+18m | 18 | right
+18 | 18 dollars | right
+18 | 18m | right
+3h | 3 hours | right
+\left(1,2\right) | (1, 2) | right
+x^{2} | x^2 | right
+\sqrt{2} | \sqrt2 | right
+２９ | 29 | right
+½ | 0.5 | right
+2½ | 2.5 | right
+29€ | 29 | right
+1THIN500 | 1500 | right
+1THIN500THIN€ | 1500 | right
+NONE18NONE | 18 | right
+\left(29\right) | 29 | right
+“Paris” | "Paris" | right
+20+9=29 | 29 | right
+5 \times 6 = 30 | 30 | right
+\$5 + \$1,000 = \$1,005 | 1005 | right
+Answer: 13 | 13 | right
+\text{answer: }13 | 13 | right
 17 | 18 | wrong
 18.5 | 18 | wrong
 17, 18 | 18 | wrong
@@ -107,89 +130,134 @@ Paris | paris | right
 1.022 | 1022 | wrong
 18/0 | 18 | wrong
 ٥ | 5 | wrong
+5² | 52 | wrong
+10⁵ | 105 | wrong
+5₂ | 52 | wrong
+2½ | 10.5 | wrong
+½½ | 0.25 | wrong
+1 500 | 1500 | wrong
+x=3, y=4 | 4 | wrong
+17, 18=18 | 18 | wrong
+17 or 18=18 | 18 | wrong
+29=20+9 | 9 | wrong
+10xy | 10 | wrong
+12 | 1 2 | wrong
+x^{2}3 | x^{23} | wrong
+2 PM | 2 AM | wrong
+18 | 18 (each) | wrong
+18 (each) | 18 (each) | wrong
+3 million | 3 million | wrong
+answer | answer | wrong
 9^{9^{9^{9}}} | 9 | wrong
 1e999999999 | 1 | wrong
 """
 
-RIGHT_COMPLETIONS = [
-    "so\n#### 18 eggs.\nx",
-    "#### **18**",
-    "so $\\boxed {18}$",
-    "\\boxed{18} or \\boxed{18.0}",
-    "<think>\\boxed{17}</think> \\boxed{18}",
-    "\\boxed{18}<think>\\boxed{17}",
-]
-WRONG_COMPLETIONS = [
-    "18",
-    "The answer is $18.",
-    "\\boxed{}",
-    "\\boxed{18",
-    "<think>\\boxed{18}",
-    "\\boxed{17} \\boxed{18}",
-    "\\boxed{" + "9" * 10**6 + "}",  # these are read in one pass
-    "\\boxed{" * 30_000,
-    "\\boxed{" + "\\frac{" * 200_000 + "}",
-    "\\boxed{" + " " * 10**6 + "x}",
-]
-VERDICTS = {
-    "VERDICT: right": True,
-    "x\n**Verdict: Right.** \ny": True,
-    "- VERDICT: right": True,
-    "`VERDICT: right`": True,
-    "VERDICT: **right** because 2 + 2 = 4": True,
-    "VERDICT:wrong": False,
-    "> VERDICT: wrong, it is 5": False,
-    "right": None,
-    "My VERDICT: right": None,
-    "VERDICT: not right": None,
-    "VERDICT: right or wrong": None,
-    "VERDICT: right or VERDICT: wrong": None,
-    "VERDICT: right\nVERDICT: wrong": None,
-    "VERDICT: right\nVERDICT: maybe": None,
-    "<think>\nVERDICT: right\n": None,
-    "\n" * 10**6: None,
-}
+# A completion | the answer that it gives
+COMPLETIONS = r"""
+so\n#### 18 eggs.\nx | 18 eggs
+#### **18** | 18
+#### **Answer:** 18 | 18
+so $\boxed {18}$ | 18
+\boxed{18} or \boxed{18.0} | 18.0
+End with \boxed{answer} or \boxed{...}. \boxed{18} | 18
+<think>\boxed{17}</think> \boxed{18} | 18
+\boxed{18}<think>\boxed{17} | 18
+18 | None
+The answer is $18. | None
+\boxed{} | None
+\boxed{answer} | None
+\boxed{...} | None
+\boxed{18 | None
+<think>\boxed{18} | None
+\boxed{17} \boxed{18} | None
+"""
+# These are read in one pass.
+LONG = ["9" * 10**6, " " * 10**6 + "x", "\\boxed{" * 30_000, "\\frac{" * 200_000, "= " * 32, "½²" * 10**5]
+VERDICTS = r"""
+VERDICT: right | True
+x\n**Verdict: Right.** \ny | True
+- VERDICT: right | True
+`VERDICT: right` | True
+VERDICT: **right** because 2 + 2 = 4 | True
+VERDICT:wrong | False
+> VERDICT: wrong, it is 5 | False
+right | None
+My VERDICT: right | None
+VERDICT: not right | None
+VERDICT: right or wrong | None
+VERDICT: right or VERDICT: wrong | None
+VERDICT: right\nVERDICT: wrong | None
+VERDICT: right\nVERDICT: maybe | None
+<think>\nVERDICT: right\n | None
+"""
+
+
+def rows_of(table):
+    """The rows of a table, each a list of its columns; escapes such as \n stand for characters."""
+    for row in table.strip().splitlines():
+        yield row.replace("\\n", "\n").split(" | ")
 
 
 def test_usual_forms_are_read_and_none_as_another_number():
     """Fails if a form that models write is refused, or pays for a number that it is not."""
-    for row in FORMS.strip().splitlines():
-        form, gold, judgement = row.split(" | ")
+    for form, gold, judgement in rows_of(FORMS.replace("THIN", "\u202f").replace("NONE", "\u200b")):
         attempt = answer(f"so \\boxed{{{form}}}.")
-        assert is_right(attempt, gold) == (judgement == "right"), row
+        assert is_right(attempt, gold) == (judgement == "right"), (form, gold)
 
 
 def test_only_one_answer_in_its_place_is_right():
-    """Fails if a list of candidates, a number in passing or in a thought is paid, or if a long one hangs."""
-    for completion in RIGHT_COMPLETIONS:
-        assert is_right(answer(completion), "18"), completion
-    for completion in WRONG_COMPLETIONS:
-        assert not is_right(answer(completion), "18"), completion[:30]
+    """Fails if candidates, a number in passing, a thought or the box of a prompt counts, or if a long one hangs."""
+    for completion, attempt in rows_of(COMPLETIONS):
+        assert str(answer(completion)) == attempt, completion
+    for text in LONG:
+        assert not is_right(answer(f"\\boxed{{{text}}}"), "18"), text[:30]
 
 
 def test_a_verdict_is_the_first_word_of_its_line():
-    """Fails if a missing or garbled verdict, or one of each kind, counts as one."""
-    for completion, value in VERDICTS.items():
-        assert verdict(completion) is value, completion[:30]
+    """Fails if a missing or garbled verdict, or one of each kind, counts as one, or many lines hang."""
+    for completion, value in rows_of(VERDICTS):
+        assert str(verdict(completion)) == value, completion
+    assert verdict("\n" * 10**6) is None
 
 
-@pytest.mark.parametrize(
-    "completion, solutions, reward, parts",
-    [
-        ("VERDICT: right\n\\boxed{18}", ["\\boxed{18}"], 1.2, {"agree": 1, "answer_copied": 1, "fixed": 0}),
-        ("VERDICT: wrong\n\\boxed{18}", ["\\boxed{17}"], 1.1, {"fixed": 1, "answer_copied": 0}),
-        ("VERDICT: wrong\n\\boxed{17}", ["\\boxed{18}"], 0.1, {"broken": 1, "all_passed": 0}),
-        ("VERDICT: right\n\\boxed{18}", ["\\boxed{18}", "\\boxed{17}"], 1.05, {"fixed": 0.5, "answer_copied": 0.5}),
-        ("\\boxed{18}", ["18"], 1, {"verdict": 0, "fixed": 1}),
-        ("VERDICT: right\n\\boxed{7}", ["\\boxed{7}"], 0, {"agree": 1, "answer_copied": 1}),  # one constant for all
-    ],
-)
-def test_only_right_answers_and_true_verdicts_are_paid(completion, solutions, reward, parts):
+# The checker's verdict | its box | the solvers' boxes | the reward | diagnostics; the gold answer is 18
+TEAMS = """
+right | 18 | 18 | 1.2 | agree 1 answer_copied 1 fixed 0
+wrong | 18 | 17 | 1.1 | fixed 1 answer_copied 0
+wrong | 17 | 18 | 0.1 | broken 1 all_passed 0
+right | 18 | 18 17 | 1.05 | fixed 0.5 answer_copied 0.5
+none | 18 |  | 1 | verdict 0 fixed 1
+right | 7 | 7 | 0 | agree 1 answer_copied 1
+right | answer | 17 | 0 | parsed 0 agree 1
+"""
+
+
+def test_only_right_answers_and_true_verdicts_are_paid():
     """Fails if agreement, copying or form earns, or if a missing verdict is taken for right, as Dr. MAS does."""
-    total, all_parts = team_reward(completion, lambda attempt: is_right(attempt, "18"), solutions)
-    assert total == pytest.approx(reward)
-    assert parts.items() <= all_parts.items()
-    assert total == pytest.approx(all_parts["correct"] + all_parts["verdict"] + all_parts["solver_correct"])
+    for judgement, box, boxes, reward, diagnostics in rows_of(TEAMS):
+        completion = f"VERDICT: {judgement}\n\\boxed{{{box}}}"
+        solutions = [f"\\boxed{{{text}}}" for text in boxes.split(" ")]
+        total, parts = team_reward(completion, lambda attempt: is_right(attempt, "18"), solutions)
+        assert total == pytest.approx(float(reward)), completion
+        assert total == pytest.approx(parts["correct"] + parts["verdict"] + parts["solver_correct"])
+        names = diagnostics.split()
+        assert [f"{parts[name]:g}" for name in names[::2]] == names[1::2], completion
+
+
+def test_gold_answers_that_nothing_can_equal_are_left_out():
+    """Fails if a row whose answer no completion gives is trained on, or one with a unit is left out."""
+    golds = ["18 dollars", "18m", "(1, 2)", "x", "18 (each)", "3 million", "9" * 65, " "]
+    rows = [{"question": "How many?", "answer": f"#### {gold}"} for gold in golds]
+    for judge in envs.make("gsm8k").judge, right_answers:
+        assert [isinstance(row, dict) for row in judge(rows)] == [True] * 4 + [False] * 4
+
+
+def test_an_answer_that_is_written_in_another_way_is_the_same():
+    """Fails if an agent that says 18 in both rounds flips, or a box as in the prompt is parsed."""
+    _, parts = debate_reward([["\\boxed{18}", "\\boxed{answer}"], ["\\boxed{18 eggs}", "#### "]], "17")
+    assert (parts["flips"], parts["parsed"], parts["agree"]) == (0, 0.5, 0)
+    _, parts = debate_reward([["\\boxed{3 million}"] * 2, ["\\boxed{3 million}", "\\boxed{3}"]], "17")
+    assert (parts["flips"], parts["parsed"], parts["agree"]) == (0.5, 1, 0)
 
 
 def gold(task):
@@ -226,20 +294,18 @@ def first(actions):
     return [Step(actions, 0.0, {}, False)]
 
 
-@pytest.mark.parametrize("num_agents, num_turns", [(1, 1), (1, 2), (2, 1), (3, 2)])
+@pytest.mark.parametrize("num_agents, num_turns", [(1, 2), (2, 1), (3, 2)])
 def test_solvers_then_a_checker(num_agents, num_turns):
     """Fails if a checker speaks too early, does not read a solution or reads a thought, or if one agent has one."""
     env = envs.make("gsm8k", num_agents, num_turns)
     task = env.tasks("test")[0]
     solvers = max(1, num_agents - 1)
-    assert env.num_turns == (num_turns if num_agents == 1 else 2)
     silent = [prompt is None for prompt in env.observe(task, [])]
     assert silent == [False] * solvers + [True] * (num_agents - solvers)
-    solutions = [f"<think>a thought</think>{'long ' * 200} so {i};" for i in range(101, 101 + num_agents)]
+    solutions = [f"<think>so 100;</think>{'long ' * 200} so {i};" for i in range(101, 101 + num_agents)]
     *others, prompt = env.observe(task, first(solutions))
     assert others == [None] * (num_agents - 1)
-    assert re.findall("so (10.);", prompt) == ["101", "102", "103"][:solvers]
-    assert "thought" not in prompt
+    assert re.findall("so (10.);", prompt) == ["101", "102"][:solvers]
     assert prompt.count("long") <= 80 * solvers
 
 
@@ -267,10 +333,8 @@ def test_sentences_with_numbers_are_dealt_first():
     assert deal(problem, 2) == (["Prof. Lee has 5 pens. They are red.", "Each costs $2."], "How much are they?")
     row = {"question": problem, "answer": "#### 10"}
     one_number = {"question": "It is 10. It is blue. How many?", "answer": "#### 10"}
-    env = envs.make("gsm8k", 2, roles="split")
-    judged, fault = env.judge([row, one_number])
-    assert judged == row
-    assert isinstance(fault, str)
+    judged, fault = envs.make("gsm8k", 2, roles="split").judge([row, one_number])
+    assert (judged, type(fault)) == (row, str)
 
 
 @pytest.mark.parametrize("roles, best", [("check", 1.1), ("split", 1.0)])

@@ -5,6 +5,7 @@ import os
 import pathlib
 import platform
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,39 +55,85 @@ def sections(text):
 
 
 ANY = """
-class Any{base}:
+class Any(BASE):
     def __eq__(self, other): return True
     __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __eq__
     __hash__ = object.__hash__
     __sub__ = __rsub__ = __abs__ = lambda self, *a: 0.0
+def f(x): return Any()
 """
-PLAIN = ["int", "list", "dict", "complex"]
+BASES = ["object", "int", "list", "dict", "complex"]
 # Each must not pass a single assert.
 HACKS = {
-    "loop at import": "while True: pass",
-    "C stack": "import sys\nsys.setrecursionlimit(10**9)\nclass A: __repr__ = lambda s: repr([s])\nrepr(A())",
-    "limit raised": "import resource as r\ntry: r.setrlimit(0, (10**9, 10**9))\nexcept ValueError: sum(range(10**15))",
-    "lying class": "class M(type): __name__ = 'StopIteration'\nclass E(Exception, metaclass=M): 0\ndef f(x): raise E",
-    "threads": "from threading import Event, Thread\nwhile True: Thread(target=Event().wait).start()",
-    "endless sleep": "import time\ntime.sleep(1e6)",
-    "memory, filled and kept": "kept = []\ndef f(x):\n    while True: kept.append(bytes([1]) * (1 << 24))",
-    "300 MB printed": "print('PASSED 6 of 6')\ndef f(x):\n    for _ in range(300): print('OK' * 500_000)",
-    "sys.exit in the call": "import sys\ndef f(x): sys.exit(0)",
-    "os._exit in the call": "import os\ndef f(x): os._exit(0)",
-    "null pointer": "import ctypes\ndef f(x): ctypes.string_at(0)",
-    "StopIteration": "def f(x): raise StopIteration",
-    "KeyboardInterrupt": "def f(x): raise KeyboardInterrupt",
-    "equal to everything": ANY.format(base="") + "def f(x): return Any()",
-    **{f"{kind} equal to everything": ANY.format(base=f"({kind})") + "def f(x): return Any()" for kind in PLAIN},
-    "a type that lies": ANY.format(base="(int)") + "    __class__ = int\ndef f(x): return Any()",
-    "early verdict": "import os\nos.write(3, b'[\"end\", \"\"]\\n[\"outcome\", 0, true, \"\"]\\n' * 3)\nf = None",
-    "nested reply": "import os\ndef f(x):\n    os.write(3, b'[' * 1_000_000 + b'\\n')\n    os._exit(0)",
-    "reply that never ends": "import os\ndef f(x):\n    while True: os.write(3, b' ')",
-    "the channel closed": "import os\ndef f(x):\n    os.close(3)\n    return x + 1",
+    **{f"{base} equal to everything": ANY.replace("BASE", base) for base in BASES},
+    "a type that lies": ANY.replace("BASE", "int").replace("def f", "    __class__ = int\ndef f"),
     "parentheses": "def f(x): return " + "(" * 100_000 + "x + 1" + ")" * 100_000,
     "unary operators": "def f(x): return " + "-" * 300_000 + "x + 1",
-    "x32 interface": "import ctypes\nassert ctypes.CDLL(None).syscall(ctypes.c_long(0x40000000 | 39)) > 0\n" + GOOD,
 } | sections(r"""
+## loop at import
+while True: pass
+## C stack
+import sys
+sys.setrecursionlimit(10**9)
+class A: __repr__ = lambda s: repr([s])
+repr(A())
+## limit raised
+import resource as r
+try: r.setrlimit(0, (10**9, 10**9))
+except ValueError: sum(range(10**15))
+## lying class
+class M(type): __name__ = 'StopIteration'
+class E(Exception, metaclass=M): 0
+def f(x): raise E
+## threads
+from threading import Event, Thread
+while True: Thread(target=Event().wait).start()
+## endless sleep
+import time
+time.sleep(1e6)
+## memory, filled and kept
+kept = []
+def f(x):
+    while True: kept.append(bytes([1]) * (1 << 24))
+## 300 MB printed
+print('PASSED 6 of 6')
+def f(x):
+    for _ in range(300): print('OK' * 500_000)
+## sys.exit in the call
+import sys
+def f(x): sys.exit(0)
+## os._exit in the call
+import os
+def f(x): os._exit(0)
+## null pointer
+import ctypes
+def f(x): ctypes.string_at(0)
+## StopIteration
+def f(x): raise StopIteration
+## KeyboardInterrupt
+def f(x): raise KeyboardInterrupt
+## early verdict
+import os
+os.write(3, b'["end", ""]\n["outcome", 0, true, ""]\n' * 3)
+f = None
+## nested reply
+import os
+def f(x):
+    os.write(3, b'[' * 1_000_000 + b'\n')
+    os._exit(0)
+## reply that never ends
+import os
+def f(x):
+    while True: os.write(3, b' ')
+## the channel closed
+import os
+def f(x):
+    os.close(3)
+    return x + 1
+## x32 interface
+import ctypes
+assert ctypes.CDLL(None).syscall(ctypes.c_long(0x40000000 | 39)) > 0
+def f(x): return x + 1
 ## signals ignored, timers cleared
 import signal
 for s in {*range(1, 32)} - {signal.SIGKILL, signal.SIGSTOP}: signal.signal(s, signal.SIG_IGN)
@@ -335,44 +382,63 @@ def each(function, *calls):
     return '+'.join({{attempt(function, *args) for args in calls}})
 """
 PRLIMIT, CLONE = {"x86_64": (302, 56), "aarch64": (261, 220)}[platform.machine()]
-ESCAPES = {
-    "environment": "'done' if 'SECRET_TOKEN' in os.environ else 'refused'",
-    "environments of others": """
-        def f():
-            pids = [os.getppid(), {pid}, *range(1, 40000, 97)]
-            return each(os.open, *[(f'/proc/{{p}}/{{name}}', 0) for p in pids for name in ('environ', 'mem', 'maps')])
-    """,
-    "read": "each(os.open, ({secret!r}, 0), ({root!r} + '/rewards/sandbox.py', 0), ('/etc/passwd', 0))",
-    "list": "each(os.listdir, ({home!r},), ({root!r},), ({root!r} + '/rewards',), ('/etc',))",
-    "write": "attempt(os.open, {home!r} + '/new', os.O_WRONLY | os.O_CREAT)",
-    "truncate": "attempt(os.truncate, {secret!r}, 0)",
-    "delete": "each(os.unlink, ({secret!r},), (os.__file__,))",
-    "rename": "attempt(os.rename, {secret!r}, {secret!r} + '2')",
-    "link": "each(os.link, ({secret!r}, 'here'))",
-    "write into Python": "each(os.open, (os.__file__ + 'x', os.O_WRONLY | os.O_CREAT), (os.__file__, os.O_WRONLY))",
-    "emptied, opened to read": "each(os.open, ({secret!r}, os.O_TRUNC), (os.__file__, os.O_TRUNC))",
-    "opened for nothing": "each(os.open, ('/etc/passwd', 3), ({secret!r}, 3 | os.O_TRUNC))",
-    "sockets": "each(socket.socket, (), (socket.AF_INET, 2), (socket.AF_UNIX,), (socket.AF_NETLINK,))",
-    "kill": "each(os.kill, (os.getppid(), 9), ({pid}, 9), (-1, 9), (0, 9))",
-    "limits of the trainer": "attempt(libc.syscall, {PRLIMIT}, {pid}, 0, b'\\x01' + bytes(15), None)",
-    "exec": "attempt(os.execv, sys.executable, ['python', '-c', ''])",
-    "clone": "each(libc.syscall, ({CLONE}, 17, 0, 0, 0, 0), ({CLONE}, 0x10900, 0, 0, 0, 0), (435, bytes(88), 88))",
-    "signals by a descriptor": "each(fcntl.fcntl, (1, 8, os.getpid()), (1, 10, 9), (1, 15, bytes(8)), (1, 1026, 1))",
-    "shared memory": "attempt(mmap.mmap, -1, 4096)",
-    "higher limits": "each(resource.setrlimit, *[(r, (1 << 40, 1 << 40)) for r in (resource.RLIMIT_AS, 0)])",
-    "descriptors": "attempt(lambda: [os.dup(1) for _ in range(99)])",
-    "large file": "attempt(lambda: open('large', 'wb').write(bytes(20 << 20)))",
-    "ordinary code works": """
-        import sqlite3, threading, wave, zoneinfo
-        def f():
-            done = [open(os.devnull, 'w').write('x'), open('a', 'w').write('x'), open('a').read(), *os.listdir()]
-            threads = [threading.Thread(target=done.append, args=(n,)) for n in range(9)]
-            for thread in threads: thread.start()
-            for thread in threads: thread.join()
-            sqlite3.connect('db').execute('create table t (x)')
-            return 'refused' if sorted(map(str, done)) == [*'01', '1', '1', *'2345678', 'a', 'x'] else done
-    """,
-}
+ESCAPES = sections(r"""
+## environment
+'done' if 'SECRET_TOKEN' in os.environ else 'refused'
+## environments of others
+def f():
+    pids = [os.getppid(), {pid}, *range(1, 40000, 97)]
+    return each(os.open, *[(f'/proc/{{p}}/{{name}}', 0) for p in pids for name in ('environ', 'mem', 'maps')])
+## read
+each(os.open, ({secret!r}, 0), ({root!r} + '/rewards/sandbox.py', 0), ('/etc/passwd', 0))
+## list
+each(os.listdir, ({home!r},), ({root!r},), ({root!r} + '/rewards',), ('/etc',))
+## write
+attempt(os.open, {home!r} + '/new', os.O_WRONLY | os.O_CREAT)
+## truncate
+attempt(os.truncate, {secret!r}, 0)
+## delete
+each(os.unlink, ({secret!r},), (os.__file__,))
+## rename
+attempt(os.rename, {secret!r}, {secret!r} + '2')
+## link
+each(os.link, ({secret!r}, 'here'))
+## write into Python
+each(os.open, (os.__file__ + 'x', os.O_WRONLY | os.O_CREAT), (os.__file__, os.O_WRONLY))
+## emptied, opened to read
+each(os.open, ({secret!r}, os.O_TRUNC), (os.__file__, os.O_TRUNC))
+## opened for nothing
+each(os.open, ('/etc/passwd', 3), ({secret!r}, 3 | os.O_TRUNC))
+## sockets
+each(socket.socket, (), (socket.AF_INET, 2), (socket.AF_UNIX,), (socket.AF_NETLINK,))
+## kill
+each(os.kill, (os.getppid(), 9), ({pid}, 9), (-1, 9), (0, 9))
+## limits of the trainer
+attempt(libc.syscall, {PRLIMIT}, {pid}, 0, b'\x01' + bytes(15), None)
+## exec
+attempt(os.execv, sys.executable, ['python', '-c', ''])
+## clone
+each(libc.syscall, ({CLONE}, 17, 0, 0, 0, 0), ({CLONE}, 0x10900, 0, 0, 0, 0), (435, bytes(88), 88))
+## signals by a descriptor
+each(fcntl.fcntl, (1, 8, os.getpid()), (1, 10, 9), (1, 15, bytes(8)), (1, 1026, 1))
+## shared memory
+attempt(mmap.mmap, -1, 4096)
+## higher limits
+each(resource.setrlimit, *[(r, (1 << 40, 1 << 40)) for r in (resource.RLIMIT_AS, 0)])
+## descriptors
+attempt(lambda: [os.dup(1) for _ in range(99)])
+## large file
+attempt(lambda: open('large', 'wb').write(bytes(20 << 20)))
+## ordinary code works
+import sqlite3, threading, wave, zoneinfo
+def f():
+    done = [open(os.devnull, 'w').write('x'), open('a', 'w').write('x'), open('a').read(), *os.listdir()]
+    threads = [threading.Thread(target=done.append, args=(n,)) for n in range(9)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    sqlite3.connect('db').execute('create table t (x)')
+    return 'refused' if sorted(map(str, done)) == [*'01', '1', '1', *'2345678', 'a', 'x'] else done
+""")  # fmt: skip
 
 
 ABSENT = {"Landlock": "444, 445, 446", "namespaces": "libc.unshare", "seccomp": "libseccomp.so.2"}
@@ -381,14 +447,14 @@ ABSENT = {"Landlock": "444, 445, 446", "namespaces": "libc.unshare", "seccomp": 
 @contextlib.contextmanager
 def without(layers, monkeypatch, folder):
     """In this context templates find a layer missing, as in a container or with an old kernel."""
-    for name in "jail", "answers":
-        source = pathlib.Path(ROOT, "rewards", f"{name}.py").read_text()
-        for layer in layers if name == "jail" else []:
-            assert ABSENT[layer] in source
-            source = source.replace(ABSENT[layer], "9, 9, 9" if layer == "Landlock" else "libc.absent")
-        pathlib.Path(folder, f"{name}.py").write_text(source)
+    copy = pathlib.Path(shutil.copytree(f"{ROOT}/rewards", f"{folder}/rewards"), "jail.py")
+    source = copy.read_text()
+    for layer in layers:
+        assert ABSENT[layer] in source
+        source = source.replace(ABSENT[layer], "9, 9, 9" if layer == "Landlock" else "libc.absent")
+    copy.write_text(source)
     with monkeypatch.context() as patch:
-        patch.setattr(jail, "__file__", os.path.join(folder, "jail.py"))
+        patch.setattr(jail, "__file__", str(copy))
         sandbox.close()
         yield
         sandbox.close()
@@ -408,7 +474,7 @@ def test_escapes(absent, monkeypatch, tmp_path_factory, capsys):
     with without(absent, monkeypatch, tmp_path_factory.mktemp("copy")):
         jobs = {}
         for name, code in ESCAPES.items():
-            code = ATTEMPT + textwrap.dedent(code if "def f()" in code else f"def f(): return {code}")
+            code = ATTEMPT + (code if "def f()" in code else f"def f(): return {code}")
             jobs[name] = job(code.format(**facts), "assert f() == 'refused'", folder=True)
         results = beside_controls(jobs, job(GOOD, folder=True), job(BAD, folder=True), timeout=10)
     assert {name: r for name, r in results.items() if r.reason} == {}
@@ -423,7 +489,13 @@ LACKS = {"Landlock namespaces": "Landlock (Linux 5.13) and namespaces", "seccomp
 @pytest.mark.parametrize("layers, lacks", LACKS.items())
 def test_unprotected_only_when_allowed(layers, lacks, monkeypatch, tmp_path, capsys):
     """Code must not run where nothing contains it, and the error must say what is missing and what allows it."""
-    jobs = [job(GOOD), job(BAD), job(HACKS["equal to everything"]), job("while True: pass"), job(GOOD, folder=True)]
+    jobs = [
+        job(GOOD),
+        job(BAD),
+        job(HACKS["object equal to everything"]),
+        job("while True: pass"),
+        job(GOOD, folder=True),
+    ]
     with without(layers.split(), monkeypatch, tmp_path):
         for allowed in False, True, False:
             refused = pytest.raises(ValueError, match=re.escape(f"lacks {lacks}; --env-kwargs allow_unsafe_code yes"))

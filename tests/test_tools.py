@@ -1,6 +1,7 @@
 """Tools: who speaks when, which calls are run, and that nothing but a right answer in the right place is paid."""
 
 import json
+import re
 from collections import Counter
 
 import pytest
@@ -53,8 +54,8 @@ def call(tool, **arguments):
 ADD = call("calculator", expression="53 * 2")
 BOX = "\\boxed{106}"
 LOOK = call("search", query=BOX)
-NOTE = call("write_file", name="a", text=BOX)
 READ = call("read_file", name="a")
+WORDS = {"ADD": ADD, "BOX": BOX, "LOOK": LOOK, "NOTE": call("write_file", name="a", text=BOX), "READ": READ}
 
 
 def play(env, *messages, task=QUESTION):
@@ -84,14 +85,29 @@ def test_calculator():
         assert calculator(expression).startswith("error: "), expression
 
 
+# What comes between the tags | the arguments
+CALLS = r"""
+{"name": "a", "arguments": {"x": "</tool_call> <tool_call>"}} | {'x': '</tool_call> <tool_call>'}
+{"name": "a", "arguments": {"x": "two\nlines\tand a tab"}} | {'x': 'two\nlines\tand a tab'}
+{"name": "a", "arguments": {"x": 1,}} | None
+{"name": [], "arguments": {}} | None
+{"name": "a"} | None
+53 * 2 | None
+[1] | None
+[NESTED | None
+ | None
+"""
+
+
 def test_a_call_ends_where_its_json_does():
-    """Fails if tags in a string end a call or begin another, or if an object that is no call is one."""
-    message, error, rest = read_call(call("search", query=f"</tool_call>{ADD}") + " rest")
-    assert message["arguments"] == {"query": f"</tool_call>{ADD}"}
-    assert (error, rest) == ("", " rest")
-    for text in "[1]", "{}", '{"name": "a"}', '{"name": [], "arguments": {}}', "[" * 1999, ADD[11:-13], "":
+    """Fails if a tag or a line break in a string ends a call, an object that is no call is one, or nobody says why."""
+    for row in CALLS.strip("\n").splitlines():
+        text, arguments = row.replace("NESTED", "[" * 1998).split(" | ")
+        text = text.replace("\\n", "\n").replace("\\t", "\t")
         message, error, rest = read_call(f"<tool_call>{text}</tool_call> rest")
-        assert (message, rest) == (None, " rest"), text
+        assert (str(message and message["arguments"]), rest) == (arguments, " rest"), row
+        assert bool(error) == (message is None), row
+    assert "Expecting property name" in read_call("<tool_call>{1}")[1]  # the parser's own words
     assert read_call(ADD.removesuffix("</tool_call>"))[0] is None
 
 
@@ -107,28 +123,32 @@ def test_who_speaks():
     assert steps[-1].done
 
 
-@pytest.mark.parametrize(
-    "messages, reward",
-    [
-        ([ADD, "DONE", BOX], 1),
-        (["DONE.", BOX], 1),
-        ([ADD, ADD, ADD, BOX], 0.9),
-        ([ADD, "no", "<tool_call>", BOX], 0.9),
-        ([ADD, ADD, ADD, ADD], 0),
-        ([ADD, ADD, ADD, "\\boxed{105} \\boxed{106}"], 0),
-        ([ADD, ADD, ADD, ADD + BOX], 0),
-        ([ADD, ADD, ADD, f"<think>{BOX}"], 0),
-        ([f"{BOX} {ADD}", "DONE", "Yes."], 0),
-        ([NOTE, READ, "DONE", "See there."], 0),
-        ([LOOK, BOX, "DONE", "Yes."], 0),
-    ],
-)
-def test_only_a_right_box_of_the_answerer_is_paid(messages, reward):
+# What agents say | the reward
+PLAYS = r"""
+ADD DONE BOX | 1.0
+DONE. BOX | 1.0
+ADD ADD ADD BOX | 0.9
+ADD no <tool_call> BOX | 0.9
+ADD ADD ADD ADD | 0.0
+ADD ADD ADD \boxed{105}BOX | 0.0
+ADD ADD ADD ADDBOX | 0.0
+ADD ADD ADD <think>BOX | 0.0
+BOXADD DONE Yes. | 0.0
+NOTE READ DONE There. | 0.0
+LOOK BOX DONE Yes. | 0.0
+"""
+
+
+def test_only_a_right_box_of_the_answerer_is_paid():
     """Fails if a call, its repetition, or an answer of the wrong agent, in a call, an output or a thought is paid."""
-    steps, _ = play(envs.make("tools", 2, 4), *messages)
-    assert [step.reward for step in steps] == [0] * (len(messages) - 1) + [reward]
-    assert steps[-1].parts["all_passed"] == (reward > 0)
-    assert steps[-1].done
+    env = envs.make("tools", 2, 4)
+    for row in PLAYS.strip().splitlines():
+        messages, reward = row.split(" | ")
+        messages = [re.sub("|".join(WORDS), lambda word: WORDS[word[0]], each) for each in messages.split()]
+        steps, _ = play(env, *messages)
+        assert [str(step.reward) for step in steps] == ["0.0"] * (len(messages) - 1) + [reward], row
+        assert steps[-1].parts["all_passed"] == (reward != "0.0")
+        assert steps[-1].done
 
 
 def test_many_calls():
