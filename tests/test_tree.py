@@ -185,23 +185,19 @@ def test_metrics_of_agents_by_hand(grow):
     assert magrpo.summarize("train", turns) == pytest.approx(expected)
 
 
-def test_metrics_weigh_tasks_equally(grow, monkeypatch):
-    """Fails if a task counts for more with more joint actions, or in a process with fewer tasks."""
+def test_metrics_weigh_tasks_equally(grow):
+    """Fails if a task counts for more with more joint actions."""
 
     def pay(task, before, now):
         done = now[0] == "0" and not before
         return Step(now, task, {"depth": len(before)}, done)
 
     env = Paid(2, pay, tasks=2)
-    env.observe = lambda task, history: [(), () if task else None]  # four joint actions, or two
-    turns = grow(Paid(2, lambda *_: 5.0, done=["0"]), [2, 3])
-    other_process = list(magrpo.terms("eval", turns))
-    monkeypatch.setattr(magrpo, "gather", lambda own: [own, other_process])
+    env.observe = lambda task, history: [(), () if task else None]  # two joint actions, or four
     metrics = magrpo.summarize("eval", grow(env, [2, 3], "cross"))
-    assert metrics["eval/reward_turn1"] == pytest.approx((0 + 1 + 5) / 3)
-    assert metrics["eval/reward_turn2"] == pytest.approx((0 + 1 + 5) / 3)
-    assert metrics["eval/return"] == pytest.approx((0 + 1.5 + 7.5) / 3)
-    assert metrics["eval/depth"] == pytest.approx(1 / 2)  # of two tasks, where a branch ends
+    assert metrics["eval/reward_turn1"] == metrics["eval/reward_turn2"] == pytest.approx(1 / 2)
+    assert metrics["eval/return"] == pytest.approx((0 + 1.5) / 2)
+    assert metrics["eval/depth"] == pytest.approx(1 / 2)  # where a branch ends
 
 
 PASSED = ["0000010", "1101000", "0000000", None]  # of four tasks, which of seven trajectories pass; None: no tests
