@@ -6,7 +6,6 @@ import pathlib
 import runpy
 import socket
 import sys
-from multiprocessing.connection import wait
 
 from conftest import ROOT
 
@@ -25,10 +24,7 @@ def _become(script, args, cwd, environment):
 
 
 def start(script, *args, cwd, count=1, code=0, **environment):
-    """Runs it in the folder `cwd`, with torchrun's variables, until all processes have ended with that exit code.
-
-    When one fails the others are killed, as by torchrun.
-    """
+    """Runs it in the folder `cwd`, with torchrun's variables, until all processes have ended with that exit code."""
     with socket.create_server(("localhost", 0)) as free:
         environment |= {"WORLD_SIZE": count, "MASTER_ADDR": "localhost", "MASTER_PORT": free.getsockname()[1]}
     processes = []
@@ -38,15 +34,9 @@ def start(script, *args, cwd, count=1, code=0, **environment):
         call = str(script), list(map(str, args)), str(cwd), variables
         processes.append(FORKING.Process(target=_become, args=call))
         processes[-1].start()
-    running = {process.sentinel for process in processes}
-    while running and not any(process.exitcode for process in processes):
-        ready = wait(running, timeout=300)
-        if not ready:
-            break
-        running -= set(ready)
     for process in processes:
-        if process.is_alive():
-            process.kill()
+        process.join(120)  # seconds; one may wait for another that has failed
+        process.kill()
         process.join()
     printed = pathlib.Path(cwd, "printed.txt").read_text()
     assert [process.exitcode for process in processes] == [code] * count, printed

@@ -92,7 +92,7 @@ def test_neither_style_nor_agreement_nor_lists_earn_anything(row):
 def solve(question):
     """The answer to a sample question or claim, found in another way than where it was made."""
     words = question.replace(".", "").partition(" Options: ")[0].split()
-    first, second, third, *_ = [int(word) for word in words if word.isdigit()]
+    first, second, third, *_ = map(int, re.findall(r"\d+", question))
     if words[1] in "+-":  # a claim
         result = first + second if words[1] == "+" else first - second
         return str(result > third if "larger" in words else result < third).lower()
@@ -105,12 +105,12 @@ def solve(question):
 def test_sample_tasks_are_right_and_test_tasks_are_new(options, most, k):
     """Fails if a story has the wrong sign or letter, if a constant wins, or if a test task was trained on."""
     env = envs.make("debate", **options)
+    train, test = [[task["question"] for task in env.tasks(split)] for split in ("train", "test")]
     golds = [task["answer"] for task in env.tasks("train")]
-    assert golds == [solve(task["question"]) for task in env.tasks("train")]
+    assert golds == list(map(solve, train))
     assert max(map(golds.count, golds)) < most * len(golds)
     kind = itemgetter(*k)
-    train = {kind(task["question"].split()) for task in env.tasks("train")}
-    assert train.isdisjoint(kind(task["question"].split()) for task in env.tasks("test"))
+    assert {kind(question.split()) for question in train}.isdisjoint(kind(question.split()) for question in test)
 
 
 @pytest.mark.parametrize("num_agents", [1, 2, 3])

@@ -266,9 +266,9 @@ def test_learning_rates_decay_together(flag, run, updates, model_dir):
     """Fails if the critic's learning rate stays, follows the actor's, or is that of the actor's parameters."""
     flags = "--num-iterations 4 --anneal-lr --learning-rate 0.001 --critic-learning-rate 0.1 --num-agents 1"
     names = run(SCRIPT, *TOY, "--model", model_dir, *flags.split(), flag)
-    (policy,) = names["policies"]
     for update, decay in zip(updates, [1, 0.75, 0.5, 0.25], strict=True):
         assert update.learning_rates == pytest.approx([0.001 * decay, 0.1 * decay])
+    (policy,) = names["policies"]
     actor_ids, critic_ids = [set(map(id, group["params"])) for group in policy.optimizer.param_groups]
     assert actor_ids == set(map(id, policy.model.parameters()))
     assert critic_ids == {id(p) for name, p in policy.trained.items() if name.startswith("critic.")}

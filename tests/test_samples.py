@@ -2,6 +2,7 @@
 
 import doctest
 import random
+from operator import itemgetter
 
 import pytest
 
@@ -27,15 +28,14 @@ def composition(text, choices):
 def test_compositions_are_disjoint_whatever_the_seed_and_their_pairs_are_known(held_out, make, column, count, choices):
     """Fails if a held-out task occurs in training, or a pair of its parts does not."""
     train = {composition(row[column], choices) for row in make("train", count, 0)}
-    other = {composition(row[column], choices) for row in make(held_out, count // 4, 1)}
-    assert len(other) > 40
-    assert not train & other
-    for drop in range(3):
-        trained_pairs = {parts[:drop] + parts[drop + 1 :] for parts in train}
-        assert {parts[:drop] + parts[drop + 1 :] for parts in other} <= trained_pairs
+    others = {composition(row[column], choices) for row in make(held_out, count // 4, 1)}
+    assert len(others) > 40
+    assert train.isdisjoint(others)
+    for pair in itemgetter(0, 1), itemgetter(0, 2), itemgetter(1, 2):
+        assert set(map(pair, others)) <= set(map(pair, train))
 
 
-def right_function(fold, condition, value):
+def function_of(fold, condition, value):
     folded = samples.FOLDS[fold][1].format(f"{value} for x in numbers if {condition}")
     return eval(f"lambda numbers: {folded}")
 
@@ -47,20 +47,22 @@ def test_references_and_examples_hold_and_no_other_answer_passes(split):
     lists = [rng.choices(range(-9, 10), k=rng.randint(0, 8)) for _ in range(2000)]
     wrong = 0
     for task in samples.coding_tasks(split, 200, 5):
-        for code in (task["helper"] + task["main"], task["prompt"] + task["canonical_solution"]):
-            names = {}
+        names = {}
+        for code in task["helper"] + task["main"], task["prompt"] + task["canonical_solution"]:
             exec(f"{code}\n{task['test']}", names)
             names["check"](names[task["entry_point"]])
         examples = doctest.DocTestParser().get_doctest(names[task["entry_point"]].__doc__, names, "task", None, 0)
         assert doctest.DocTestRunner(verbose=False).run(examples) == (0, 2)  # failed, of
         fold, condition, value = task["entry_point"].split("_")
-        condition = samples.FILTERS[condition][1]
-        value = samples.MAPS[value][1]
-        right = right_function(fold, condition, value)
-        for other in [("True", value), (condition, "x"), ("x", value)]:
-            answer = right_function(fold, *other)
-            if any(answer(numbers) != right(numbers) for numbers in lists):
+        condition, value = samples.FILTERS[condition][1], samples.MAPS[value][1]
+        right = function_of(fold, condition, value)
+        for other in (
+            function_of(fold, "True", value),
+            function_of(fold, condition, "x"),
+            function_of(fold, "x", value),
+        ):
+            if any(other(numbers) != right(numbers) for numbers in lists):
                 wrong += 1
                 with pytest.raises(AssertionError):
-                    names["check"](answer)
+                    names["check"](other)
     assert wrong > 300

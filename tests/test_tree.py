@@ -184,23 +184,19 @@ def test_metrics_of_agents_by_hand(grow):
     assert magrpo.summarize("train", turns) == pytest.approx(expected)
 
 
-def test_metrics_weigh_tasks_equally(grow, monkeypatch):
-    """Fails if a task counts for more with more joint actions, or in a process with fewer tasks."""
+def test_metrics_weigh_tasks_equally(grow):
+    """Fails if a task counts for more with more joint actions."""
 
     def pay(task, before, now):
         done = now[0] == "0" and not before
         return Step(now, task, {"depth": len(before)}, done)
 
     env = Paid(2, pay, tasks=2)
-    env.observe = lambda task, history: [(), () if task else None]  # four joint actions, or two
-    turns = grow(Paid(2, lambda *_: 5.0, done=["0"]), [2, 3])
-    other_process = list(magrpo.terms("eval", turns))
-    monkeypatch.setattr(magrpo, "all_gather", lambda own: [own, other_process])
+    env.observe = lambda task, history: [(), () if task else None]  # two joint actions, or four
     metrics = magrpo.summarize("eval", grow(env, [2, 3], "cross"))
-    assert metrics["eval/reward_turn1"] == pytest.approx((0 + 1 + 5) / 3)
-    assert metrics["eval/reward_turn2"] == pytest.approx((0 + 1 + 5) / 3)
-    assert metrics["eval/return"] == pytest.approx((0 + 1.5 + 7.5) / 3)
-    assert metrics["eval/depth"] == pytest.approx(1 / 2)  # of two tasks, where a branch ends
+    assert metrics["eval/reward_turn1"] == metrics["eval/reward_turn2"] == pytest.approx(1 / 2)
+    assert metrics["eval/return"] == pytest.approx((0 + 1.5) / 2)
+    assert metrics["eval/depth"] == pytest.approx(1 / 2)  # where a branch ends
 
 
 PASSED = ["0000010", "1101000", "0000000", None]  # of four tasks, which of seven trajectories pass; None: no tests
@@ -238,66 +234,59 @@ def test_each_epoch_has_every_task_once_in_an_order_of_its_own(run, model_dir):
     assert order("--num-iterations", 3, "--seed", 2) != long[:6]
 
 
+# A game of two turns: two agents with random rewards of their own, two arms. In each state (an agent and the history)
+# an agent writes "0" if a random number of range(3) is below its threshold; logits_of is of the same distribution.
 GAMMA = 0.9
 LAST_WORD = ("1", "0")  # the joint action that ends a branch in the first turn
 
 
-class Game:
-    """Two turns, two agents with random rewards of their own, two arms. In each state (an agent and the history) an
-    agent writes "0" if a random number of range(3) is below its threshold. `logits` are of the same distribution.
+def generator_of(*key):
+    return np.random.default_rng(list(repr(key).encode()))
+
+
+@functools.cache
+def reward_of(history, actions):
+    return generator_of(history, actions).normal(size=2)
+
+
+@functools.cache
+def threshold_of(i, history):
+    return int(generator_of(i, history).integers(1, 3))
+
+
+@functools.cache
+def logits_of(i, history):
+    threshold = threshold_of(i, history)
+    return torch.tensor([threshold, 3 - threshold]).double().log().requires_grad_()
+
+
+def pay_both(task, before, now):
+    actions = tuple(now)
+    return Step(now, reward_of(tuple(map(tuple, before)), actions), {}, done=actions == LAST_WORD)
+
+
+def write_by(draw, i, history, G):
+    """What an agent writes with a draw of random numbers: a dict (turn, agent) -> G numbers.
+
+    Nodes of the second turn share theirs, which changes no expectation: each enters the update by itself.
     """
+    threshold = threshold_of(i, history)
+    return [([int(number >= threshold)], [0.0]) for number in draw[len(history), i]]
 
-    def __init__(self, speakers):
-        generator = np.random.default_rng(1)
-        self.speakers = speakers
-        self.joint = []  # the joint actions of each turn
-        for who in speakers:
-            arms = [["0", "1"] if i in who else [""] for i in range(2)]
-            self.joint.append(list(itertools.product(*arms)))
-        histories = [(), *((first,) for first in self.joint[0] if first != LAST_WORD)]
-        self.threshold, self.logits, self.rewards = {}, {}, {}
-        for history in histories:
-            for i in speakers[len(history)]:
-                threshold = int(generator.integers(1, 3))
-                self.threshold[i, history] = threshold
-                logits = torch.tensor([threshold, 3.0 - threshold]).double().log()
-                self.logits[i, history] = logits.requires_grad_()
-        for history in histories:
-            for actions in self.joint[len(history)]:
-                self.rewards[history, actions] = generator.normal(size=2)
 
-    def pay(self, task, before, now):
-        actions = tuple(now)
-        history = tuple(tuple(earlier) for earlier in before)
-        return Step(now, self.rewards[history, actions], {}, done=actions == LAST_WORD)
-
-    def write(self, draw, i, history, G):
-        """What an agent writes with a draw of random numbers."""
-        numbers = draw[len(history), i]
-        return [([int(number >= self.threshold[i, history])], [0.0]) for number in numbers]
-
-    def value(self, history):
-        """The expected return of each agent: the slow, obvious way."""
-        total = torch.zeros(2, dtype=torch.float64)
-        for actions in self.joint[len(history)]:
-            value = torch.tensor(self.rewards[history, actions])
-            if not history and actions != LAST_WORD:
-                value = value + GAMMA * self.value((actions,))
-            for i, arm in enumerate(actions):
-                if arm:
-                    value = value * self.logits[i, history].softmax(-1)[int(arm)]
-            total = total + value
-        return total
-
-    def draws(self, G):
-        """All equally likely random numbers of a rollout: dicts (turn, agent) -> G numbers.
-
-        Nodes of the second turn share theirs, which changes no expectation: each enters the update by itself.
-        """
-        places = [(turn, i) for turn, who in enumerate(self.speakers) for i in who]
-        of_a_place = list(itertools.product(range(3), repeat=G))
-        for numbers in itertools.product(of_a_place, repeat=len(places)):
-            yield dict(zip(places, numbers))
+def value_of(speakers, history=()):
+    """The expected return of each agent from here on: the slow, obvious way."""
+    total = torch.zeros(2, dtype=torch.float64)
+    arms = [["0", "1"] if i in speakers[len(history)] else [""] for i in range(2)]
+    for actions in itertools.product(*arms):
+        value = torch.tensor(reward_of(history, actions))
+        if not history and actions != LAST_WORD:
+            value = value + GAMMA * value_of(speakers, (actions,))
+        for i, arm in enumerate(actions):
+            if arm:
+                value = value * logits_of(i, history).softmax(-1)[int(arm)]
+        total = total + value
+    return total
 
 
 @functools.cache
@@ -306,26 +295,18 @@ def cached_advantages(script, returns):
 
 
 @pytest.mark.parametrize("joint_mode", ["align", "cross"])
-@pytest.mark.parametrize(
-    "speakers, G",
-    [
-        ([[0, 1], [0, 1]], 2),
-        ([[0], [1]], 3),
-    ],
-    ids=["both", "in turn"],
-)
+@pytest.mark.parametrize("speakers, G", [([[0, 1], [0, 1]], 2), ([[0], [1]], 3)])
 def test_the_expected_update_is_the_policy_gradient(speakers, G, joint_mode, grow):
     """Fails if the update is biased: by a baseline, discount, branch that is done, partner or silent turn.
 
     All rollouts of a game are enumerated.
     """
-    game = Game(speakers)
-    env = Paid(2, game.pay, speakers=speakers)
-    draws = list(game.draws(G))
+    places = [(turn, i) for turn, who in enumerate(speakers) for i in who]
+    draws = list(itertools.product(itertools.product(range(3), repeat=G), repeat=len(places)))
     expected = {script: defaultdict(float) for script in CRITIC_FREE}  # (agent, history, arm) -> its coefficient
-    for draw in draws:
-        write = functools.partial(game.write, draw)
-        for node in itertools.chain(*grow(env, [G, G], joint_mode, GAMMA, write)):
+    for numbers in draws:  # all equally likely
+        write = functools.partial(write_by, dict(zip(places, numbers)))
+        for node in itertools.chain(*grow(Paid(2, pay_both, speakers=speakers), [G, G], joint_mode, GAMMA, write)):
             weight = node.weight / len(draws) / G * GAMMA ** len(node.history)
             for i, group in node.groups.items():
                 for script, coefficients in expected.items():
@@ -333,17 +314,17 @@ def test_the_expected_update_is_the_policy_gradient(speakers, G, joint_mode, gro
                     for text, advantage in zip(group.completions, advantages):
                         coefficients[i, group.prompt, int(text)] += weight * advantage
 
-    values = game.value(())
+    values = value_of(speakers)
+    logits = {(i, history): logits_of(i, history) for i, history, _ in expected[CRITIC_FREE[0]]}
     gradients = []  # of each agent's own value
-    for (i, _), logits in game.logits.items():
-        (gradient,) = torch.autograd.grad(values[i], logits, retain_graph=True)
-        gradients.append(gradient)
-        assert gradient.abs().max() > 1e-3
+    for (i, _), own in logits.items():
+        gradients += torch.autograd.grad(values[i], own, retain_graph=True)
+        assert gradients[-1].abs().max() > 1e-3
     for script, coefficients in expected.items():
         objective = 0.0
         for (i, history, arm), coefficient in coefficients.items():
-            objective += coefficient * game.logits[i, history].log_softmax(-1)[arm]
-        updates = torch.autograd.grad(objective, list(game.logits.values()))
+            objective += coefficient * logits[i, history].log_softmax(-1)[arm]
+        updates = torch.autograd.grad(objective, list(logits.values()))
         factors = torch.stack(updates) / torch.stack(gradients)
         if script.stem == "maremax":  # is biased on purpose: no factor explains it
             assert not torch.allclose(factors, factors.mean())

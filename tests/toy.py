@@ -1,6 +1,5 @@
 """Small environments for the tests, as a user would write them; how tests play others, and read tables."""
 
-from string import ascii_lowercase, ascii_uppercase
 from typing import NamedTuple
 
 
@@ -77,24 +76,12 @@ class SelfishInTurn(Selfish, Sequential):
     """Rewards of their own, and one speaker a turn."""
 
 
-class Cases:
+class Cases(Letters):
     """The first agent earns by small letters, the others by capitals, up to eight each."""
-
-    def __init__(self, num_agents, num_turns, dataset, seed):
-        self.num_agents = num_agents
-
-    def tasks(self, split):
-        words = {"train": ["tea", "sun", "sea"], "test": ["hat", "ant", "elm", "ivy"]}
-        return [{"word": word} for word in words[split]]
-
-    def observe(self, task, history):
-        return [f"{i} {task['word']}" for i in range(self.num_agents)]
 
     def step(self, branches):
         steps = []
         for _, _, actions in branches:
-            count = sum(c in ascii_lowercase for c in actions[0])
-            for text in actions[1:]:
-                count += sum(c in ascii_uppercase for c in text)
+            count = sum(map(str.islower, actions[0])) + sum(map(str.isupper, "".join(actions[1:])))
             steps.append(Step(actions, count / 8 / self.num_agents, {}, done=False))
         return steps
