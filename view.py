@@ -226,4 +226,4 @@ if __name__ == "__main__":
     data = pack(folders, args.nodes, 1e6 * args.megabytes - len(page))
     with open(args.output, "w", encoding="utf-8") as file:
         file.write(page.replace("@DATA@", data))  # base64 has no letter that ends a <script>
-    print(f"{args.output}: {len(folders)} runs, {(len(page) + len(data)) / 1e6:.1f} MB")
+    print(f"{args.output}: {(len(page) + len(data)) / 1e6:.1f} MB, runs: {len(folders)}")
