@@ -71,7 +71,7 @@ def test_what_a_debate_earns():
     assert reward == pytest.approx(2 / 4 + 0.1 / 4)
     half = dict.fromkeys(["correct", "round1_correct", "flips"], 0.5)
     quarter = dict.fromkeys(["steady", "corrected", "persuaded_wrongly"], 0.25)
-    assert parts == dict.fromkeys(parts, 0) | half | quarter
+    assert parts == dict.fromkeys(parts, 0) | half | quarter | {"parsed": 1}
 
 
 @pytest.mark.parametrize("form, letter", rows_of(CHOICES))

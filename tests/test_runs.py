@@ -54,7 +54,7 @@ def check_same(one, two):
 METRICS = """
 agent_0/loss agent_0/grad_norm agent_1/loss agent_1/grad_norm tokens time/iteration time/rollout
 train/agent_0/entropy train/agent_0/completion_length train/agent_0/stopped train/agent_0/return
-train/return train/reward_turn1 train/reward_turn2 train/share train/zero_variance_groups
+train/return train/reward_turn1 train/reward_turn2 train/share
 """
 
 
@@ -253,10 +253,10 @@ def training_rollout(*arguments):
 """
 CHECKPOINT = "        # 6 CHECKPOINT"
 ALIKE = f"""
-        assert len(set(gather(torch.initial_seed()))) == WORLD_SIZE
+        assert len(set(all_gather(torch.initial_seed()))) == WORLD_SIZE
         for policy in policies:
             for p in policy.trained.values():
-                assert all(torch.equal(p, other) for other in gather(p.detach()))
+                assert all(torch.equal(p, other) for other in all_gather(p.detach()))
 {CHECKPOINT}"""
 
 
