@@ -798,9 +798,9 @@ def summarize(split, turns):
     return {f"{split}/{name}": sums[name] / weights[name] for name in sums}
 
 
-def records(iteration, split, turns, N, num_tasks=None):
+def records(iteration, split, turns, N, num_roots=None):
     """Lines for rollouts.jsonl, one per node of the first tasks: what agents read and wrote, and what it was worth."""
-    shown = {root.task_number for root in turns[0][:num_tasks]}
+    shown = {root.task_number for root in turns[0][:num_roots]}
     for turn, nodes in enumerate(turns, 1):
         for node in nodes:
             if node.task_number not in shown:
@@ -1212,7 +1212,7 @@ if __name__ == "__main__":
         metrics |= {"time/iteration": perf_counter() - began, "tokens": sum(all_gather(tokens))}
 
         # 5 EVALUATE
-        lines = list(records(iteration, "train", turns, N, num_tasks=2))
+        lines = list(records(iteration, "train", turns, N, num_roots=2))
         last = iteration == last_iteration
         if last or iteration % args.eval_every == 0:
             eval_metrics, eval_lines = evaluate(args, env, players, eval_tasks, iteration)

@@ -73,7 +73,7 @@ class Args:
     devices: list[str] = field(default_factory=list)  # such as cuda:0 cuda:1; one for all, or one each
     # sampling
     num_generations: int = 8  # G, completions per agent in a group
-    branching: Literal["tree", "trajectories"] = "tree"  # G at every node; or at the first, and 1 at each later one
+    branching: Literal["tree", "trajectories"] = "tree"  # G at every node; or G trajectories of a task, one at a node
     joint_mode: Literal["align", "cross"] | None = None  # cross: all G^N (default if T=1, G^N <= 100); align: g with g
     temperature: float = 1.0  # for sampling and for the trained log-probabilities
     max_new_tokens: int | None = None  # C; by default 96 for tiny, 256 for others and for arxiv
@@ -695,9 +695,9 @@ def summarize(split, turns):
     return {f"{split}/{name}": sums[name] / weights[name] for name in sums}
 
 
-def records(iteration, split, turns, N, num_tasks=None):
+def records(iteration, split, turns, N, num_roots=None):
     """Lines for rollouts.jsonl, one per node of the first tasks: what agents read and wrote, and what it was worth."""
-    shown = {root.task_number for root in turns[0][:num_tasks]}
+    shown = {root.task_number for root in turns[0][:num_roots]}
     for turn, nodes in enumerate(turns, 1):
         for node in nodes:
             if node.task_number not in shown:
@@ -874,20 +874,23 @@ class Node:
     value: Any = None  # (N,), mean return of each agent
 
 
-def speeches_of(node, branching):
-    """Triples of an agent, its Group, and which joint answers contain which of its completions: (J, G), 0 or 1.
-
-    A joint answer is a joint action at a node of a tree, or a whole trajectory.
+def joint_answers(turns, S):
+    """Of each node of a tree, or of a task's S trajectories: joint answers (J, agents), their returns (J, N), their
+    weight, and triples of an agent, its Group and which joint answers contain which of its completions (J, G).
     """
-    joint = np.array(node.joint)  # (J, N)
-    for i, group in node.groups.items():
-        yield i, group, np.equal.outer(joint[:, i], range(len(group.completion_ids))).astype(float)
-    for j, child in enumerate(node.children):
-        if child and branching == "trajectories":
-            for i, group, below in speeches_of(child, branching):
-                contains = np.zeros((len(joint), 1))
-                contains[j] = below
-                yield i, group, contains
+    for node in chain(*turns) if S == 1 else []:
+        joint = np.array(node.joint)[:, list(node.groups)]
+        speeches = []
+        for (i, group), member in zip(node.groups.items(), joint.T):
+            speeches.append((i, group, np.equal.outer(member, range(len(group.completion_ids)))))
+        yield joint, node.returns, node.weight, speeches
+    for roots in np.reshape(turns[0], (-1, S)) if S > 1 else []:
+        speeches = []
+        for j, node in enumerate(roots):
+            while node:
+                speeches += [(i, group, np.eye(S)[:, [j]]) for i, group in node.groups.items()]
+                node = node.children[0]
+        yield np.arange(S)[:, None], np.array([root.value for root in roots]), S * roots[0].weight, speeches
 
 
 def read_rows(path):
@@ -1037,11 +1040,6 @@ if __name__ == "__main__":
     # cross scores G^N joint actions, and each may start a branch
     if args.joint_mode is None:
         args.joint_mode = "cross" if T == 1 and G**N <= 100 else "align"
-    generations = [G] * T
-    if args.branching == "trajectories":
-        generations = [G] + [1] * (T - 1)
-        if args.joint_mode == "cross" and T > 1:
-            fail("--branching trajectories: use it with --joint-mode align.")
     held_out = np.random.default_rng(0).permutation(len(eval_tasks))[: args.eval_tasks or None]
     eval_tasks = [eval_tasks[k] for k in held_out[RANK::WORLD_SIZE]]
     # new adapters are the same in all processes
@@ -1075,13 +1073,14 @@ if __name__ == "__main__":
         began = perf_counter()
         reseed(args.seed, iteration)
         numbers = order[(iteration - 1) * B : iteration * B]  # (B,)
-        tasks = [train_tasks[k] for k in numbers[RANK::WORLD_SIZE]]
+        S = G if args.branching == "trajectories" else 1
+        tasks = [train_tasks[k] for k in np.repeat(numbers[RANK::WORLD_SIZE], S)]
         try:
             if args.data:
                 # a row may come twice in an iteration
                 turns = [copy.deepcopy(tasks)]
             else:
-                turns = rollout(args, env, players, tasks, generations, args.joint_mode)
+                turns = rollout(args, env, players, tasks, [G // S] * T, args.joint_mode)
         except (Exception, SystemExit):
             # no weight has changed since the last iteration; several processes would wait for each other
             if WORLD_SIZE == 1:
@@ -1093,12 +1092,10 @@ if __name__ == "__main__":
         # 2 PREFERENCES: pairs of joint answers, and what each completion gains by them
         nodes = list(chain(*turns))
         logged = []  # of each node, name -> a number for each pair
-        for node in turns[0] if args.branching == "trajectories" else nodes:
-            joint = np.array(node.joint)[:, list(node.groups)]  # (J, agents that speak)
-            better, worse = choose_pairs(joint, node.returns, args.num_pairs)  # (P,), (P,)
+        for joint, returns, weight, speeches in joint_answers(turns, S):
+            better, worse = choose_pairs(joint, returns, args.num_pairs)  # (P,), (P,)
 
             # of joint answers: sums over what they contain
-            speeches = list(speeches_of(node, args.branching))
             logprobs = np.zeros(len(joint))  # log pi
             logratios = np.zeros(len(joint))  # log pi - log ref
             for i, group, contains in speeches:
@@ -1112,7 +1109,7 @@ if __name__ == "__main__":
                 gained = gains @ contains[better] - gains @ contains[worse]  # (G,)
                 liked = contains[better].sum(0) / [len(ids) for ids in group.completion_ids]
                 # a mean over pairs
-                group.advantages = node.weight * (args.beta * gained + args.nll_coef * liked) / max(1, len(better))
+                group.advantages = weight * (args.beta * gained + args.nll_coef * liked) / max(1, len(better))
             logged.append(
                 {
                     "preference_loss": losses,
@@ -1166,7 +1163,7 @@ if __name__ == "__main__":
         metrics |= {"time/iteration": perf_counter() - began, "tokens": sum(all_gather(tokens))}
 
         # 5 EVALUATE
-        lines = list(records(iteration, "train", turns, N, num_tasks=2))
+        lines = list(records(iteration, "train", turns, N, num_roots=2 * S))
         last = iteration == last_iteration
         if last or iteration % args.eval_every == 0:
             eval_metrics, eval_lines = evaluate(args, env, players, eval_tasks, iteration)

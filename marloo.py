@@ -72,7 +72,7 @@ class Args:
     devices: list[str] = field(default_factory=list)  # such as cuda:0 cuda:1; one for all, or one each
     # sampling
     num_generations: int = 8  # G, completions per agent in a group
-    branching: Literal["tree", "trajectories"] = "tree"  # G at every node; or at the first, and 1 at each later one
+    branching: Literal["tree", "trajectories"] = "tree"  # G at every node; or G trajectories of a task, one at a node
     joint_mode: Literal["align", "cross"] | None = None  # cross: all G^N (default if T=1, G^N <= 100); align: g with g
     temperature: float = 1.0  # for sampling and for the trained log-probabilities
     max_new_tokens: int | None = None  # C; by default 96 for tiny, 256 for others and for arxiv
@@ -657,9 +657,9 @@ def summarize(split, turns):
     return {f"{split}/{name}": sums[name] / weights[name] for name in sums}
 
 
-def records(iteration, split, turns, N, num_tasks=None):
+def records(iteration, split, turns, N, num_roots=None):
     """Lines for rollouts.jsonl, one per node of the first tasks: what agents read and wrote, and what it was worth."""
-    shown = {root.task_number for root in turns[0][:num_tasks]}
+    shown = {root.task_number for root in turns[0][:num_roots]}
     for turn, nodes in enumerate(turns, 1):
         for node in nodes:
             if node.task_number not in shown:
@@ -914,16 +914,16 @@ def rollout(args, env, players, tasks, generations, joint_mode):
     return turns
 
 
-def comparisons(turns, branching):
-    """Lists of nodes whose returns are compared: each node of a tree alone, or those of a turn of a task together."""
-    if branching == "tree":
+def comparisons(turns, S):
+    """Lists of nodes whose returns are compared: a node of a tree, or those of a turn of a task's S trajectories."""
+    if S == 1:
         return [[node] for node in chain(*turns)]
     levels = []
-    for root in turns[0]:
-        level = [root]
-        while level:
+    for level in np.reshape(turns[0], (-1, S)):
+        for _ in turns:
             levels.append(level)
-            level = [child for node in level for child in node.children if child]
+            # a trajectory that has ended says nothing more, and stays in the comparison with its last return
+            level = [node.children[0] or replace(node, groups={}) for node in level]
     return levels
 
 
@@ -952,11 +952,6 @@ if __name__ == "__main__":
     # cross scores G^N joint actions, and each may start a branch
     if args.joint_mode is None:
         args.joint_mode = "cross" if T == 1 and G**N <= 100 else "align"
-    generations = [G] * T
-    if args.branching == "trajectories":
-        generations = [G] + [1] * (T - 1)
-        if args.joint_mode == "cross" and T > 1:
-            fail("--branching trajectories: use it with --joint-mode align.")
     held_out = np.random.default_rng(0).permutation(len(eval_tasks))[: args.eval_tasks or None]
     eval_tasks = [eval_tasks[k] for k in held_out[RANK::WORLD_SIZE]]
     # new adapters are the same in all processes
@@ -981,13 +976,14 @@ if __name__ == "__main__":
 
     last_iteration = args.num_iterations
     for iteration in tqdm(range(start + 1, last_iteration + 1), initial=start, total=last_iteration, disable=RANK > 0):
-        # 1 ROLLOUT: a tree for each of this process's tasks
+        # 1 ROLLOUT: for each of this process's tasks a tree, or S = G trajectories, which are trees without branches
         began = perf_counter()
         reseed(args.seed, iteration)
         numbers = order[(iteration - 1) * B : iteration * B]  # (B,)
-        tasks = [train_tasks[k] for k in numbers[RANK::WORLD_SIZE]]
+        S = G if args.branching == "trajectories" else 1
+        tasks = [train_tasks[k] for k in np.repeat(numbers[RANK::WORLD_SIZE], S)]
         try:
-            turns = rollout(args, env, players, tasks, generations, args.joint_mode)
+            turns = rollout(args, env, players, tasks, [G // S] * T, args.joint_mode)
         except (Exception, SystemExit):
             # no weight has changed since the last iteration; several processes would wait for each other
             if WORLD_SIZE == 1:
@@ -995,23 +991,22 @@ if __name__ == "__main__":
             raise
         metrics = summarize("train", turns) | {"time/rollout": perf_counter() - began}
 
-        # 2 ADVANTAGES: of each agent's completions at a node, or at all nodes of a turn of a task's trajectories
+        # 2 ADVANTAGES: of each agent's completions at a node, or in a turn of a task's trajectories
         nodes = list(chain(*turns))
         equal = []  # of each comparison, whether all returns are equal
-        for compared, i in product(comparisons(turns, args.branching), range(N)):
-            groups = [node.groups[i] for node in compared if i in node.groups]
-            if not groups:
+        for compared, i in product(comparisons(turns, S), range(N)):
+            groups = [node.groups.get(i) for node in compared]
+            if not any(groups):
                 continue
-            # a trajectory that has ended, or in which the agent is silent, stays in the comparison with 0
-            returns = np.zeros(G)
-            alive = np.concatenate([group.returns for group in groups])
-            returns[: len(alive)] = alive
+            pairs = zip(compared, groups)
+            returns = np.concatenate([group.returns if group else node.value[[i]] for node, group in pairs])  # (G,)
             # >>> ALGORITHM
             advantages = returns - (returns.sum() - returns) / (returns.size - 1)
             # <<< ALGORITHM
             equal.append(np.ptp(returns) < 1e-9)
-            for group, own in zip(groups, np.split(advantages[: len(alive)], len(groups))):
-                group.advantages = own
+            for group, own in zip(groups, np.split(advantages, S)):
+                if group:
+                    group.advantages = own
         metrics["train/zero_variance_groups"] = np.mean(list(chain(*all_gather(equal))))
 
         # 3 UPDATE: one optimizer step for each policy
@@ -1023,7 +1018,7 @@ if __name__ == "__main__":
                 group = node.groups.get(k)
                 if group is None or players[k] is not policy:
                     continue
-                w = node.weight / len(group.returns)
+                w = node.weight / (G // S)
                 discount = args.gamma ** len(node.history)
                 weights = w * discount * group.advantages / args.max_new_tokens  # (G,)
                 for completion_ids, weight in zip(group.completion_ids, weights.tolist()):
@@ -1053,7 +1048,7 @@ if __name__ == "__main__":
         metrics |= {"time/iteration": perf_counter() - began, "tokens": sum(all_gather(tokens))}
 
         # 5 EVALUATE
-        lines = list(records(iteration, "train", turns, N, num_tasks=2))
+        lines = list(records(iteration, "train", turns, N, num_roots=2 * S))
         last = iteration == last_iteration
         if last or iteration % args.eval_every == 0:
             eval_metrics, eval_lines = evaluate(args, env, players, eval_tasks, iteration)

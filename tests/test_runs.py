@@ -366,7 +366,7 @@ class Faulty(Letters):
 
 FAULTS = [  # script, fault, what the sentence names (None: the traceback is the environment's own)
     ("magrpo.py", {"error": ConnectionError("the server is gone")}, None),
-    ("ippo.py", {"reward": math.nan}, "--learning-rate"),
+    ("ippo.py", {"reward": math.nan}, "--env"),
 ]
 
 
