@@ -10,7 +10,17 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 import torch
-from conftest import CRITIC_FREE, ROOT, STOP, STOP_IDS, make_tokenizer, policies_of, save_model, trained_by
+from conftest import (
+    CRITIC_FREE,
+    ROOT,
+    STOP,
+    STOP_IDS,
+    make_tokenizer,
+    policies_of,
+    save_model,
+    trained_by,
+    two_scripts,
+)
 from toy import Letters
 from transformers import AutoModelForCausalLM, MistralForCausalLM
 
@@ -184,3 +194,13 @@ def test_equal_rewards_leave_no_gradient(script, run, updates, model_dir):
     assert len(updates) == 2
     for gradient in chain(*(update.gradients for update in updates)):
         assert gradient.abs().max() == 0
+
+
+@two_scripts
+def test_an_agent_of_learning_rate_0_is_left_as_it_is(script, run, updates, model_dir, tmp_path):
+    """Fails if it is trained, or not saved, or keeps the others from their update."""
+    names = run(script, *TOY, "--model", model_dir, "--learning-rate", 0, 0.01)
+    assert {tuple(update.agents) for update in updates} == {(1,)}
+    assert "agent_0/loss" not in names["metrics"]
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert (run_dir / "agent_0" / "config.json").exists()
