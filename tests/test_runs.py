@@ -334,7 +334,6 @@ def test_answers_are_collected_on_training_tasks_by_all_processes(tasks, model_d
     lines = lines_of(run_dir)
     letters = {"abcdef"[line["task_number"]] for line in lines}
     assert len(letters) == len(lines) == tasks
-    assert {line["agents"][0]["prompt"] for line in lines} == {f"Say {letter}." for letter in letters}
     assert {len(line["agents"][0]["completions"]) for line in lines} == {4}
     (metrics,) = metrics_of(run_dir)
     assert metrics["eval/return"] == pytest.approx(np.mean([ord(letter) for letter in letters]))
@@ -365,38 +364,31 @@ def test_a_bad_argument_is_one_sentence(flags, run, tmp_path, capsys):
 class Faulty(Letters):
     """Has a fault in the first turn of the second iteration."""
 
-    calls, fault = 0, {}  # two calls an evaluation, two an iteration
+    calls, fault = 0, ""  # two calls an evaluation, two an iteration
 
     def step(self, branches):
         Faulty.calls += 1
-        first, *others = super().step(branches)
-        if Faulty.calls == 5:
-            if "error" in Faulty.fault:
-                raise Faulty.fault["error"]
-            first = first._replace(**Faulty.fault)
-        return [first, *others]
+        steps = super().step(branches)
+        if Faulty.calls == 5 and Faulty.fault == "error":
+            raise ConnectionError("the server is gone")
+        if Faulty.calls == 5 and Faulty.fault:
+            steps[0] = steps[0]._replace(reward=math.nan)
+        return steps
 
 
-FAULTS = [  # script, fault, what the sentence names (None: the traceback is the environment's own)
-    ("magrpo.py", {"error": ConnectionError("the server is gone")}, None),
-    ("ippo.py", {"reward": math.nan}, "--learning-rate"),
-]
-
-
-@pytest.mark.parametrize("name, fault, remedy", FAULTS)
-def test_a_fault_in_mid_training_leaves_the_checkpoint(name, fault, remedy, run, model_dir, monkeypatch, capsys):
+@pytest.mark.parametrize("name, fault", [("magrpo.py", "error"), ("ippo.py", "nan")])
+def test_a_fault_in_mid_training_leaves_the_checkpoint(name, fault, run, model_dir, monkeypatch, capsys):
     """Fails if an environment's error costs the last iteration, weights of NaN are saved, or lines come twice."""
     flags = [ROOT / name, *TOY, "--model", model_dir, "--num-iterations", 3, "--env", "test_runs:Faulty"]
     whole = run(*flags, "--save-every", 1, "--output-dir", "whole")["run_dir"]
-    save_every = 1 if remedy else 20
     with monkeypatch.context() as patch:
         patch.setattr(Faulty, "calls", 0)
         patch.setattr(Faulty, "fault", fault)
-        if remedy:
-            assert remedy in refused(run, capsys, *flags, "--save-every", save_every)
+        if fault == "nan":
+            assert "--learning-rate" in refused(run, capsys, *flags, "--save-every", 1)
         else:
-            with pytest.raises(ConnectionError):
-                run(*flags, "--save-every", save_every)
+            with pytest.raises(ConnectionError):  # the traceback is the environment's own
+                run(*flags)
     (run_dir,) = pathlib.Path("runs").iterdir()
     assert torch.load(run_dir / "state.pt")["iteration"] == 1
     run(ROOT / name, "--resume", run_dir)
