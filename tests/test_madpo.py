@@ -27,11 +27,11 @@ def test_pairs_are_of_strict_preferences_and_half_differ_in_one_answer():
     better, worse = choose_pairs(joint, returns, 12)
     assert (returns[better] > returns[worse]).all()
     assert len(set(zip(better, worse))) == 12
-    differences = (joint[better] != joint[worse]).sum(1)
-    assert (differences[:6] == 1).all()
-    assert (differences == 2).any()
+    differences = (joint[better] != joint[worse]).sum(1).tolist()
+    assert differences[:6] == [1] * 6
+    assert 2 in differences
     better, worse = choose_pairs(joint, np.ones(16), 12)
-    assert len(better) == len(worse) == 0
+    assert len(better) == 0
 
 
 def totals_of(model, group):
@@ -54,7 +54,8 @@ def slow_losses(models, reference, node, args):
                 likelihood += logprobs[i][better[i]] / len(group.completion_ids[better[i]])
             right = softplus(-args.beta * margin)
             wrong = softplus(args.beta * margin)
-            losses.append((1 - args.label_smoothing) * right + args.label_smoothing * wrong)
+            smoothing = args.label_smoothing
+            losses.append((1 - smoothing) * right + smoothing * wrong)
             likelihoods.append(args.nll_coef * likelihood)
     return torch.stack(losses), torch.stack(likelihoods)
 
@@ -81,9 +82,9 @@ def test_the_gradient_is_that_of_joint_dpo(flags, run, steps, model_dir):
         all_losses.append(losses)
     for model, update in zip(models, second):
         expected = {name: p.grad for name, p in model.named_parameters()}
-        scale = max(p.abs().max() for p in expected.values())
+        scale = max(p.abs().max().item() for p in expected.values())
         for name, gradient in update.gradients.items():
-            assert (gradient - expected[name]).abs().max() < 1e-4 * scale
+            torch.testing.assert_close(gradient.double(), expected[name], rtol=0, atol=1e-4 * scale)
     first = metrics_of(names["run_dir"])[1]
     assert first["train/preference_loss"] == pytest.approx(math.log(2))  # all margins are 0
     loss = torch.cat(all_losses).mean().item()

@@ -76,10 +76,8 @@ def test_files_of_a_run(script, run, model_dir):
     names = run(script, *TOY, "--model", model_dir, "--num-iterations", 3)
     folder = names["run_dir"]
     assert set(os.listdir(folder)) == {*LOGS, "state.pt", "agent_0", "agent_1"}
-    with open(f"{folder}/args.json") as file:
-        about = json.load(file)
-    assert about["script"] == script.name
-    assert about["args"]["num_generations"] == 3
+    about = json.loads(pathlib.Path(folder, "args.json").read_text())
+    assert (about["script"], about["args"]["num_generations"]) == (script.name, 3)
     lines = metrics_of(folder, without=())
     assert [line["iteration"] for line in lines] == [0, 1, 2, 3]
     assert ["eval/return" in line for line in lines] == [True, False, True, True]
