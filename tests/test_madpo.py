@@ -72,8 +72,9 @@ def test_the_gradient_is_that_of_joint_dpo(flags, run, steps, model_dir):
     reference = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64)
     models = []
     for update in second:
-        models.append(copy.deepcopy(reference))
-        models[-1].load_state_dict(update.weights)
+        model = copy.deepcopy(reference)
+        model.load_state_dict(update.weights)
+        models.append(model)
     all_losses = []
     for node in names["turns"][0]:
         losses, likelihoods = slow_losses(models, reference, node, names["args"])

@@ -206,26 +206,32 @@ def test_a_copied_script_trains_on_the_readmes_environment_in_an_empty_folder(tm
     assert (run_dir / "agent_1").is_dir()
 
 
-STOPS = [  # script, signal, at which call of step(), last iteration that is saved, further flags
-    ("ippo.py", signal.SIGKILL, 11, 2, ["--use-separate-critic", "--update-epochs", 1]),  # in iteration 4
-    ("magrpo.py", signal.SIGINT, 9, 3, []),  # in iteration 3
+STOPS = [  # script, processes, signal, at which call of step(), last iteration that is saved, further flags
+    ("ippo.py", 1, signal.SIGKILL, 11, 2, ["--use-separate-critic", "--update-epochs", 1]),  # in iteration 4
+    ("magrpo.py", 1, signal.SIGINT, 9, 3, []),  # in iteration 3
+    ("magrpo.py", 2, signal.SIGTERM, 3, 1, []),  # in iteration 1, and only the second process
 ]
 
 
-@pytest.mark.parametrize("name, number, call, saved, more", STOPS)
-def test_a_stopped_run_resumes_bit_for_bit(name, number, call, saved, more, run, model_dir, tmp_path):
-    """Fails if moments, a critic, a generator or the order of tasks starts anew, or lines come twice."""
-    script = ROOT / name
+@pytest.mark.parametrize("name, count, number, call, saved, more", STOPS)
+def test_a_stopped_run_resumes_bit_for_bit(name, count, number, call, saved, more, model_dir, tmp_path):
+    """Fails if moments, a critic, a generator or the order of tasks starts anew, lines come twice, or a process waits
+    for one that was stopped."""
     flags = [*TOY, "--model", model_dir, "--no-anneal-lr", "--save-every", 2, *more]
     killed = number == signal.SIGKILL
-    stopping = {"code": -9 if killed else 0, "STOP": f"{int(number)} {call} 0"}
-    start(script, *flags, "--num-iterations", 4, "--output-dir", "stopped", cwd=tmp_path, **stopping)
+
+    def start_all(*flags, **options):
+        start(ROOT / name, *flags, cwd=tmp_path, count=count, **options)
+
+    stop = {"code": -9 if killed else 0, "STOP": f"{int(number)} {call} {count - 1}"}
+    start_all(*flags, "--num-iterations", 4, "--output-dir", "stopped", **stop)
     (stopped,) = tmp_path.glob("stopped/*")
     assert torch.load(stopped / "state.pt")["iteration"] == saved
-    assert len(metrics_of(stopped)) == 4
+    assert len(metrics_of(stopped)) == saved + 1 + killed
     assert (stopped / "agent_0").is_dir() == (not killed)
-    whole = run(script, *flags, "--num-iterations", 5)["run_dir"]
-    run(script, "--resume", stopped, "--num-iterations", 5)
+    start_all(*flags, "--num-iterations", 5, "--output-dir", "whole")
+    (whole,) = tmp_path.glob("whole/*")
+    start_all("--resume", stopped, "--num-iterations", 5)
     check_same(stopped, whole)
 
 
@@ -300,18 +306,6 @@ def test_two_processes_make_the_update_of_one(script, run, model_dir, tmp_path):
     _, of_two = metrics_of(two, without=("time/", "eval/"))
     _, of_one = metrics_of(names["run_dir"], without=("time/", "eval/"))
     assert of_two == pytest.approx(of_one, rel=1e-4, abs=1e-6)
-
-
-def test_two_processes_stop_and_resume(model_dir, tmp_path):
-    """Fails if a process resumes with other moments than before, or waits for a stopped one."""
-    folders = []
-    for folder, stop in ("whole", "0 0 0"), ("part", f"{int(signal.SIGTERM)} 3 1"):  # one of two, in iteration 1
-        start(MAGRPO, *TOY, "--model", model_dir, "--output-dir", folder, cwd=tmp_path, count=2, STOP=stop)
-        folders += tmp_path.glob(f"{folder}/*")
-    whole, part = folders
-    assert torch.load(part / "state.pt")["iteration"] == 1
-    start(MAGRPO, "--resume", part, cwd=tmp_path, count=2)
-    check_same(whole, part)
 
 
 class Fixed(Letters):
