@@ -61,15 +61,17 @@ def few(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_each_agent_speaks_once_and_reads_the_note_before_it(count):
-    """Fails if an agent speaks twice or reads too much, or if there is a reward before the fixer."""
+@pytest.mark.parametrize("count, offset, located", [(1, 0, None), (2, -1, 1), (2, 2, 0), (3, 0, 1)])
+def test_each_agent_speaks_once_and_reads_the_note_before_it(count, offset, located):
+    """Fails if an agent speaks twice or reads too much, if there is a reward before the fixer, or any line will do."""
     env = envs.make("bugfix", num_agents=count)
     task = next(task for task in env.tasks("train") if task["symptom"])
-    notes = ["LINE 1: no.", f"<think>LINE 1</think>LINE {task['line'] - 1}: " + "why " * 40]
+    notes = ["LINE 1: no.", f"<think>LINE 1</think>LINE {task['line'] + offset}: " + "why " * 40]
     completions = [*notes, task["reference"]][3 - count :]
     turns, steps = play(env, task, lambda turn, i, prompt: completions[turn])
     assert [step.reward for step in steps] == pytest.approx([0.0] * (count - 1) + [2.0])
+    assert steps[-1].parts.get("located") == located
+    assert len(turns) == env.num_turns == count
     for turn, prompts in enumerate(turns):
         prompt = prompts[turn]
         fixes = turn == count - 1
@@ -77,16 +79,6 @@ def test_each_agent_speaks_once_and_reads_the_note_before_it(count):
         assert (task["symptom"] in prompt) == (turn == 0)
         assert (task["program"] in prompt) == fixes
         assert prompt.count("why ") == (27 if fixes and count > 1 else 0)
-    assert len(steps) == env.num_turns == count
-    assert steps[-1].parts.get("located") == (None if count == 1 else 1.0)
-
-
-def test_a_line_far_from_the_bug_is_not_located():
-    """Fails if any note counts as one that finds the bug."""
-    env = envs.make("bugfix")
-    task = env.tasks("train")[0]
-    _, (*_, last) = play(env, task, lambda turn, i, prompt: f"LINE {task['line'] + 2}: here.")
-    assert last.parts["located"] == 0
 
 
 def test_sample_programs_have_one_bug_that_some_tests_find():

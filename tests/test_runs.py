@@ -64,10 +64,8 @@ def test_files_of_a_run(script, run, model_dir):
     names = run(script, *TOY, "--model", model_dir, "--num-iterations", 3)
     folder = names["run_dir"]
     assert set(os.listdir(folder)) == {*LOGS, "state.pt", "agent_0", "agent_1"}
-    with open(f"{folder}/args.json") as file:
-        about = json.load(file)
-    assert about["script"] == script.name
-    assert about["args"]["num_generations"] == 3
+    about = json.loads(pathlib.Path(folder, "args.json").read_text())
+    assert (about["script"], about["args"]["num_generations"]) == (script.name, 3)
     lines = metrics_of(folder, without=())
     assert [line["iteration"] for line in lines] == [0, 1, 2, 3]
     assert ["eval/return" in line for line in lines] == [True, False, True, True]
@@ -196,26 +194,32 @@ def test_a_copied_script_trains_on_the_readmes_environment_in_an_empty_folder(tm
     assert (run_dir / "agent_1").is_dir()
 
 
-STOPS = [  # script, signal, at which call of step(), last iteration that is saved, further flags
-    ("ippo.py", signal.SIGKILL, 11, 2, ["--use-separate-critic", "--update-epochs", 1]),  # in iteration 4
-    ("magrpo.py", signal.SIGINT, 9, 3, []),  # in iteration 3
+STOPS = [  # script, processes, signal, at which call of step(), last iteration that is saved, further flags
+    ("ippo.py", 1, signal.SIGKILL, 11, 2, ["--use-separate-critic", "--update-epochs", 1]),  # in iteration 4
+    ("magrpo.py", 1, signal.SIGINT, 9, 3, []),  # in iteration 3
+    ("magrpo.py", 2, signal.SIGTERM, 3, 1, []),  # in iteration 1, and only the second process
 ]
 
 
-@pytest.mark.parametrize("name, number, call, saved, more", STOPS)
-def test_a_stopped_run_resumes_bit_for_bit(name, number, call, saved, more, run, model_dir, tmp_path):
-    """Fails if moments, a critic, a generator or the order of tasks starts anew, or lines come twice."""
-    script = ROOT / name
+@pytest.mark.parametrize("name, count, number, call, saved, more", STOPS)
+def test_a_stopped_run_resumes_bit_for_bit(name, count, number, call, saved, more, model_dir, tmp_path):
+    """Fails if moments, a critic, a generator or the order of tasks starts anew, lines come twice, or a process waits
+    for one that was stopped."""
     flags = [*TOY, "--model", model_dir, "--no-anneal-lr", "--save-every", 2, *more]
     killed = number == signal.SIGKILL
-    stopping = {"code": -9 if killed else 0, "STOP": f"{int(number)} {call} 0"}
-    start(script, *flags, "--num-iterations", 4, "--output-dir", "stopped", cwd=tmp_path, **stopping)
+
+    def start_all(*flags, **options):
+        start(ROOT / name, *flags, cwd=tmp_path, count=count, **options)
+
+    stop = {"code": -9 if killed else 0, "STOP": f"{int(number)} {call} {count - 1}"}
+    start_all(*flags, "--num-iterations", 4, "--output-dir", "stopped", **stop)
     (stopped,) = tmp_path.glob("stopped/*")
     assert torch.load(stopped / "state.pt")["iteration"] == saved
-    assert len(metrics_of(stopped)) == 4
+    assert len(metrics_of(stopped)) == saved + 1 + killed
     assert (stopped / "agent_0").is_dir() == (not killed)
-    whole = run(script, *flags, "--num-iterations", 5)["run_dir"]
-    run(script, "--resume", stopped, "--num-iterations", 5)
+    start_all(*flags, "--num-iterations", 5, "--output-dir", "whole")
+    (whole,) = tmp_path.glob("whole/*")
+    start_all("--resume", stopped, "--num-iterations", 5)
     check_same(stopped, whole)
 
 
@@ -292,18 +296,6 @@ def test_two_processes_make_the_update_of_one(script, run, model_dir, tmp_path):
     assert of_two == pytest.approx(of_one, rel=1e-4, abs=1e-6)
 
 
-def test_two_processes_stop_and_resume(model_dir, tmp_path):
-    """Fails if a process resumes with other moments than before, or waits for a stopped one."""
-    folders = []
-    for folder, stop in ("whole", "0 0 0"), ("part", f"{int(signal.SIGTERM)} 3 1"):  # one of two, in iteration 1
-        start(MAGRPO, *TOY, "--model", model_dir, "--output-dir", folder, cwd=tmp_path, count=2, STOP=stop)
-        folders += tmp_path.glob(f"{folder}/*")
-    whole, part = folders
-    assert torch.load(part / "state.pt")["iteration"] == 1
-    start(MAGRPO, "--resume", part, cwd=tmp_path, count=2)
-    check_same(whole, part)
-
-
 class Fixed(Letters):
     """A reward that depends on the task alone."""
 
@@ -322,7 +314,6 @@ def test_answers_are_collected_on_training_tasks_by_all_processes(tasks, model_d
     lines = lines_of(run_dir)
     letters = {"abcdef"[line["task_number"]] for line in lines}
     assert len(letters) == len(lines) == tasks
-    assert {line["agents"][0]["prompt"] for line in lines} == {f"Say {letter}." for letter in letters}
     assert {len(line["agents"][0]["completions"]) for line in lines} == {4}
     (metrics,) = metrics_of(run_dir)
     assert metrics["eval/return"] == pytest.approx(np.mean([ord(letter) for letter in letters]))
@@ -352,38 +343,31 @@ def test_a_bad_argument_is_one_sentence(flags, run, tmp_path, capsys):
 class Faulty(Letters):
     """Has a fault in the first turn of the second iteration."""
 
-    calls, fault = 0, {}  # two calls an evaluation, two an iteration
+    calls, fault = 0, ""  # two calls an evaluation, two an iteration
 
     def step(self, branches):
         Faulty.calls += 1
-        first, *others = super().step(branches)
-        if Faulty.calls == 5:
-            if "error" in Faulty.fault:
-                raise Faulty.fault["error"]
-            first = first._replace(**Faulty.fault)
-        return [first, *others]
+        steps = super().step(branches)
+        if Faulty.calls == 5 and Faulty.fault == "error":
+            raise ConnectionError("the server is gone")
+        if Faulty.calls == 5 and Faulty.fault:
+            steps[0] = steps[0]._replace(reward=math.nan)
+        return steps
 
 
-FAULTS = [  # script, fault, what the sentence names (None: the traceback is the environment's own)
-    ("magrpo.py", {"error": ConnectionError("the server is gone")}, None),
-    ("ippo.py", {"reward": math.nan}, "--env"),
-]
-
-
-@pytest.mark.parametrize("name, fault, remedy", FAULTS)
-def test_a_fault_in_mid_training_leaves_the_checkpoint(name, fault, remedy, run, model_dir, monkeypatch, capsys):
+@pytest.mark.parametrize("name, fault", [("magrpo.py", "error"), ("ippo.py", "nan")])
+def test_a_fault_in_mid_training_leaves_the_checkpoint(name, fault, run, model_dir, monkeypatch, capsys):
     """Fails if an environment's error costs the last iteration, weights of NaN are saved, or lines come twice."""
     flags = [ROOT / name, *TOY, "--model", model_dir, "--num-iterations", 3, "--env", "test_runs:Faulty"]
     whole = run(*flags, "--save-every", 1, "--output-dir", "whole")["run_dir"]
-    save_every = 1 if remedy else 20
     with monkeypatch.context() as patch:
         patch.setattr(Faulty, "calls", 0)
         patch.setattr(Faulty, "fault", fault)
-        if remedy:
-            assert remedy in refused(run, capsys, *flags, "--save-every", save_every)
+        if fault == "nan":
+            assert "--env" in refused(run, capsys, *flags, "--save-every", 1)
         else:
-            with pytest.raises(ConnectionError):
-                run(*flags, "--save-every", save_every)
+            with pytest.raises(ConnectionError):  # the traceback is the environment's own
+                run(*flags)
     (run_dir,) = pathlib.Path("runs").iterdir()
     assert torch.load(run_dir / "state.pt")["iteration"] == 1
     run(ROOT / name, "--resume", run_dir)
