@@ -363,7 +363,9 @@ def draw(logits, temperature):
     # inverse CDF in float64: the first token whose cumulative probability exceeds a uniform random number
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     threshold = cumulative[:, -1:] * torch.rand_like(cumulative[:, :1])
-    tokens = torch.searchsorted(cumulative, threshold, right=True)  # (R, 1)
+    tokens = torch.searchsorted(cumulative, threshold, right=True)
+    # of NaN, too, until a metric ends the run
+    tokens = tokens.clamp(max=probs.shape[-1] - 1)  # (R, 1)
     logprobs = probs.gather(-1, tokens).log()
     return tokens[:, 0], logprobs[:, 0]
 

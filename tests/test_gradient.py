@@ -18,6 +18,7 @@ from conftest import (
     make_tokenizer,
     policies_of,
     save_model,
+    slow_logprobs,
     trained_by,
     two_scripts,
 )
@@ -93,13 +94,9 @@ def visits(node, chance, turn):
 def slow_objective(script, model, group, temperature):
     """The mean over a group's completions of advantage * log-probability / max_new_tokens."""
     advantages = advantages_of(script, group.returns).tolist()
-    P = len(group.prompt_ids)
     total = 0.0
-    for completion, advantage in zip(group.completion_ids, advantages):
-        ids = torch.tensor([[*group.prompt_ids, *completion]])
-        logits = model(ids).logits[0, P - 1 : -1] / temperature  # (C, V), each before its token
-        chosen = logits.log_softmax(-1).gather(-1, ids[0, P:, None])
-        total += advantage * chosen.sum()
+    for completion_ids, advantage in zip(group.completion_ids, advantages):
+        total += advantage * slow_logprobs(model, group.prompt_ids, completion_ids, temperature).sum()
     return total / len(advantages) / MAX_NEW_TOKENS
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers as hf
-from conftest import CHAT, END, START, STOP, load_policy, make_tokenizer, save_model
+from conftest import CHAT, END, START, STOP, load_policy, make_tokenizer, save_model, slow_logprobs
 from tokenizers import processors
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy import Letters
@@ -63,20 +63,7 @@ def plain_model(path):
 
 @torch.no_grad()
 def exact_logprobs(path, prompt, completion, temperature=1.0):
-    """The slow, obvious way: the whole sequence at once, alone, with the plainest attention."""
-    P = len(prompt)
-    ids = torch.tensor([[*prompt, *completion]])
-    logits = plain_model(path)(ids).logits[0, P - 1 : -1].double()
-    logprobs = (logits / temperature).log_softmax(-1)
-    return logprobs.gather(-1, ids[0, P:, None]).flatten().tolist()
-
-
-def refused(capsys, function, *args):
-    """Checks that it ends with status 2 and one sentence that names the argument."""
-    with pytest.raises(SystemExit) as end:
-        function(*args)
-    assert end.value.code == 2
-    assert "error: --model" in capsys.readouterr().err
+    return slow_logprobs(plain_model(path), prompt, completion, temperature).tolist()
 
 
 class Graph:
@@ -242,7 +229,10 @@ def test_layers_that_are_not_known_to_work_are_refused(kind, tmp_path, capsys):
     """Fails if a model would sample or train, nats off and in silence."""
     model_class, changes = REFUSED[kind]
     path = save_model(tmp_path / "m", model_class=model_class, **changes)
-    refused(capsys, load, path)
+    with pytest.raises(SystemExit) as end:
+        load(path)
+    assert end.value.code == 2
+    assert "error: --model" in capsys.readouterr().err
 
 
 def test_logits_are_float32_under_autocast(model_dir):

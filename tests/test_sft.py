@@ -5,7 +5,7 @@ import json
 import datasets
 import pytest
 import torch
-from conftest import CHAT, ROOT, STOP, make_tokenizer, metrics_of, save_model
+from conftest import CHAT, ROOT, STOP, make_tokenizer, metrics_of, save_model, slow_logprobs
 from transformers import AutoModelForCausalLM
 
 import envs
@@ -34,17 +34,11 @@ def save_lines(path, rows):
     return str(path)
 
 
-def obvious(model, prompt, completion):
-    """-log pi of each token of a completion: the whole sequence alone, each token from the position before it."""
-    logprobs = model(torch.tensor([prompt + completion])).logits[0].log_softmax(-1)
-    return torch.stack([-logprobs[len(prompt) + t - 1, token] for t, token in enumerate(completion)])
-
-
 @pytest.mark.parametrize("max_batch_tokens, batches", [(1, 3), (10_000, 1)])
 def test_loss_and_gradient_equal_the_obvious_ones_however_a_batch_is_split(max_batch_tokens, batches, model_dir):
     """Fails if positions are off by one, a prompt or a pad is trained, a last token is not, or rows are lost."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64)
-    expected = torch.cat([obvious(model, *row) for row in ROWS]).mean()
+    expected = torch.cat([-slow_logprobs(model, *row) for row in ROWS]).mean()
     gradients = torch.autograd.grad(expected, list(model.parameters()))
     parts = list(sft.micro_batches(ROWS, max_batch_tokens))
     losses = torch.cat([sft.token_losses(model, part) for part in parts])
@@ -212,7 +206,7 @@ def test_a_step_takes_the_mean_over_all_tokens_of_its_batch(run, tmp_path):
     logged = metrics_of(names["run"])
     assert [metrics["learning_rate"] * 1e9 for metrics in logged] == pytest.approx([0.5, 1, 0.55, 0.1])
     for rows, name in (names["batch"], "train/loss"), (names["held_out"], "eval/loss"):
-        mean = torch.cat([obvious(model, *row) for row in rows]).mean().item()
+        mean = torch.cat([-slow_logprobs(model, *row) for row in rows]).mean().item()
         assert logged[-1][name] == pytest.approx(mean, rel=1e-5)
 
 
