@@ -939,6 +939,23 @@ def node_of(players, number, row, weight):
     return node
 
 
+def speak(args, env, players, nodes, G):
+    """At each node each agent that has a prompt draws G completions of it."""
+    seats = defaultdict(list)  # policy -> triples of node, agent and prompt
+    for node in nodes:
+        prompts = env.observe(node.task, node.history)
+        if not isinstance(prompts, list) or len(prompts) != len(players):
+            fail("--env: observe() has to return a list: a string for each agent, or None where it is silent.")
+        for i, prompt in enumerate(prompts):
+            if prompt is not None:
+                seats[players[i]].append((node, i, prompt))
+    # a policy draws those of all agents that it plays at once
+    for policy, own_seats in seats.items():
+        groups = complete(args, policy, [prompt for _, _, prompt in own_seats], G)
+        for (node, i, _), group in zip(own_seats, groups):
+            node.groups[i] = group
+
+
 def score(env, branches, N):
     """The Steps that env.step() returns, and the rewards (N,) of the agents in each."""
     steps = env.step(branches)
@@ -962,19 +979,7 @@ def rollout(args, env, players, tasks, generations, joint_mode):
     turns = []
     nodes = [Node(number, task, [], [], 1 / len(tasks)) for number, task in tasks]
     for t, G in enumerate(generations):
-        # each agent that has a prompt draws G completions of it; a policy those of all agents that it plays at once
-        seats = defaultdict(list)  # policy -> triples of node, agent and prompt
-        for node in nodes:
-            prompts = env.observe(node.task, node.history)
-            if not isinstance(prompts, list) or len(prompts) != N:
-                fail("--env: observe() has to return a list: a string for each agent, or None where it is silent.")
-            for i, prompt in enumerate(prompts):
-                if prompt is not None:
-                    seats[players[i]].append((node, i, prompt))
-        for policy, own_seats in seats.items():
-            groups = complete(args, policy, [prompt for _, _, prompt in own_seats], G)
-            for (node, i, _), group in zip(own_seats, groups):
-                node.groups[i] = group
+        speak(args, env, players, nodes, G)
 
         # joint actions, scored all at once: some environments run tests
         branches = []
