@@ -690,8 +690,8 @@ def ppo_sums(args, policy, critic, batch):
         return torch.cat([getattr(speech, name) for speech in batch]).to(policy.model.device)  # (K,)
 
     # the discount is not negative, so it may be inside the minimum
-    discounts = torch.cat([args.gamma**speech.turn * torch.ones(len(speech.completion_ids)) for speech in batch])
-    advantages = stored("advantages") * discounts.to(policy.model.device)
+    discounted = [args.gamma**speech.turn * speech.advantages for speech in batch]
+    advantages = torch.cat(discounted).to(policy.model.device)
     returns = stored("returns")
     old_values = stored("old_values")
     with policy.autocast:
@@ -711,6 +711,7 @@ def ppo_sums(args, policy, critic, batch):
 
 
 def loss_of(args, sums):
+    """PPO's loss, of sums over tokens as ppo_sums gives them."""
     policy_loss, value_loss, entropy, *_ = sums
     return policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
 
