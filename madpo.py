@@ -73,7 +73,7 @@ class Args:
     devices: list[str] = field(default_factory=list)  # such as cuda:0 cuda:1; one for all, or one each
     # sampling
     num_generations: int = 8  # G, completions per agent in a group
-    branching: Literal["tree", "trajectories"] = "tree"  # G at every node; or G trajectories of a task, one at a node
+    branching: Literal["tree", "trajectories"] = "tree"  # G at every node; or at the first, and one at each later one
     joint_mode: Literal["align", "cross"] | None = None  # cross: all G^N (default if T=1, G^N <= 100); align: g with g
     temperature: float = 1.0  # for sampling and for the trained log-probabilities
     max_new_tokens: int | None = None  # C; by default 96 for tiny, 256 for others and for arxiv
@@ -876,23 +876,23 @@ class Node:
     value: Any = None  # (N,), mean return of each agent
 
 
-def joint_answers(turns, S):
-    """Of each node of a tree, or of a task's S trajectories: joint answers (J, agents), their returns (J, N), their
+def joint_answers(turns, trajectories):
+    """Of each node of a tree, or of a task's trajectories: joint answers (J, agents), their returns (J, N), their
     weight, and triples of an agent, its Group and which joint answers contain which of its completions (J, G).
     """
-    for node in chain(*turns) if S == 1 else []:
+    for node in [] if trajectories else chain(*turns):
         joint = np.array(node.joint)[:, list(node.groups)]
         speeches = []
         for (i, group), member in zip(node.groups.items(), joint.T):
             speeches.append((i, group, np.equal.outer(member, range(len(group.completion_ids)))))
         yield joint, node.returns, node.weight, speeches
-    for roots in np.reshape(turns[0], (-1, S)) if S > 1 else []:
-        speeches = []
-        for j, node in enumerate(roots):
+    for root in turns[0] if trajectories else []:
+        speeches = [(i, group, np.eye(len(root.joint))) for i, group in root.groups.items()]
+        for j, node in enumerate(root.children):
             while node:
-                speeches += [(i, group, np.eye(S)[:, [j]]) for i, group in node.groups.items()]
+                speeches += [(i, group, np.eye(len(root.joint))[:, [j]]) for i, group in node.groups.items()]
                 node = node.children[0]
-        yield np.arange(S)[:, None], np.array([root.value for root in roots]), S * roots[0].weight, speeches
+        yield np.array(root.joint), root.returns, root.weight, speeches
 
 
 def read_rows(path):
@@ -1047,6 +1047,10 @@ if __name__ == "__main__":
     # cross scores G^N joint actions, and each may start a branch
     if args.joint_mode is None:
         args.joint_mode = "cross" if T == 1 and G**N <= 100 else "align"
+    trajectories = args.branching == "trajectories" and T > 1
+    if trajectories and args.joint_mode == "cross":
+        fail("--branching trajectories: use it with --joint-mode align.")
+    generations = [G, *[1 if trajectories else G] * (T - 1)]
     held_out = np.random.default_rng(0).permutation(len(eval_tasks))[: args.eval_tasks or None]
     eval_tasks = [eval_tasks[k] for k in held_out[RANK::WORLD_SIZE]]
     # new adapters are the same in all processes
@@ -1080,14 +1084,13 @@ if __name__ == "__main__":
         began = perf_counter()
         reseed(args.seed, iteration)
         numbers = order[(iteration - 1) * B : iteration * B]  # (B,)
-        S = G if args.branching == "trajectories" else 1
-        tasks = [train_tasks[k] for k in np.repeat(numbers[RANK::WORLD_SIZE], S)]
+        tasks = [train_tasks[k] for k in numbers[RANK::WORLD_SIZE]]
         try:
             if args.data:
                 # a row may come twice in an iteration
                 turns = [copy.deepcopy(tasks)]
             else:
-                turns = rollout(args, env, players, tasks, [G // S] * T, args.joint_mode)
+                turns = rollout(args, env, players, tasks, generations, args.joint_mode)
         except (Exception, SystemExit):
             # no weight has changed since the last iteration; several processes would wait for each other
             if WORLD_SIZE == 1:
@@ -1099,7 +1102,7 @@ if __name__ == "__main__":
         # 2 PREFERENCES: pairs of joint answers, and what each completion gains by them
         nodes = list(chain(*turns))
         logged = []  # of each node, name -> a number for each pair
-        for joint, returns, weight, speeches in joint_answers(turns, S):
+        for joint, returns, weight, speeches in joint_answers(turns, trajectories):
             better, worse = choose_pairs(joint, returns, args.num_pairs)  # (P,), (P,)
 
             # of joint answers: sums over what they contain
@@ -1170,7 +1173,7 @@ if __name__ == "__main__":
         metrics |= {"time/iteration": perf_counter() - began, "tokens": sum(all_gather(tokens))}
 
         # 5 EVALUATE
-        lines = list(records(iteration, "train", turns, N, num_roots=2 * S))
+        lines = list(records(iteration, "train", turns, N, num_roots=2))
         last = iteration == last_iteration
         if last or iteration % args.eval_every == 0:
             eval_metrics, eval_lines = evaluate(args, env, players, eval_tasks, iteration)

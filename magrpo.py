@@ -72,7 +72,7 @@ class Args:
     devices: list[str] = field(default_factory=list)  # such as cuda:0 cuda:1; one for all, or one each
     # sampling
     num_generations: int = 8  # G, completions per agent in a group
-    branching: Literal["tree", "trajectories"] = "tree"  # G at every node; or G trajectories of a task, one at a node
+    branching: Literal["tree", "trajectories"] = "tree"  # G at every node; or at the first, and one at each later one
     joint_mode: Literal["align", "cross"] | None = None  # cross: all G^N (default if T=1, G^N <= 100); align: g with g
     temperature: float = 1.0  # for sampling and for the trained log-probabilities
     max_new_tokens: int | None = None  # C; by default 96 for tiny, 256 for others and for arxiv
@@ -921,15 +921,18 @@ def rollout(args, env, players, tasks, generations, joint_mode):
     return turns
 
 
-def comparisons(turns, S):
-    """Lists of nodes whose returns are compared: a node of a tree, or those of a turn of a task's S trajectories."""
-    if S == 1:
+def comparisons(turns, trajectories):
+    """Lists of nodes whose returns are compared: a node of a tree, or those of a turn of a task's trajectories."""
+    if not trajectories:
         return [[node] for node in chain(*turns)]
-    levels = []
-    for level in np.reshape(turns[0], (-1, S)):
-        for _ in turns:
+    levels = [[root] for root in turns[0]]
+    # a trajectory that has ended says nothing more, and stays in the comparison with its last return
+    for root in turns[0]:
+        level = []
+        for child, value in zip(root.children, root.returns):
+            level.append(child or replace(root, groups={}, children=[None], value=value))
+        for _ in turns[1:]:
             levels.append(level)
-            # a trajectory that has ended says nothing more, and stays in the comparison with its last return
             level = [node.children[0] or replace(node, groups={}) for node in level]
     return levels
 
@@ -959,6 +962,10 @@ if __name__ == "__main__":
     # cross scores G^N joint actions, and each may start a branch
     if args.joint_mode is None:
         args.joint_mode = "cross" if T == 1 and G**N <= 100 else "align"
+    trajectories = args.branching == "trajectories" and T > 1
+    if trajectories and args.joint_mode == "cross":
+        fail("--branching trajectories: use it with --joint-mode align.")
+    generations = [G, *[1 if trajectories else G] * (T - 1)]
     held_out = np.random.default_rng(0).permutation(len(eval_tasks))[: args.eval_tasks or None]
     eval_tasks = [eval_tasks[k] for k in held_out[RANK::WORLD_SIZE]]
     # new adapters are the same in all processes
@@ -983,14 +990,13 @@ if __name__ == "__main__":
 
     last_iteration = args.num_iterations
     for iteration in tqdm(range(start + 1, last_iteration + 1), initial=start, total=last_iteration, disable=RANK > 0):
-        # 1 ROLLOUT: for each of this process's tasks a tree, or S = G trajectories, which are trees without branches
+        # 1 ROLLOUT: for each of this process's tasks a tree, or G trajectories
         began = perf_counter()
         reseed(args.seed, iteration)
         numbers = order[(iteration - 1) * B : iteration * B]  # (B,)
-        S = G if args.branching == "trajectories" else 1
-        tasks = [train_tasks[k] for k in np.repeat(numbers[RANK::WORLD_SIZE], S)]
+        tasks = [train_tasks[k] for k in numbers[RANK::WORLD_SIZE]]
         try:
-            turns = rollout(args, env, players, tasks, [G // S] * T, args.joint_mode)
+            turns = rollout(args, env, players, tasks, generations, args.joint_mode)
         except (Exception, SystemExit):
             # no weight has changed since the last iteration; several processes would wait for each other
             if WORLD_SIZE == 1:
@@ -1001,7 +1007,7 @@ if __name__ == "__main__":
         # 2 ADVANTAGES: of each agent's completions at a node, or in a turn of a task's trajectories
         nodes = list(chain(*turns))
         equal = []  # of each comparison, whether all returns are equal
-        for compared, i in product(comparisons(turns, S), range(N)):
+        for compared, i in product(comparisons(turns, trajectories), range(N)):
             groups = [node.groups.get(i) for node in compared]
             if not any(groups):
                 continue
@@ -1011,7 +1017,7 @@ if __name__ == "__main__":
             advantages = returns - returns.mean()
             # <<< ALGORITHM
             equal.append(np.ptp(returns) < 1e-9)
-            for group, own in zip(groups, np.split(advantages, S)):
+            for group, own in zip(groups, np.split(advantages, len(groups))):
                 if group:
                     group.advantages = own
         metrics["train/zero_variance_groups"] = np.mean(list(chain(*all_gather(equal))))
@@ -1025,7 +1031,7 @@ if __name__ == "__main__":
                 group = node.groups.get(k)
                 if group is None or players[k] is not policy:
                     continue
-                w = node.weight / (G // S)
+                w = node.weight / len(group.completions)
                 discount = args.gamma ** len(node.history)
                 weights = w * discount * group.advantages / args.max_new_tokens  # (G,)
                 for completion_ids, weight in zip(group.completion_ids, weights.tolist()):
@@ -1055,7 +1061,7 @@ if __name__ == "__main__":
         metrics |= {"time/iteration": perf_counter() - began, "tokens": sum(all_gather(tokens))}
 
         # 5 EVALUATE
-        lines = list(records(iteration, "train", turns, N, num_roots=2 * S))
+        lines = list(records(iteration, "train", turns, N, num_roots=2))
         last = iteration == last_iteration
         if last or iteration % args.eval_every == 0:
             eval_metrics, eval_lines = evaluate(args, env, players, eval_tasks, iteration)
