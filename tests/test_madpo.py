@@ -36,33 +36,41 @@ def test_pairs_are_of_strict_preferences_and_half_differ_in_one_answer():
         assert len(better) == len(worse) == 0
 
 
-def totals_of(model, group):
-    """log pi of each completion: (G,)."""
-    totals = [slow_logprobs(model, group.prompt_ids, ids).sum() for ids in group.completion_ids]
-    return torch.stack(totals)
-
-
-def slow_losses(models, reference, node, args):
-    """What DPO loses on each preference of a node, and the likelihood term of each: (pairs,), (pairs,)."""
-    logprobs = [totals_of(model, node.groups[i]) for i, model in enumerate(models)]  # (N, G)
-    drifts = [own - totals_of(reference, node.groups[i]).detach() for i, own in enumerate(logprobs)]
-    losses, likelihoods = [], []
-    answers = zip(node.joint, node.steps)
-    for (better, step), (worse, other) in product(answers, repeat=2):
-        if step.reward - other.reward > 1e-6:  # more than a rounding error
-            margin = likelihood = 0.0
+def slow_losses(models, reference, root, args):
+    """What DPO loses on each preference of a task, and the likelihood term of each: (pairs,), (pairs,)."""
+    answers = []  # of each joint answer: its return, log pi - log ref, and the likelihood term
+    for j, joint_return in enumerate(root.returns.mean(1)):
+        drift = likelihood = 0.0
+        node = root
+        while node:
             for i, group in node.groups.items():
-                margin += drifts[i][better[i]] - drifts[i][worse[i]]
-                likelihood += logprobs[i][better[i]] / len(group.completion_ids[better[i]])
-            right = softplus(-args.beta * margin)
-            wrong = softplus(args.beta * margin)
+                ids = group.completion_ids[node.joint[j][i]]
+                own = slow_logprobs(models[i], group.prompt_ids, ids).sum()
+                drift += own - slow_logprobs(reference, group.prompt_ids, ids).sum().detach()
+                likelihood += args.nll_coef * own / len(ids)
+            node = node.children[j]
+            j = 0
+        answers.append((joint_return, drift, likelihood))
+    losses, likelihoods = [], []
+    for (better, drift, likelihood), (worse, other_drift, _) in product(answers, repeat=2):
+        if better - worse > 1e-6:  # more than a rounding error
+            margin = args.beta * (drift - other_drift)
             smoothing = args.label_smoothing
-            losses.append((1 - smoothing) * right + smoothing * wrong)
-            likelihoods.append(args.nll_coef * likelihood)
+            losses.append((1 - smoothing) * softplus(-margin) + smoothing * softplus(margin))
+            likelihoods.append(likelihood)
     return torch.stack(losses), torch.stack(likelihoods)
 
 
-@pytest.mark.parametrize("flags", ["--num-agents 2", "--num-agents 1", "--label-smoothing 0.2 --nll-coef 0.3"])
+FLAGS = """
+--num-agents 2
+--num-agents 1
+--label-smoothing 0.2 --nll-coef 0.3
+--branching trajectories --num-turns 3 --gamma 0.5 --nll-coef 0.3
+--branching trajectories --num-turns 3 --env toy:Sequential
+"""
+
+
+@pytest.mark.parametrize("flags", FLAGS.strip().splitlines())
 def test_the_gradient_is_that_of_joint_dpo(flags, run, steps, model_dir):
     """Fails if an agent, a sign, a last token or a mean is missing in the margin.
 
