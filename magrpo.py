@@ -8,8 +8,8 @@
 At a node of the rollout tree agent i draws G completions y_1 .. y_G of its own prompt x. The return of a joint action
 is its reward plus gamma times the mean return of the node that it leads to, and R_g is the mean over those that
 contain y_g. w is the probability that a trajectory drawn from the tree passes through y_g. Turns count from 0.
-With --branching trajectories G of them start from the task and do not branch: R_1 .. R_G are their returns from the same
-turn on, and one that has ended keeps its last (docs/credit.md).
+With --branching trajectories G of them start from the task and do not branch: R_1 .. R_G are their returns from the
+same turn on, and one that has ended keeps its last (docs/credit.md).
 
 E[-grad L_i] = (G-1)/G * grad E[return] / max_new_tokens, with (G-1)/G because the mean includes R_g. Source: MAGRPO,
 arXiv 2508.04652. With one agent this is GRPO, arXiv 2402.03300, in the form of Dr. GRPO, arXiv 2503.20783.

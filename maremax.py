@@ -8,8 +8,8 @@
 At a node of the rollout tree agent i draws G completions y_1 .. y_G of its own prompt x. The return of a joint action
 is its reward plus gamma times the mean return of the node that it leads to, and R_g is the mean over those that
 contain y_g. w is the probability that a trajectory drawn from the tree passes through y_g. Turns count from 0.
-With --branching trajectories G of them start from the task and do not branch: R_1 .. R_G are their returns from the same
-turn on, and one that has ended keeps its last (docs/credit.md).
+With --branching trajectories G of them start from the task and do not branch: R_1 .. R_G are their returns from the
+same turn on, and one that has ended keeps its last (docs/credit.md).
 
 The gradient is biased on purpose: all completions but the best one are pushed down. The name and the group's maximum
 are CoMLRL's; ReMax, arXiv 2310.10505, subtracts the reward of a greedy answer instead, which is unbiased.
