@@ -100,7 +100,7 @@ def _verdicts(tasks, answer, score, limits):
         elif returned:
             fault = f"an answer that returns {returned} passes its tests"
         elif trial.reason:
-            fault = f"its tests do not get on with trivial answers: {trial.reason}"
+            fault = f"its tests fail on trivial answers by an error of their own: {trial.reason}"
         verdicts.append([fault, [source for source in task["examples"] if source not in failing], shown])
     return verdicts
 
