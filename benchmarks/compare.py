@@ -44,7 +44,9 @@ def train(args, folder, seed, env_kwargs, script):
     folder = os.path.join(folder, env_kwargs.replace(" ", "_"))
     command = [sys.executable, f"{ROOT}/{script}.py", "--env", args.env, "--seed", str(seed), "--output-dir", folder]
     command += ["--num-iterations", str(args.num_iterations), "--eval-every", str(args.eval_every)]
-    command += [*args.flags.split(), "--env-kwargs", *env_kwargs.split()] if env_kwargs else args.flags.split()
+    command += args.flags.split()
+    if env_kwargs:
+        command += ["--env-kwargs", *env_kwargs.split()]
     if script != "nano":  # which has no checkpoints
         command += ["--save-every", str(args.num_iterations)]
     runs = f"{folder}/{args.env.replace(':', '.')}__{script}__{seed}__*"
