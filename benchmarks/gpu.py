@@ -6,9 +6,10 @@
 
 Steps, in this order: check (do all scripts run, and are tokens and log-probabilities right, for several kinds of
 models); decoding (milliseconds of a decoding step); qwen2.5-0.5b, qwen2.5-0.5b-turns and qwen3-1.7b (updates, with
-models of these shapes); comlrl and trl (where they are installed, see peers.py); real (a pretrained model by real.py,
-with --dataset; repeat the step until its runs are finished). --baseline adds the script at an earlier commit, or
-another one: a2c42e1:magrpo_cuda.
+models of these shapes); comlrl and trl (where they are installed, see peers.py). --baseline adds a script at an earlier
+commit: a2c42e1, or a2c42e1:magrpo_cuda for one that has another name there.
+Then a pretrained model, with the same command until its runs are finished: python benchmarks/real.py --dataset FILE
+--name gpu_real --seeds 3 --jobs 9 --eval-every 5 --keep runs/gpu_real --minutes 7
 
 Weights and prompts are random, and all completions have the same length. The floor of sampling is the time to read, at
 the measured bandwidth, what each decoding step has to read: all weights, and the keys and values of the tokens so far.
@@ -17,7 +18,6 @@ once and a prompt once for its group. Its share of the time that the update take
 """
 
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -59,13 +59,12 @@ MODELS = {
 
 @dataclass
 class Args:
-    steps: list[str] = field(default_factory=lambda: ["check", "decoding", *UPDATES, "real"])
+    steps: list[str] = field(default_factory=lambda: ["check", "decoding", *UPDATES])
     baseline: str = ""  # COMMIT or COMMIT:SCRIPT
     updates: int = 2  # measured in each process, after one that warms up; the median counts
     seed: int = 1
     device: Literal["cpu", "cuda"] = "cuda"
     shrink: bool = False  # tiny sizes: measures nothing
-    dataset: str = ""  # of the step real; see real.py
     folder: str = "results"
 
 
@@ -198,14 +197,6 @@ def floors(job, rates):
     return sampling, training
 
 
-def train_real(args):
-    """Three seeds of a pretrained model; they are continued where the step before ended."""
-    command = [sys.executable, f"{ROOT}/benchmarks/real.py", "--dataset", args.dataset, "--env-kwargs", "reward plain"]
-    command += ["--name", os.path.abspath(f"{args.folder}/gpu_real"), "--seeds", "3", "--jobs", "9"]
-    command += ["--eval-every", "5", "--keep", "runs/gpu_real", "--minutes", "7"]
-    subprocess.run(command)
-
-
 def main(args):
     if args.device == "cuda" and not torch.cuda.is_available():
         sys.exit("gpu.py: error: torch finds no GPU; --device cpu --shrink shows that it runs.")
@@ -215,9 +206,6 @@ def main(args):
         jobs = {name: prepare(name, f"{work}/{name}", args) for name in UPDATES if name not in PEERS}
         for step in args.steps:
             print(f"step {step}", flush=True)
-            if step == "real":
-                train_real(args) if args.dataset else print("left out: --dataset is missing")
-                continue
             if step == "check":
                 found = check(args, work)
             elif step == "decoding":

@@ -2,11 +2,13 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from datetime import date
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 
 import pandas as pd
 import torch
@@ -29,9 +31,7 @@ def versions():
 def machine():
     processor = platform.processor()
     if os.path.exists("/proc/cpuinfo"):
-        with open("/proc/cpuinfo") as file:
-            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
-        processor = names[0] if names else processor
+        processor, *_ = re.findall("model name\\s*: (.*)", Path("/proc/cpuinfo").read_text()) or [processor]
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()
         processor = f"{processor}, {device}"

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import ClassVar
 
+import numpy as np
 import pandas as pd
 import torch
 import tyro
@@ -79,15 +80,13 @@ def compare(job, sides, folder, timeout=None):
 
 
 class Counter(TorchDispatchMode):
-    """Counts the operators that Python launches: in all, and those that a CUDA graph repeats."""
+    """Counts the operators that Python launches: those that a CUDA graph repeats, and others."""
 
-    total = 0
-    repeated = 0
-    repeating = False
+    counts = np.zeros(2, int)
+    place = 1  # 0 in a decoding step
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        self.total += 1
-        self.repeated += self.repeating
+        self.counts[self.place] += 1
         return operator(*args, **(kwargs or {}))
 
 
@@ -98,21 +97,20 @@ def count_operators(name):
     decode_step = script.FixedCache.decode_step
 
     def counted(cache):
-        counter.repeating = True
+        counter.place = 0
         logits = decode_step(cache)
-        counter.repeating = False
+        counter.place = 1
         return logits
 
     script.FixedCache.decode_step = counted
     policy = script.load_policy(script.Args(learning_rate=1e-6), "tiny", torch.device("cpu"), {})
     policy.stop_ids = [-1]  # never drawn
-    counts = []
+    # the second call has 32 steps more
     for steps in (8, 40):
-        counter.total = counter.repeated = 0
+        counter.counts *= -1
         with counter, torch.autocast("cpu", torch.bfloat16):
             script.sample(policy, [list(range(3, 23))], 4, 1.0, steps)
-        counts.append((counter.repeated, counter.total - counter.repeated))
-    inside, outside = [(late - early) / 32 for early, late in zip(*counts)]
+    inside, outside = counter.counts / 32
     print(f"{name}.py: operators of a decoding step: {inside:.0f} that a CUDA graph repeats, {outside:.0f} others")
 
 
