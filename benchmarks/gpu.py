@@ -6,7 +6,7 @@
 
 Steps, in this order: check (do all scripts run, and are tokens and log-probabilities right, for several kinds of
 models); decoding (milliseconds of a decoding step); qwen2.5-0.5b, qwen2.5-0.5b-turns and qwen3-1.7b (updates, with
-models of these shapes); comlrl and trl (where they are installed, see peers.py). --baseline adds a script at an earlier
+models of these shapes); comlrl and trl (where they are installed, see peers.py). --baseline adds a script of an older
 commit: a2c42e1, or a2c42e1:magrpo_cuda for one that has another name there.
 Then a pretrained model, with the same command until its runs are finished: python benchmarks/real.py --dataset FILE
 --name gpu_real --seeds 3 --jobs 9 --eval-every 5 --keep runs/gpu_real --minutes 7
