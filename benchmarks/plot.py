@@ -1,4 +1,4 @@
-"""Draws learning curves and a table, from files of benchmarks/compare.py or from run folders. Needs matplotlib.
+"""Draws learning curves, from files of benchmarks/compare.py or from run folders. Needs matplotlib.
 
     python benchmarks/plot.py results/tldr.csv results/tldr_ippo.csv --output docs/tldr
     python benchmarks/plot.py runs/* --metrics return
@@ -7,22 +7,20 @@
 
 A run is named by its script and --labels. A metric is named as in metrics.jsonl; without a prefix it is that of the
 evaluations. One metric: a line for each name. Several: a panel for each name with a line for each metric. A run folder
-without returns, such as one of sft.py, is left out.
+without returns, such as one of sft.py, is left out. The last value of each seed is printed.
 
 A curve is the mean over seeds of each evaluation, at the mean of the tokens sampled until then. Its band is the 95% t
-interval of the mean, drawn for at most three lines in a panel. The table compares all at N tokens, the total of the
-run that sampled least; p is that of a permutation test over seeds against the first name (two-sided, of the means).
-There is a dash where a run has no evaluation within a tenth of it on both sides of N, and where one seed has no
-interval.
+interval of the mean, drawn for at most three lines in a panel.
 
 --check needs a comment of one line before a table of a document, such as
 
     <!-- figures {"rows": "results/tldr.csv: script == '{0}'", "columns": ["return mean end", "seconds range end"]} -->
 
 rows: a file and the rows of it that count, with {0} for the first word of the table's row; or a list with one for each
-row. columns, from the table's second: metric, statistic (mean, interval, range or seeds) and place (first, end, all
-rows or a number of tokens), as in "pass@1 range end" or, from another file, "return mean end of results/tldr.csv";
-null is not checked; a list: several in one cell.
+row. columns, from the table's second: metric, statistic and place, as in "pass@1 range end" or, from another file,
+"return mean end of results/tldr.csv"; null is not checked; a list: several in one cell. A statistic is mean, interval
+(95% t), range or seeds, or p (exact permutation test over seeds against the table's first row, two-sided, of the
+means); a place first, end, all rows or a number of tokens, which needs evaluations within a tenth of the run.
 """
 
 import itertools
@@ -32,7 +30,6 @@ import os
 import re
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -49,24 +46,9 @@ class Args:
     # files of compare.py, or run folders; of equal names and seeds the last counts
     sources: tyro.conf.Positional[list[str]] = field(default_factory=list)
     labels: list[str] = field(default_factory=lambda: ["env_kwargs"])  # arguments that are part of a name
-    output: str = "curves"  # .png and .md are added
+    output: str = "curves"  # .png is added
     metrics: list[str] = field(default_factory=lambda: ["return"])
     check: bool = False  # compare documents with the files that they rest on, and draw nothing
-
-
-@dataclass
-class Line:
-    """A metric of the runs with one name."""
-
-    name: str
-    metric: str
-    origin: str
-    seeds: dict = field(default_factory=dict)  # seed -> frame with iteration, tokens and value
-
-
-def fail(sentence):
-    print(f"plot.py: error: {sentence}", file=sys.stderr)
-    sys.exit(2)
 
 
 # Statistics
@@ -125,66 +107,52 @@ def frame_of(path, labels):
     frame["tokens"] = frame["tokens"].cumsum()
     name = about["script"].removesuffix(".py")
     for label in labels:
-        if label not in about["args"]:
-            fail(f"--labels {label}: no argument of {path}, which has {', '.join(about['args'])}.")
         value = about["args"][label]
         if isinstance(value, dict):
-            value = " ".join(f"{key} {option}" for key, option in value.items())
+            value = " ".join(itertools.chain(*value.items()))
         name += f" {value}" if value else ""
-    return frame.assign(
-        name=name, seed=about["args"]["seed"], origin=f"run folders, commit {about.get('commit', '-')[:7]}"
-    )
+    origin = f"run folders, commit {about.get('commit', '-')[:7]}"
+    return frame.assign(name=name, seed=about["args"]["seed"], origin=origin)
 
 
 def read(args):
-    """A Line for each name and metric."""
-    lines = {}
-    for path in args.sources:
-        if os.path.isdir(path) and "eval/return" not in Path(path, "metrics.jsonl").read_text():
+    """A row for each name, metric, seed and iteration: with tokens, value and origin."""
+    frames = []
+    for number, path in enumerate(args.sources):
+        frame = frame_of(path, args.labels)
+        if "return" not in frame:
             print(f"{path} is left out: it has no returns")
             continue
-        frame = frame_of(path, args.labels)
-        for metric in args.metrics:
-            if metric not in frame:
-                fail(f"--metrics {metric}: not in {path}, which has {', '.join(frame)}.")
-            points = frame.rename(columns={metric: "value"})
-            points = points[["name", "seed", "origin", "iteration", "tokens", "value"]].dropna()
-            for (name, seed, origin), own in points.groupby(["name", "seed", "origin"], sort=False):
-                line = lines.setdefault((name, metric), Line(name, metric, origin))
-                line.seeds[seed] = own
-    if not lines:
-        fail("nothing is left to draw; give files of compare.py, or run folders.")
-    return list(lines.values())
+        names = ["name", "seed", "origin", "iteration", "tokens"]
+        frames.append(frame.melt(names, args.metrics, "metric").dropna().assign(number=number))
+    points = pd.concat(frames)
+    last = points.groupby(["name", "metric", "seed"])["number"].transform("max")
+    return points[points["number"] == last]
 
 
 # Drawing
 
 
-def curve_of(line):
-    """Of each evaluation that all seeds have: tokens (points,), and mean and interval (points, 3; of one seed 1)."""
-    points = pd.concat(line.seeds.values()).groupby("iteration").agg({"tokens": "mean", "value": list})
-    points = points[points["value"].map(len) == len(line.seeds)]
-    return points["tokens"].to_numpy(), np.array([t_interval(values) for values in points["value"]])
-
-
-def draw(args, lines):
+def draw(args, points):
     """Saves the figure."""
-    try:
-        import matplotlib.pyplot as plt
-    except ModuleNotFoundError:
-        fail("the figure needs matplotlib; pip install matplotlib.")
-    panels = list(dict.fromkeys(line.name for line in lines)) if len(args.metrics) > 1 else [""]
+    import matplotlib.pyplot as plt
+
+    panels = list(points["name"].unique()) if len(args.metrics) > 1 else [args.metrics[0]]
     figure, axes = plt.subplots(1, len(panels), figsize=(7 + 4 * (len(panels) - 1), 4.2), dpi=150, squeeze=False)
+    lines = points.groupby(["name", "metric"], sort=False)
     for panel, plot in zip(panels, axes[0]):
-        own = [line for line in lines if panel in ("", line.name)]
-        for line in own:
-            tokens, values = curve_of(line)
-            label = line.metric if panel else line.name
+        own_lines = [line for line in lines if panel in line[0]]
+        for (name, metric), own in own_lines:
+            # of each evaluation that all seeds have: the mean of their tokens, and mean and interval of their values
+            curve = own.groupby("iteration").agg({"tokens": "mean", "value": list})
+            curve = curve[curve["value"].map(len) == own["seed"].nunique()]
+            tokens = curve["tokens"] / 1000
+            values = np.array([t_interval(each) for each in curve["value"]])  # (points, 3); of one seed (points, 1)
             marker = "o" if len(tokens) == 1 else None  # an evaluation without training
-            plot.plot(tokens / 1000, values[:, 0], label=label, linewidth=2, marker=marker)
-            if len(own) <= 3 and len(line.seeds) > 1:
-                plot.fill_between(tokens / 1000, *values[:, 1:].T, alpha=0.15, linewidth=0)
-        plot.set(title=panel, xlabel="sampled tokens, thousands", ylabel="" if panel else args.metrics[0])
+            plot.plot(tokens, values[:, 0], label=name if panel == metric else metric, linewidth=2, marker=marker)
+            if len(own_lines) <= 3 and values.shape[1] > 1:
+                plot.fill_between(tokens, *values[:, 1:].T, alpha=0.15, linewidth=0)
+        plot.set(title=panel, xlabel="sampled tokens, thousands")
         plot.spines[["top", "right"]].set_visible(False)
         plot.grid(alpha=0.25)
         plot.legend(frameon=False)
@@ -192,53 +160,28 @@ def draw(args, lines):
     figure.savefig(args.output + ".png")
 
 
-def cell_of(values):
-    """The mean and its interval; dashes for what there is not."""
-    if np.isnan(values).any():
-        return "-"
-    mean, *interval = [f"{number:.2f}" for number in t_interval(values)]
-    return f"**{mean}** ({' to '.join(interval) or '-'})"
-
-
-def table(lines):
-    """Lines of markdown."""
-    totals = [points["tokens"].max() for line in lines for points in line.seeds.values()]
-    N = min([total for total in totals if total > 0], default=0)
-    rows = [f"| script | metric | seeds | at first | at {N:,.0f} tokens | lowest, highest seed | p | at the end |"]
-    rows.append("|---" * 8 + "|")
-    references = {}  # metric -> values at N tokens of the first name
-    for line in lines:
-        values = [value_at(points, N) for points in line.seeds.values()]
-        reference = references.setdefault(line.metric, values)
-        p = "-"
-        if (
-            values is not reference
-            and len(values) + len(reference) <= 10
-            and not np.isnan([*values, *reference]).any()
-        ):
-            p = f"{permutation_test(reference, values):.3f}"
-        extremes = "-" if np.isnan(values).any() else f"{min(values):.2f}, {max(values):.2f}"
-        first = np.mean([points["value"].iloc[0] for points in line.seeds.values()])
-        last = [points["value"].iloc[-1] for points in line.seeds.values()]
-        cells = [line.name, line.metric, str(len(values)), f"{first:.2f}", cell_of(values), extremes, p, cell_of(last)]
-        rows.append(f"| {' | '.join(cells)} |")
-    rows += ["", "Means over seeds, with their 95% t interval; p: permutation test against the first."]
-    for origin in dict.fromkeys(line.origin for line in lines):
-        names = dict.fromkeys(line.name for line in lines if line.origin == origin)
-        rows.append(f"- {', '.join(names)}: {origin}")
-    return rows
-
-
 # Checking documents
 
 
-def figures_of(column, source):
-    """The numbers of a cell, from the rows of its runs."""
+def figures_of(column, source, first_source):
+    """The numbers of a cell, from the rows of its runs; first_source has those of the table's first row."""
     figure, _, own_source = column.partition(" of ")
-    path, _, query = (own_source or source).partition(": ")
+    metric, statistic, place = figure.split()
+    values = values_of(metric, place, own_source or source)
+    if statistic == "seeds":
+        return values
+    if statistic == "range":
+        return [min(values), max(values)]
+    if statistic == "p":
+        return [permutation_test(values_of(metric, place, first_source), values)]
+    return t_interval(values)[: 1 if statistic == "mean" else None]
+
+
+def values_of(metric, place, source):
+    """A number for each seed."""
+    path, _, query = source.partition(": ")
     frame = pd.read_csv(f"{ROOT}/{path}", skiprows=1)
     frame = frame.query(query) if query else frame
-    metric, statistic, place = figure.split()
     values = []
     for _, rows in frame.groupby("seed"):
         points = rows.rename(columns={metric: "value"}).dropna(subset="value")
@@ -248,11 +191,7 @@ def figures_of(column, source):
             values.append(points["value"].mean())
         else:
             values.append(value_at(points, float(place)))
-    if statistic == "seeds":
-        return values
-    if statistic == "range":
-        return [min(values), max(values)]
-    return t_interval(values)[: 1 if statistic == "mean" else None]
+    return values
 
 
 def differs(cell, numbers):
@@ -274,25 +213,26 @@ def check(document):
     with open(f"{ROOT}/{document}") as file:
         text = file.read()
     differences = 0
-    tables = re.findall(r"(?:^<!-- figures (.*) -->\n+)?((?:^\|.*\n)+)", text, re.MULTILINE)
-    for marker, lines in tables:
+    for marker, lines in re.findall(r"(?:^<!-- figures (.*) -->\n+)?((?:^\|.*\n)+)", text, re.MULTILINE):
         head, _, *rows = lines.splitlines()
         if not marker:
             print(f"{document}: no figures are named for the table {head}")
             continue
         marker = json.loads(marker)
         sources = marker["rows"] if isinstance(marker["rows"], list) else [marker["rows"]] * len(rows)
-        for row, source in zip(rows, sources, strict=True):
-            name, *cells = [cell.strip() for cell in row.strip("|").split("|")]
-            words = re.findall(r"\w+", name)
-            for cell, columns in zip(cells, marker["columns"]):
+        table = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+        words = [re.findall(r"\w+", row[0]) for row in table]
+        sources = [source.format(*own) for source, own in zip(sources, words, strict=True)]
+        for row, own, source in zip(table, words, sources):
+            for cell, columns in zip(row[1:], marker["columns"]):
                 columns = columns if isinstance(columns, list) else [columns]
                 if not cell or columns == [None]:
                     continue
-                numbers = [n for column in columns for n in figures_of(column.format(*words), source.format(*words))]
+                parts = [figures_of(column.format(*own), source, sources[0]) for column in columns]
+                numbers = [number for part in parts for number in part]
                 if differs(cell, numbers):
                     differences += 1
-                    print(f"{document}: {name}: {cell}, but {', '.join(columns)}: {np.round(numbers, 4)}")
+                    print(f"{document}: {row[0]}: {cell}, but {', '.join(columns)}: {np.round(numbers, 4)}")
     return differences
 
 
@@ -301,12 +241,10 @@ def main(args):
         differences = sum(check(document) for document in DOCUMENTS)
         print(f"{differences} cells differ")
         sys.exit(differences > 0)
-    lines = read(args)
-    draw(args, lines)
-    rows = table(lines)
-    with open(args.output + ".md", "w") as file:
-        file.write("\n".join(rows) + "\n")
-    print("\n".join(rows))
+    points = read(args)
+    draw(args, points)
+    values = points.groupby(["name", "metric", "seed"], sort=False)["value"].last()
+    print(values.unstack().to_string())
 
 
 if __name__ == "__main__":

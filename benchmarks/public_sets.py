@@ -1,17 +1,14 @@
-"""How many rows of public data sets an environment can use, and why it leaves out the others: a markdown table.
+"""What an environment makes of public data sets: how many rows it uses, and why it leaves out the others.
 
 python benchmarks/public_sets.py FOLDER    (with files that have the names below)
 """
 
-import contextlib
-import io
 import os
 import sys
-from collections import defaultdict
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+import stamp  # noqa: F401, finds envs
+
 import envs
-from envs import data
 
 FILES = {  # name of a file -> environment
     "scitldr.jsonl": "tldr",
@@ -26,32 +23,8 @@ FILES = {  # name of a file -> environment
     "quixbugs.jsonl": "bugfix",
 }
 
-
-def judge_rows(name, path):
-    """The rows of a file, of which those that the environment leaves out have a fault."""
-    judged = []
-    describe_faults = data.describe_faults
-
-    def keep(rows):
-        judged.extend(rows)
-        return describe_faults(rows)
-
-    data.describe_faults = keep
-    with contextlib.redirect_stdout(io.StringIO()):
-        envs.make(name, dataset=path)
-    data.describe_faults = describe_faults
-    return judged
-
-
 if __name__ == "__main__":
-    print("| file | environment | rows | used | left out |\n|---|---|---|---|---|")
     for file, name in FILES.items():
         path = os.path.join(sys.argv[1], file)
         if os.path.exists(path):
-            rows = judge_rows(name, path)
-            reasons = defaultdict(list)  # why -> the numbers of the rows in the file
-            for number, row in enumerate(rows, 1):
-                if row.fault:
-                    reasons[row.fault].append(row.columns.get("task_id", number))
-            shown = "; ".join(f"{', '.join(map(str, names))}: {reason}" for reason, names in reasons.items())
-            print(f"| {file} | {name} | {len(rows)} | {len(rows) - sum(map(len, reasons.values()))} | {shown} |")
+            envs.make(name, dataset=path)  # prints it

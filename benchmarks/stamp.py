@@ -1,17 +1,20 @@
-"""What the benchmarks share: the stamp of a results file (commit, versions, machine, date), and files and tables."""
+"""What the benchmarks share: the stamp of a results file (commit, versions, machine, date), files, old commits."""
 
-import csv
-import math
 import os
 import platform
+import re
 import subprocess
+import sys
 from datetime import date
 from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 
 import pandas as pd
 import torch
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, ROOT)  # of the scripts and envs, which benchmarks import
 
 
 def commit():
@@ -21,15 +24,14 @@ def commit():
 
 
 def versions():
-    return ", ".join(f"{package} {version(package)}" for package in ("torch", "transformers"))
+    packages = [name for name in ("torch", "transformers", "comlrl", "trl") if find_spec(name)]
+    return ", ".join(f"{name} {version(name)}" for name in packages)
 
 
 def machine():
     processor = platform.processor()
     if os.path.exists("/proc/cpuinfo"):
-        with open("/proc/cpuinfo") as file:
-            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
-        processor = names[0] if names else processor
+        processor, *_ = re.findall("model name\\s*: (.*)", Path("/proc/cpuinfo").read_text()) or [processor]
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()
         processor = f"{processor}, {device}"
@@ -42,33 +44,14 @@ def stamp(args):
 
 def write_rows(path, stamp, rows):
     """A CSV file after a line with the stamp."""
-    with open(path, "w", newline="") as file:
+    with open(path, "w") as file:
         file.write(f"# {stamp}\n")
-        writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        pd.DataFrame(rows).to_csv(file, index=False)
 
 
-def print_table(names, rows):
-    """A markdown table; an empty cell for what is not a number."""
-    print(f"| {' | '.join(names)} |\n" + "|---" * len(names) + "|")
-    for row in rows:
-        cells = []
-        for cell in row:
-            if isinstance(cell, float):
-                cell = "" if math.isnan(cell) else f"{cell:.4g}"
-            cells.append(str(cell))
-        print(f"| {' | '.join(cells)} |")
-
-
-def print_ratios(rows, by, sides, measures):
-    """A table of both sides' medians, and of the ratio within a round: median, lowest and highest."""
-    left, right = sides
-    table = []
-    for group, frame in pd.DataFrame(rows).groupby(by, sort=False):
-        for measure in measures:
-            medians = frame.groupby(["round", "side"])[measure].median().unstack().reindex(columns=sides)
-            ratios = medians[left] / medians[right]
-            numbers = [medians[left].median(), medians[right].median(), ratios.median(), ratios.min(), ratios.max()]
-            table.append([*group, measure, *numbers])
-    print_table([*by, "", left, right, f"{left}/{right}", "lowest round", "highest round"], table)
+def checkout(commit, folder):
+    """A folder with the files of a commit."""
+    tree = os.path.join(folder, commit)
+    os.makedirs(tree, exist_ok=True)
+    subprocess.run(f"git archive {commit} | tar -x -C {tree}", shell=True, check=True, cwd=ROOT)
+    return tree
