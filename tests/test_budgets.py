@@ -17,6 +17,7 @@ MOST = {  # nodes of a file; of a folder, all together
     "ippo.py": 7250,
     "mappo.py": 7300,
     "madpo.py": 7100,
+    "magrpo_fsdp.py": 6460,
     "sft.py": 1750,
     "tests": 30000,
     "benchmarks": 10100,

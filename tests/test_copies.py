@@ -16,6 +16,7 @@ DIFFERENCES = [  # two scripts, and the lines that their diff may have
     ("magrpo", "maremax", 25),
     ("magrpo", "mareinforce", 25),
     ("magrpo", "madpo", 243),
+    ("magrpo", "magrpo_fsdp", 180),
     ("ippo", "mappo", 70),
 ]
 SAME_NAMES = [("magrpo", "ippo"), ("magrpo", "mappo"), ("magrpo", "madpo"), ("ippo", "mappo")]
