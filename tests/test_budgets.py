@@ -10,16 +10,16 @@ for folder in "envs", "rewards", "models", "tests", "benchmarks":
     PATHS += sorted((ROOT / folder).rglob("*.py"))
 MOST = {  # nodes of a file; of a folder, all together
     "nano.py": 1700,
-    "magrpo.py": 6260,
-    "marloo.py": 6260,
-    "maremax.py": 6260,
-    "mareinforce.py": 6260,
+    "magrpo.py": 6270,
+    "marloo.py": 6270,
+    "maremax.py": 6270,
+    "mareinforce.py": 6270,
     "ippo.py": 7250,
     "mappo.py": 7300,
     "madpo.py": 7100,
     "magrpo_fsdp.py": 6460,
     "sft.py": 1750,
-    "tests": 30000,
+    "tests": 31700,
     "benchmarks": 10100,
 }
 MOST_A_LINE = {"nano.py": 7.8, "tests": 9.0, "benchmarks": 9.0}  # of a file, or of each in a folder; else 8.6
