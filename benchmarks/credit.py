@@ -44,7 +44,7 @@ for trajectory in zip(*turns):
 
 @dataclass
 class Args:
-    seeds: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 5])  # of the games
+    seeds: list[int] = field(default_factory=lambda: list(range(1, 11)))  # of the games
 
 
 @dataclass
@@ -145,7 +145,7 @@ class Missing(Exception):
 
 
 def outcomes(env, G, branching, source, after="", gamma=1.0, baselines=1.0):
-    """Of each outcome of a task's sampling: its probability, the gradient (prompt -> number) and all completions."""
+    """Of each outcome of a task's sampling: probability, gradient (prompt -> number), completions, nodes of each turn."""
     names = {"__name__": "nano", "env": env, "N": env.num_agents, "T": env.num_turns, "B": 1, "G": G}
     names |= {"args": SimpleNamespace(branching=branching, joint_mode="align", gamma=gamma)}
     names |= {"policies": [None] * env.num_agents, "train_tasks": [{}], "metrics": {}}
@@ -182,7 +182,7 @@ def outcomes(env, G, branching, source, after="", gamma=1.0, baselines=1.0):
                 w = node.weight / len(group.completions) * gamma ** len(node.history)
                 for word, advantage in zip(group.completions, group.advantages):
                     gradient[group.prompt_ids] += w * advantage * score(group.prompt_ids, word)
-        yield np.prod([chance(*word) for word in drawn]), gradient, len(drawn)
+        yield np.prod([chance(*word) for word in drawn]), gradient, len(drawn), run["turns"]
 
 
 def moments(*what, **options):
@@ -190,12 +190,23 @@ def moments(*what, **options):
     mean = defaultdict(float)
     square = 0.0
     completions = 0.0
-    for p, gradient, drawn in outcomes(*what, **options):
+    for p, gradient, drawn, _ in outcomes(*what, **options):
         square += p * sum(value**2 for value in gradient.values())
         completions += p * drawn
         for prompt, value in gradient.items():
             mean[prompt] += p * value
     return mean, square - sum(value**2 for value in mean.values()), completions
+
+
+def mean_returns(env):
+    """Of each agent, from each turn on, over the trajectories that reach the turn: (T, N)."""
+    sums = np.zeros((env.num_turns, env.num_agents))
+    reached = np.zeros((env.num_turns, 1))
+    for p, _, _, turns in outcomes(env, 1, "tree", source_of()):
+        for t, (node,) in enumerate(turns):
+            sums[t] += p * node.value
+            reached[t] += p
+    return sums / reached
 
 
 def row_of(method, env, *what, **options):
@@ -216,23 +227,22 @@ def row_of(method, env, *what, **options):
 def rows_of(env):
     """A row for each method."""
     nano = source_of()
-    plain = source_of([(MEAN, "advantages = returns\n")])
     cases = [
         ("tree", 2, "tree", nano),
         ("trajectories", 3, "trajectories", nano),
         ("ended count as 0", 3, "trajectories", source_of(ZERO)),
         ("only those alive", 3, "trajectories", source_of(ALIVE)),
-        ("divided by turns", 3, "trajectories", nano, TURNS),
+        ("mean over turns", 3, "trajectories", nano, TURNS),
         ("standard deviation, tree", 2, "tree", source_of(STANDARD_DEVIATION)),
         ("standard deviation, trajectories", 3, "trajectories", source_of(STANDARD_DEVIATION)),
         ("difference reward, tree", 2, "tree", source_of(patch="nano_difference")),
         ("difference reward, trajectories", 3, "trajectories", source_of(patch="nano_difference")),
-        ("RAE", 1, "tree", source_of(patch="nano_rae")),
         ("Dr. MAS", 3, "trajectories", source_of(patch="nano_drmas")),
         ("Shapley", 2, "tree", source_of(SHAPLEY)),
     ]
     for method, *what in cases:
         yield row_of(method, env, *what)
+    yield row_of("RAE", env, 1, "tree", source_of(patch="nano_rae"), baselines=mean_returns(env))
 
 
 if __name__ == "__main__":
