@@ -145,7 +145,7 @@ class Missing(Exception):
 
 
 def outcomes(env, G, branching, source, after="", gamma=1.0, baselines=1.0):
-    """Of each outcome of a task's sampling: probability, gradient (prompt -> number), completions, nodes of each turn."""
+    """Of each outcome of a task's sampling: its probability, gradient (prompt -> number), completions and turns."""
     names = {"__name__": "nano", "env": env, "N": env.num_agents, "T": env.num_turns, "B": 1, "G": G}
     names |= {"args": SimpleNamespace(branching=branching, joint_mode="align", gamma=gamma)}
     names |= {"policies": [None] * env.num_agents, "train_tasks": [{}], "metrics": {}}
