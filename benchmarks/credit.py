@@ -250,7 +250,8 @@ if __name__ == "__main__":
     rows = []
     for seed in args.seeds:
         own = list(rows_of(Game(seed)))
+        tree = own[0]["variance"]
         for row in own:
-            row["variance"] /= own[0]["variance"]
+            row["variance"] /= tree
         rows += own
     write_rows(f"{ROOT}/results/credit.csv", stamp(args), rows)
