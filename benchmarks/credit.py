@@ -62,8 +62,8 @@ def uniform(*key):
 class Game:
     """What each word adds, and (if all speak) what the words add together, is random; "" adds nothing."""
 
-    def __init__(self, seed, num_turns=2, num_agents=2, ends=True):
-        self.seed, self.num_turns, self.num_agents, self.ends = seed, num_turns, num_agents, ends
+    def __init__(self, seed):
+        self.seed, self.num_turns, self.num_agents = seed, 2, 2
 
     def observe(self, task, history):
         return [f"{i} {[step.actions for step in history]}" for i in range(self.num_agents)]
@@ -78,7 +78,7 @@ class Game:
         steps = []
         for _, history, actions in branches:
             # agent 0 may end the game
-            done = self.ends and actions[0] == "b"
+            done = actions[0] == "b"
             steps.append(Step(actions, self.reward(history, actions), done))
         return steps
 
