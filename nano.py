@@ -8,7 +8,8 @@
 A joint action has a completion of each agent, and leads to a child: the node of the next turn, where agents have read
 what was written. At a node agent i draws G completions y_1 .. y_G of its own prompt x. The return of a joint action is
 its reward plus gamma times the mean return of its child. R_g is the mean return of the joint actions that contain y_g,
-and w is the probability that a trajectory, of a task drawn at random, passes through y_g. Turns count from 0.
+and w is the probability that a trajectory, of a task drawn at random, passes through y_g. Turns count from 0. With
+--branching trajectories R_1 .. R_G are the returns, from a turn on, of a task's G trajectories, which do not branch.
 
 Left out on purpose: the division by the group's standard deviation or the completion's length, which bias the
 gradient; the clipped ratio, which is 1 with one step per rollout; a KL penalty. magrpo.py computes the same gradient
@@ -19,9 +20,9 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, Literal
 
 import numpy as np
@@ -44,6 +45,7 @@ class Args:
     model: str = "models/tiny"  # a folder or a hub id, from which every agent starts
     num_tasks: int = 4  # B, tasks per iteration
     num_generations: int = 8  # G, completions per agent in a group
+    branching: Literal["tree", "trajectories"] = "tree"  # G at every node; or G trajectories of a task, one at a node
     joint_mode: Literal["align", "cross"] = "cross"  # cross: all G^N joint actions; align, if T > 1: g-th with g-th
     max_new_tokens: int = 96  # at most, in a completion
     temperature: float = 1.0
@@ -235,21 +237,29 @@ if __name__ == "__main__":
     for iteration in range(args.num_iterations + 1):  # 0 only evaluates
         metrics = {"iteration": iteration}
         if iteration > 0:
-            # 1 ROLLOUT: a tree for each task
+            # 1 ROLLOUT: for each task a tree, or S = G trajectories, which are trees without branches
             tasks = np.random.choice(train_tasks, B, replace=len(train_tasks) < B)
-            turns = rollout(args, env, policies, tasks, [G] * T, args.joint_mode)
+            S = G if args.branching == "trajectories" else 1
+            turns = rollout(args, env, policies, np.repeat(tasks, S), [G // S] * T, args.joint_mode)
+            if S > 1:
+                # a trajectory that has ended says nothing more, and stays in the comparison with its last return
+                for before, nodes in pairwise(turns):
+                    nodes[:] = [node.children[0] or replace(node, groups={}) for node in before]
             nodes = [node for nodes in turns for node in nodes]
             metrics["train/return"] = np.mean([root.value for root in turns[0]])
             groups = [group for node in nodes for group in node.groups.values()]
             metrics["tokens"] = sum(len(ids) for group in groups for ids in group.completion_ids)
 
-            # 2 ADVANTAGES: of each agent's completions at each node
-            for group in groups:
-                returns = group.returns  # (G,)
-                # in marloo.py: returns - (returns.sum() - returns) / (G - 1)
-                # in maremax.py: returns - returns.max()
-                # in mareinforce.py: returns
-                group.advantages = returns - returns.mean()
+            # 2 ADVANTAGES: of each agent's completions at a node, or in a turn of a task's trajectories
+            for compared in np.reshape(nodes, (-1, S)):
+                for k, node in enumerate(compared):
+                    for i, group in node.groups.items():
+                        returns = group.returns if S == 1 else np.array([other.value[i] for other in compared])  # (G,)
+                        # in marloo.py: returns - (returns.sum() - returns) / (G - 1)
+                        # in maremax.py: returns - returns.max()
+                        # in mareinforce.py: returns
+                        advantages = returns - returns.mean()
+                        group.advantages = np.split(advantages, S)[k]
 
             # 3 UPDATE: one optimizer step for each policy
             learning_rate = args.learning_rate * (1 - (iteration - 1) / args.num_iterations)
@@ -260,7 +270,7 @@ if __name__ == "__main__":
                     group = node.groups.get(i)
                     if group is None or abs(group.advantages).max() < 1e-9:  # silent, or nothing to prefer
                         continue
-                    w = node.weight / G
+                    w = node.weight / (G // S)
                     discount = args.gamma ** len(node.history)
                     weights = w * discount * group.advantages / args.max_new_tokens  # (G,)
                     logprobs = token_logprobs(args, policy, group.prompt_ids, group.completion_ids)
@@ -270,6 +280,7 @@ if __name__ == "__main__":
                     group_loss.backward()
                     loss += group_loss.item()
                 grad_norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), args.max_grad_norm)
+                # for a rate of an agent's own multiply it by a number for each i; with 0 the agent stays as it is
                 policy.optimizer.param_groups[0]["lr"] = learning_rate
                 policy.optimizer.step()
                 metrics |= {f"agent_{i}/loss": loss, f"agent_{i}/grad_norm": grad_norm.item()}

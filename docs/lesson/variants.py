@@ -47,3 +47,11 @@ class Rival(Reference):
             success = step.reward
             steps.append(step._replace(reward=[success, 1 - success, success] if step.done else 0.0))
         return steps
+
+
+class Unheard(Reference):
+    """Two speakers and a listener, who reads agent 1's word alone; agent 2 is paid like the others."""
+
+    def observe(self, task, history):
+        history = [step._replace(actions=[step.actions[0], "", ""]) for step in history]
+        return super().observe(task, history)

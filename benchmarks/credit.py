@@ -1,0 +1,257 @@
+"""What ways to give credit do to the policy gradient, exactly: writes results/credit.csv, the table of docs/credit.md.
+
+    python benchmarks/credit.py        (needs git; a few minutes)
+
+Two agents play small random games, in which an answer is one of two words. Every outcome of their sampling is
+enumerated, and on each the sections "# 1 ROLLOUT" and "# 2 ADVANTAGES" of nano.py run, or of a copy with a change. So
+mean and variance of a task's gradient are those of the code itself, in float64.
+"""
+
+import hashlib
+import re
+import shutil
+import subprocess
+import tempfile
+import textwrap
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import tyro
+from stamp import ROOT, stamp, write_rows
+
+# changes of nano.py: pairs of what is replaced, and by what
+MEAN = "advantages = returns - returns.mean()\n"
+CARRIED = "replace(node, groups={})"
+VALUE = "node.value = returns.mean(0)\n"
+LEAVE_ONE_OUT = [(MEAN, "advantages = returns - (returns.sum() - returns) / (G - 1)\n")]
+STANDARD_DEVIATION = [(MEAN, "advantages = (returns - returns.mean()) / max(returns.std(), 1e-4)\n")]
+ZERO = [(CARRIED, "replace(node, groups={}, value=np.zeros(N))")]
+ALIVE = [(CARRIED, ZERO[0][1].replace("zeros(N)", "full(N, np.nan)"))]
+ALIVE += [(MEAN, "advantages = returns - np.nanmean(returns)\n")]
+SHAPLEY = [(VALUE, VALUE + " " * 12 + "returns += [env.shapley(node.history, step) for step in node.steps]\n")]
+# each trajectory's loss is a mean over its turns
+TURNS = """
+for trajectory in zip(*turns):
+    own = [group for node in trajectory for group in node.groups.values()]
+    for group in own:
+        group.advantages *= N / len(own)
+"""
+
+
+@dataclass
+class Args:
+    seeds: list[int] = field(default_factory=lambda: list(range(1, 11)))  # of the games
+
+
+@dataclass
+class Step:
+    actions: list
+    reward: object
+    done: bool
+
+
+def uniform(*key):
+    """A number between 0 and 1 that depends on the key alone."""
+    return int(hashlib.md5(repr(key).encode()).hexdigest()[:8], 16) / 2**32
+
+
+class Game:
+    """What each word adds, and (if all speak) what the words add together, is random; "" adds nothing."""
+
+    def __init__(self, seed):
+        self.seed, self.num_turns, self.num_agents = seed, 2, 2
+
+    def observe(self, task, history):
+        return [f"{i} {[step.actions for step in history]}" for i in range(self.num_agents)]
+
+    def reward(self, history, actions):
+        past = [step.actions for step in history]
+        alone = [uniform(self.seed, past, i, text) for i, text in enumerate(actions) if text]
+        together = uniform(self.seed, past, actions) if all(actions) else 0.0
+        return sum(alone) + together
+
+    def step(self, branches):
+        steps = []
+        for _, history, actions in branches:
+            # agent 0 may end the game
+            done = actions[0] == "b"
+            steps.append(Step(actions, self.reward(history, actions), done))
+        return steps
+
+    def shapley(self, history, step):
+        """Of two agents: each one's mean marginal contribution over both orders, less the reward: (2,)."""
+        first, second = step.actions
+        nothing, one, other = (self.reward(history, actions) for actions in (["", ""], [first, ""], ["", second]))
+        halves = np.array([one - other, other - one]) / 2
+        return halves + (step.reward - nothing) / 2 - step.reward
+
+
+def chance(prompt, word):
+    """The policies: a logit for each prompt, which names the agent."""
+    b = 1 / (1 + np.exp(1.2 - 2.4 * uniform(prompt)))
+    return b if word == "b" else 1 - b
+
+
+def score(prompt, word):
+    """The derivative of the word's log-probability by the logit of "b"."""
+    return (word == "b") - chance(prompt, "b")
+
+
+def true_gradient(env, gamma=1.0):
+    """The derivative of each agent's expected return by its own logits: prompt -> number. Without nano.py."""
+    gradient = defaultdict(float)
+
+    def visit(history, weight):
+        """The value (N,) of what is played from here on."""
+        prompts = env.observe(None, history)
+        value = 0.0
+        for words in product(*["ab" if prompt else [""] for prompt in prompts]):
+            spoken = [(i, prompt, word) for i, (prompt, word) in enumerate(zip(prompts, words)) if prompt]
+            p = np.prod([chance(prompt, word) for _, prompt, word in spoken])
+            (step,) = env.step([(None, history, list(words))])
+            returns = np.zeros(len(prompts)) + step.reward
+            if not step.done and len(history) + 1 < env.num_turns:
+                returns += gamma * visit([*history, step], weight * p * gamma)
+            value += p * returns
+            for i, prompt, word in spoken:
+                gradient[prompt] += weight * p * returns[i] * score(prompt, word)
+        return value
+
+    visit([], 1.0)
+    return gradient
+
+
+def source_of(changes=(), patch=None):
+    """The source of nano.py, with changes, or one of the patches of docs/lesson/."""
+    path = Path(ROOT, "nano.py")
+    with tempfile.TemporaryDirectory() as folder:
+        if patch:
+            path = Path(shutil.copy(path, f"{folder}/{patch}.py"))
+            subprocess.run(["git", "apply", f"{ROOT}/docs/lesson/{patch}.patch"], cwd=folder, check=True)
+        source = path.read_text()
+    for old, new in changes:
+        if source.count(old) != 1:
+            raise ValueError(f"nano.py no longer has {old!r} once: change benchmarks/credit.py as well.")
+        source = source.replace(old, new)
+    return source
+
+
+class Missing(Exception):
+    """More words are drawn than are given: so many."""
+
+
+def outcomes(env, G, branching, source, after="", gamma=1.0, baselines=1.0):
+    """Of each outcome of a task's sampling: its probability, gradient (prompt -> number), completions and turns."""
+    names = {"__name__": "nano", "env": env, "N": env.num_agents, "T": env.num_turns, "B": 1, "G": G}
+    names |= {"args": SimpleNamespace(branching=branching, joint_mode="align", gamma=gamma)}
+    names |= {"policies": [None] * env.num_agents, "train_tasks": [{}], "metrics": {}}
+    exec(compile(source, "nano.py", "exec"), names)
+    section = re.search(r"( +# 1 ROLLOUT.*?) +# 3 UPDATE", source, re.S)[1]
+    code = compile(textwrap.dedent(section) + after, "nano.py", "exec")
+
+    def complete(args, policy, prompts, G):
+        groups = []
+        for prompt in prompts:
+            end = len(drawn) + G
+            if end > len(given):
+                raise Missing(end - len(given))
+            words = given[len(drawn) : end]
+            drawn.extend((prompt, word) for word in words)
+            groups.append(names["Group"](prompt, list(words), list(words)))
+        return groups
+
+    names["complete"] = complete
+    unseen = [""]
+    while unseen:
+        given = unseen.pop()
+        drawn = []
+        # of nano_rae.py, which changes it
+        run = names | {"baselines": np.zeros((env.num_turns, env.num_agents)) + baselines}
+        try:
+            exec(code, run)
+        except Missing as missing:
+            unseen += [given + "".join(words) for words in product("ab", repeat=missing.args[0])]
+            continue
+        gradient = defaultdict(float)
+        for node in run["nodes"]:
+            for group in node.groups.values():
+                w = node.weight / len(group.completions) * gamma ** len(node.history)
+                for word, advantage in zip(group.completions, group.advantages):
+                    gradient[group.prompt_ids] += w * advantage * score(group.prompt_ids, word)
+        yield np.prod([chance(*word) for word in drawn]), gradient, len(drawn), run["turns"]
+
+
+def moments(*what, **options):
+    """The mean gradient of a task (prompt -> number), the trace of its covariance, and the mean of completions."""
+    mean = defaultdict(float)
+    square = 0.0
+    completions = 0.0
+    for p, gradient, drawn, _ in outcomes(*what, **options):
+        square += p * sum(value**2 for value in gradient.values())
+        completions += p * drawn
+        for prompt, value in gradient.items():
+            mean[prompt] += p * value
+    return mean, square - sum(value**2 for value in mean.values()), completions
+
+
+def mean_returns(env):
+    """Of each agent, from each turn on, over the trajectories that reach the turn: (T, N)."""
+    sums = np.zeros((env.num_turns, env.num_agents))
+    reached = np.zeros((env.num_turns, 1))
+    for p, _, _, turns in outcomes(env, 1, "tree", source_of()):
+        for t, (node,) in enumerate(turns):
+            sums[t] += p * node.value
+            reached[t] += p
+    return sums / reached
+
+
+def row_of(method, env, *what, **options):
+    """How far the mean gradient is from the true one, and its variance at equal completions."""
+    mean, variance, completions = moments(env, *what, **options)
+    true = true_gradient(env)
+    x = np.array([mean[prompt] for prompt in true])
+    y = np.array(list(true.values()))
+    row = {"method": method, "seed": env.seed, "cosine": x @ y / np.linalg.norm(x) / np.linalg.norm(y)}
+    turns = np.array(["[]" not in prompt for prompt in true])  # 0 or 1
+    for turn in range(2):
+        own = turns == turn
+        row[f"scale_turn{turn + 1}"] = x[own] @ y[own] / (y[own] @ y[own])
+    scale = x @ y / (y @ y)
+    return row | {"completions": completions, "variance": variance / scale**2 * completions}
+
+
+def rows_of(env):
+    """A row for each method."""
+    nano = source_of()
+    cases = [
+        ("tree", 2, "tree", nano),
+        ("trajectories", 3, "trajectories", nano),
+        ("ended count as 0", 3, "trajectories", source_of(ZERO)),
+        ("only those alive", 3, "trajectories", source_of(ALIVE)),
+        ("mean over turns", 3, "trajectories", nano, TURNS),
+        ("standard deviation, tree", 2, "tree", source_of(STANDARD_DEVIATION)),
+        ("standard deviation, trajectories", 3, "trajectories", source_of(STANDARD_DEVIATION)),
+        ("difference reward, tree", 2, "tree", source_of(patch="nano_difference")),
+        ("difference reward, trajectories", 3, "trajectories", source_of(patch="nano_difference")),
+        ("Dr. MAS", 3, "trajectories", source_of(patch="nano_drmas")),
+        ("Shapley", 2, "tree", source_of(SHAPLEY)),
+    ]
+    for method, *what in cases:
+        yield row_of(method, env, *what)
+    yield row_of("RAE", env, 1, "tree", source_of(patch="nano_rae"), baselines=mean_returns(env))
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args, description=__doc__)
+    rows = []
+    for seed in args.seeds:
+        own = list(rows_of(Game(seed)))
+        tree = own[0]["variance"]
+        for row in own:
+            row["variance"] /= tree
+        rows += own
+    write_rows(f"{ROOT}/results/credit.csv", stamp(args), rows)
