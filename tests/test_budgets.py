@@ -9,7 +9,7 @@ PATHS = sorted(ROOT.glob("*.py"))
 for folder in "envs", "rewards", "models", "tests", "benchmarks":
     PATHS += sorted((ROOT / folder).rglob("*.py"))
 MOST = {  # nodes of a file; of a folder, all together
-    "nano.py": 1700,
+    "nano.py": 1730,
     "magrpo.py": 6270,
     "marloo.py": 6270,
     "maremax.py": 6270,

@@ -64,26 +64,26 @@ def test_a_moving_mean_is_unbiased_and_a_standard_deviation_is_not():
     assert max(found) - min(found) > 0.01
 
 
-def path(node):
-    """A trajectory: the nodes from this one on."""
-    return [node, *path(node.children[0])] if node else []
+def path(node, j):
+    """A trajectory: a node, the index of its joint action, and what follows."""
+    return [(node, j), *path(node.children[j], 0)] if node else []
 
 
 def slow_objective(script, model, trajectories, turn, i):
     """Of a turn of a task's trajectories: the mean of advantage * log-probability / max_new_tokens."""
     to_go = []
-    for nodes in trajectories:
+    for pairs in trajectories:
         # one that has ended stays with its last turn
-        rest = nodes[turn:] or nodes[-1:]
-        rewards = [np.broadcast_to(node.steps[0].reward, 2)[i] for node in rest]
+        rest = pairs[turn:] or pairs[-1:]
+        rewards = [np.broadcast_to(node.steps[j].reward, 2)[i] for node, j in rest]
         to_go.append(np.polyval(rewards[::-1], GAMMA))
     advantages = advantages_of(script, np.array(to_go))
     total = 0.0
-    for nodes, advantage in zip(trajectories, advantages):
-        if turn < len(nodes) and i in nodes[turn].groups:
-            group = nodes[turn].groups[i]
-            logprobs = slow_logprobs(model, group.prompt_ids, group.completion_ids[0])
-            total += advantage * logprobs.sum()
+    for pairs, advantage in zip(trajectories, advantages):
+        for node, j in pairs[turn : turn + 1]:
+            if i in node.groups:
+                group = node.groups[i]
+                total += advantage * slow_logprobs(model, group.prompt_ids, group.completion_ids[j]).sum()
     return total / len(trajectories) / MAX_NEW_TOKENS
 
 
@@ -97,8 +97,8 @@ def test_gradient_of_trajectories_is_the_slow_one(script, env, run, updates, mod
     assert len(updates) == 2
     for i, update in enumerate(updates):
         model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64, attn_implementation="eager")
-        trajectories = [path(root) for root in update.turns[0]]
-        assert trajectories[0][0].task == trajectories[3][0].task
+        trajectories = [path(root, j) for root in update.turns[0] for j in range(len(root.joint))]
+        assert len(trajectories) == 8
         loss = 0.0
         for turn in range(3):
             for own in trajectories[:4], trajectories[4:]:
