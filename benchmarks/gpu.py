@@ -49,7 +49,7 @@ OPTIONS = {
     "LoRA": ["--lora-rank", 8],
 }
 # kinds of random models, which are compared with a plain forward pass and with generate()
-GEMMA = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "initializer_range": 0.1}
+GEMMA = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12}
 MODELS = {
     "sliding windows": GEMMA | {"model_type": "gemma3_text", "vocab_size": 65_536, "sliding_window": 32},
     "mixture of experts": TINY | {"model_type": "qwen3_moe", "num_experts": 8, "moe_intermediate_size": 128},

@@ -47,10 +47,8 @@ def start(words):
 
 def rows_of(number, words):
     """Draws the picture of a section, and returns rows for the results file."""
-    paths = []
-    for word in words:
-        paths += sorted(glob(word)) or [word]
-    args = tyro.cli(plot.Args, args=paths)
+    sources = [path for word in words for path in sorted(glob(word)) or [word]]
+    args = tyro.cli(plot.Args, args=sources)
     plot.main(args)
     frame = pd.concat([plot.frame_of(path, args.labels) for path in args.sources])
     frame = frame[frame["return"].notna() | (frame["iteration"] == 1)].filter(regex="^(?!train/|time/|origin)")
