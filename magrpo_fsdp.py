@@ -17,12 +17,10 @@ arXiv 2508.04652. With one agent this is GRPO, arXiv 2402.03300, in the form of 
 Left out on purpose: the division by the group's standard deviation and by the completion's length (they bias the
 gradient), the clipped ratio (there is one optimizer step per rollout, so it is always 1), a KL penalty.
 
-This is magrpo.py for models that one GPU cannot hold (`diff magrpo.py magrpo_fsdp.py`). With torchrun, FSDP2 divides
-trained weights, gradients and moments among the processes. Before a rollout, and before an update for the policy that
-is trained, all weights are gathered, so that no forward pass waits for another process. A backward pass adds up the
-gradients of all processes layer by layer and leaves each its share, so all make as many, some of one token with
-weight 0. Frozen weights under a LoRA are whole in every process.
-Run on CPUs with gloo; not yet on GPUs.
+This variant is for models that one GPU cannot hold. FSDP2 divides weights, gradients and Adam's moments among the
+processes of torchrun. All weights of a policy are gathered for a rollout and for its update, so that processes wait
+for each other only in backward passes, of which each makes as many. Decoding steps are not captured as CUDA graphs,
+because FSDP's streams would have to join them. Run on CPUs with gloo; not yet on GPUs.
 """
 
 import copy
@@ -47,13 +45,8 @@ import torch
 import torch.distributed as dist
 import transformers
 import tyro
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_state_dict,
-    set_state_dict,
-)
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
@@ -65,7 +58,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, Gene
 
 RANK = int(os.environ.get("RANK", 0))  # of this process among those of torchrun
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)  # in process 0
 
 
 @dataclass
@@ -217,9 +209,10 @@ class Policy:
     tokenizer: Any
     stop_ids: list[int]  # tokens that end a completion
     windows: dict  # kind of layer -> how many tokens it sees
+    parts: list  # modules whose weights are divided among the processes, and gathered one by one
     stream: Any  # where CUDA graphs are captured; None without a GPU, or if Python looks at values in a decoding step
     autocast: Any  # bfloat16 on a GPU
-    parts: list  # modules whose weights are divided among the processes; none in a single process
+    trained: dict  # name -> parameter
     optimizer: Any
 
 
@@ -253,12 +246,13 @@ def load_policy(args, name, device, base_models):
         model = add_lora(model, args.lora_rank)
     # no dropout, in training either
     model.eval()
-    for p in model.parameters():
+    trained = {key: p for key, p in model.named_parameters() if p.requires_grad}
+    for p in trained.values():
         # an adapter has its base's dtype
-        if p.requires_grad:
-            p.data = p.data.float()
+        p.data = p.data.float()
     parts = divide(model) if WORLD_SIZE > 1 else []
-    shares = [p for p in model.parameters() if p.requires_grad]
+    # dividing replaces parameters
+    trained = {key: model.get_parameter(key) for key in trained}
     # base models do not list what ends a turn of the chat
     ends = np.ravel(model.generation_config.eos_token_id).tolist()
     return Policy(
@@ -266,39 +260,12 @@ def load_policy(args, name, device, base_models):
         tokenizer=tokenizer,
         stop_ids=sorted({stop, tokenizer.eos_token_id, *ends} - {None}),
         windows=windows_of(model),
+        parts=parts,
         stream=capture_stream(model),
         autocast=torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"),
-        parts=parts,
-        optimizer=torch.optim.AdamW(shares, weight_decay=0.0, fused=True),
+        trained=trained,
+        optimizer=torch.optim.AdamW(trained.values(), weight_decay=0.0, fused=True),
     )
-
-
-def divide(model):
-    """Divides the trained weights among the processes. Returns the modules that are gathered one by one."""
-    layers = [module for module in model.modules() if type(module).__name__ in model._no_split_modules]
-    # every process has all of the frozen ones
-    frozen = {p for p in model.parameters() if not p.requires_grad}
-    mesh = dist.init_device_mesh(model.device.type, (WORLD_SIZE,))
-    options = {"mesh": mesh, "reshard_after_forward": False, "ignored_params": frozen}
-    dtype = torch.bfloat16 if model.device.type == "cuda" else torch.float32
-    precision = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
-    for layer in layers:
-        fully_shard(layer, mp_policy=precision, **options)
-    # embeddings and head stay in float32
-    fully_shard(model, **options)
-    model.set_reshard_after_backward(False)
-    return [*layers, model]
-
-
-@contextmanager
-def gathered(policies):
-    """Gives every process all weights of the policies: no pass through them then waits for another process."""
-    parts = list(chain(*[policy.parts for policy in policies]))
-    for part in parts:
-        part.unshard()
-    yield
-    for part in parts:
-        part.reshard()
 
 
 def windows_of(model):
@@ -319,7 +286,7 @@ def windows_of(model):
 def capture_stream(model):
     """Where CUDA graphs are captured, which cannot repeat a decoding step in which Python looks at lengths."""
     rope = str(getattr(model.config.get_text_config(), "rope_parameters", None))
-    if model.device.type == "cpu":
+    if model.device.type == "cpu" or WORLD_SIZE > 1:
         return None
     if not model._can_compile_fullgraph or "dynamic" in rope or "longrope" in rope:
         tqdm.write("--model: it looks at lengths, so it decodes without CUDA graphs, several times as slowly")
@@ -336,6 +303,55 @@ def add_lora(model, rank):
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     model.add_adapter(config)
     return model
+
+
+def divide(model):
+    """Divides the trained weights among the processes, with FSDP. Returns the modules that are gathered one by one."""
+    layers = [module for module in model.modules() if type(module).__name__ in model._no_split_modules]
+    # every process has all of the frozen ones
+    frozen = {p for p in model.parameters() if not p.requires_grad}
+    mesh = dist.init_device_mesh(model.device.type, (WORLD_SIZE,))
+    options = {"mesh": mesh, "reshard_after_forward": False, "ignored_params": frozen}
+    dtype = torch.bfloat16 if model.device.type == "cuda" else torch.float32
+    precision = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
+    for layer in layers:
+        fully_shard(layer, mp_policy=precision, **options)
+    # embeddings and head stay in float32; in one group, as they may be tied
+    fully_shard(model, **options)
+    model.set_reshard_after_backward(False)
+    return [*layers, model]
+
+
+@contextmanager
+def gathered(policies):
+    """Gives every process all weights of the policies: no forward pass then waits for another process."""
+    parts = list(chain(*[policy.parts for policy in policies]))
+    for part in parts:
+        part.unshard()
+    yield
+    # what is still gathered at an optimizer step would be stale in the next rollout
+    for part in parts:
+        part.reshard()
+
+
+def whole(tensors):
+    """Name -> the whole of each tensor, on the CPU of the first process. All take part."""
+    wholes = {}
+    for name, value in tensors.items():
+        value = value.detach()
+        if isinstance(value, DTensor):
+            value = value.full_tensor()
+        # one after the other, as a GPU cannot hold all
+        if RANK == 0:
+            wholes[name] = value.cpu()
+    return wholes
+
+
+def share_of(value, p):
+    """Of a whole tensor, what this process keeps if it is divided as the parameter p."""
+    if not isinstance(p, DTensor):
+        return value
+    return distribute_tensor(value, p.device_mesh, p.placements, src_data_rank=None)
 
 
 # one message of each role, which shows what a chat template writes around them
@@ -604,7 +620,8 @@ def over_logits(function, policy, outputs, target):
     def of_piece(states, target):
         # runs only what follows the decoder, such as scaled or capped logits: the decoder returns `states`
         decoder.forward = lambda *args, **kwargs: type(outputs)(states)
-        logits = model(inputs_embeds=states).logits[0]
+        # not through FSDP's hooks, which would wait for other processes after each piece
+        logits = model.forward(inputs_embeds=states).logits[0]
         del decoder.forward
         return function(logits, target)
 
@@ -640,11 +657,27 @@ def batches_of(args, policy, parts):
     return batches
 
 
+def equal_batches(args, policy, parts):
+    """Gathers the policy, and yields its batches: in every process as many, some of one token and weight 0."""
+    with gathered([policy]):
+        batches = batches_of(args, policy, parts)
+        missing = max(all_gather(len(batches))) - len(batches)
+        yield from batches + [[([0], [0], 0.0)]] * missing
+
+
 def num_tokens(batch):
     """How many tokens a batch of parts computes, with padding: of equal prompts one."""
     prompts = {tuple(part[0]) for part in batch}
     longest = max(len(part[1]) for part in batch)
     return len(prompts) * max(map(len, prompts)) + len(batch) * longest
+
+
+def optimizer_step(policy, max_grad_norm):
+    """A step on the mean of all processes' gradients; returns its norm before it is clipped."""
+    grad_norm = torch.nn.utils.clip_grad_norm_(policy.trained.values(), max_grad_norm)
+    policy.optimizer.step()
+    policy.optimizer.zero_grad()
+    return grad_norm.item()
 
 
 # ---- logging and checkpoints
@@ -790,12 +823,16 @@ def catch_signals():
 
 def save_checkpoint(run_dir, iteration, policies):
     """Writes state.pt, from which any number of processes resumes."""
-    shares = [get_state_dict(policy.model, policy.optimizer, options=WHOLE) for policy in policies]
+    models = [whole(policy.trained) for policy in policies]
+    optimizers = [policy.optimizer.state_dict() for policy in policies]
+    for moments in optimizers:
+        moments["state"] = {k: whole(state) for k, state in moments["state"].items()}
     if RANK > 0:
         return
     state = {
         "iteration": iteration,
-        "policies": shares,
+        "models": models,
+        "optimizers": optimizers,
         "sizes": {name: os.path.getsize(f"{run_dir}/{name}") for name in ("metrics.jsonl", "rollouts.jsonl")},
     }
     torch.save(state, f"{run_dir}/state.tmp")
@@ -806,13 +843,17 @@ def save_checkpoint(run_dir, iteration, policies):
 
 def load_checkpoint(run_dir, policies):
     """Restores weights and moments, cuts the logs back to the checkpoint, and returns its iteration."""
-    state = torch.load(f"{run_dir}/state.pt", map_location="cpu")
-    try:
-        for policy, (weights, moments) in zip(policies, state["policies"], strict=True):
-            model, optimizer = policy.model, policy.optimizer
-            set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments, options=WHOLE)
-    except (KeyError, RuntimeError, ValueError):
+    # each process reads its share only
+    state = torch.load(f"{run_dir}/state.pt", map_location="cpu", mmap=True)
+    if [policy.trained.keys() for policy in policies] != [weights.keys() for weights in state["models"]]:
         fail("--resume: its agents are others; leave out --model, --num-agents and --lora-rank.")
+    for policy, weights, moments in zip(policies, state["models"], state["optimizers"]):
+        for name, p in policy.trained.items():
+            p.data.copy_(share_of(weights[name], p))
+        for moment, p in zip(moments["state"].values(), policy.trained.values()):
+            for key in "exp_avg", "exp_avg_sq":
+                moment[key] = share_of(moment[key], p)
+        policy.optimizer.load_state_dict(moments)
     for name, size in state["sizes"].items():
         # a log that is missing is begun anew
         with open(f"{run_dir}/{name}", "ab") as file:
@@ -825,14 +866,14 @@ def save_policies(args, run_dir, policies):
     options = {"do_sample": True, "temperature": args.temperature, "top_k": 0, "top_p": 1.0}
     for i, policy in enumerate(policies):
         policy.model.generation_config = GenerationConfig(eos_token_id=policy.stop_ids, **options)
-        # all processes send their shares
-        weights = get_model_state_dict(policy.model, options=replace(WHOLE, ignore_frozen_params=False))
-        # copies of what they are tied to
+        weights = whole(policy.model.state_dict())
+        if RANK > 0:
+            continue
         for name in policy.model.all_tied_weights_keys:
+            # a copy of what it is tied to
             weights.pop(name, None)
-        if RANK == 0:
-            policy.model.save_pretrained(f"{run_dir}/agent_{i}", state_dict=weights)
-            policy.tokenizer.save_pretrained(f"{run_dir}/agent_{i}")
+        policy.model.save_pretrained(f"{run_dir}/agent_{i}", state_dict=weights)
+        policy.tokenizer.save_pretrained(f"{run_dir}/agent_{i}")
 
 
 def evaluate(args, env, players, tasks, iteration):
@@ -841,7 +882,7 @@ def evaluate(args, env, players, tasks, iteration):
     generations = [args.eval_generations, *[1] * (args.num_turns - 1)]
     if args.eval_temperature is not None:
         args = replace(args, temperature=args.eval_temperature)
-    with gathered(dict.fromkeys(players)):
+    with gathered(players):
         turns = rollout(args, env, players, tasks, generations, "align")
     lines = all_gather(list(records(iteration, args.eval_split, turns, args.num_agents)))
     return summarize("eval", turns), list(chain(*lines))
@@ -1044,7 +1085,7 @@ if __name__ == "__main__":
                 turns = rollout(args, env, players, tasks, generations, args.joint_mode)
         except (Exception, SystemExit):
             # no weight has changed since the last iteration; several processes would wait for each other
-            if WORLD_SIZE == 1 and iteration > 1:
+            if WORLD_SIZE == 1:
                 save_checkpoint(run_dir, iteration - 1, policies)
             raise
         metrics = summarize("train", turns) | {"time/rollout": perf_counter() - began}
@@ -1083,26 +1124,22 @@ if __name__ == "__main__":
                     # equal returns leave only rounding errors, which Adam would blow up
                     if abs(weight) > 1e-12:
                         parts.append((group.prompt_ids, completion_ids, weight))
-            # a backward pass adds up the gradients of all processes, so each makes as many: some of weight 0
-            batches = batches_of(args, policy, parts)
-            most = max(1, *all_gather(len(batches)))
-            batches += [[([0], [0], 0.0)]] * (most - len(batches))
+            # in every process, also without a completion to train on
+            for p in policy.trained.values():
+                p.grad = torch.zeros_like(p)
             loss = 0.0
-            with gathered([policy]):
-                for batch in batches:
-                    prompt_ids, completion_ids, weights = zip(*batch)
-                    with policy.autocast:
-                        logprobs = token_logprobs(policy, prompt_ids, completion_ids, args.temperature)
-                    batch_loss = 0.0
-                    for weight, values in zip(weights, logprobs):
-                        batch_loss -= weight * values.sum()
-                    batch_loss.backward()
-                    loss += batch_loss.item()
+            for batch in equal_batches(args, policy, parts):
+                prompt_ids, completion_ids, weights = zip(*batch)
+                with policy.autocast:
+                    logprobs = token_logprobs(policy, prompt_ids, completion_ids, args.temperature)
+                batch_loss = 0.0
+                for weight, values in zip(weights, logprobs):
+                    batch_loss -= weight * values.sum()
+                batch_loss.backward()
+                loss += batch_loss.item()
             decay = 1 - (iteration - 1) / args.num_iterations if args.anneal_lr else 1.0
             policy.optimizer.param_groups[0]["lr"] = decay * rates[i]
-            grad_norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), args.max_grad_norm).item()
-            policy.optimizer.step()
-            policy.optimizer.zero_grad()
+            grad_norm = optimizer_step(policy, args.max_grad_norm)
             metrics |= {f"agent_{i}/loss": np.mean(all_gather(loss)), f"agent_{i}/grad_norm": grad_norm}
 
         # 4 LOG
@@ -1129,7 +1166,7 @@ if __name__ == "__main__":
         save_policies(args, run_dir, policies)
     if RANK == 0 and args.num_iterations > 0:
         print(f"the agents are in {run_dir}/agent_*; to see what they wrote: python view.py {run_dir}")
-    # together: one that is gone may take others along
     if WORLD_SIZE > 1:
+        # a thread that still holds tensors of a collective when Python ends would abort the process (pytorch 179291)
         dist.barrier()
         dist.destroy_process_group()
