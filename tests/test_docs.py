@@ -70,3 +70,11 @@ def test_probes_show_what_the_page_says(name, run):
         constant = name == "Constant"
         assert (line["train/zero_variance_groups"] == 1) == constant
         assert (line["agent_0/grad_norm"] == line["agent_1/grad_norm"] == 0) == constant
+
+
+def test_the_details_are_in_the_code():
+    """Fails if a page quotes a line that a script no longer has, or that is not the only one."""
+    quotes = re.findall(r"\[`([^`]+)`\]\(\.\./(\w+\.py)\)", (ROOT / "docs/details.md").read_text())
+    assert len(quotes) >= 20
+    for fragment, name in quotes:
+        assert (ROOT / name).read_text().count(fragment) == 1, fragment
