@@ -1,7 +1,9 @@
 """The documents name only flags and files that exist, and show the code that there is."""
 
 import ast
+import json
 import re
+import runpy
 import shutil
 import subprocess
 
@@ -78,3 +80,9 @@ def test_the_details_are_in_the_code():
     assert len(quotes) >= 20
     for fragment, name in quotes:
         assert (ROOT / name).read_text().count(fragment) == 1, fragment
+
+
+def test_the_notebook_is_the_lesson():
+    """Fails if docs/teaching.md or benchmarks/notebook.py was changed, and the notebook was not made again."""
+    made = runpy.run_path(str(ROOT / "benchmarks/notebook.py"))["notebook"]()
+    assert json.loads((ROOT / "docs/lesson.ipynb").read_text()) == made
