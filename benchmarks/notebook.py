@@ -8,13 +8,12 @@ import re
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-START = """\
+START = """
 # A lesson, as a notebook
-
-Sections 0 to 3 of teaching.md, for a CPU or a T4. Write the address of the repository into the next cell, run it once,
-and go on from top to bottom. Each exercise takes 10 to 30 minutes. Guess before you open an answer.
+Sections 0 to 3 of teaching.md, for a CPU or a T4. Write the address of the repository into the next cell, and run the
+cells from top to bottom. Guess before you open an answer.
 """
-INSTALL = """\
+INSTALL = """
 !git clone <this repository> tutti
 %cd tutti
 !pip install -q -r requirements.txt matplotlib
@@ -38,10 +37,10 @@ def code_of(commands):
 
 def cells():
     sections = re.split(r"^(?=## \d\. )", (DOCS / "teaching.md").read_text(), flags=re.MULTILINE)[1:5]
-    # a notebook that is opened alone has no pictures next to it
+    # a notebook that is opened alone has no pictures
     text = re.sub(r"<!--.*?-->\n|!\[.*?\]\(.*?\)\n\n", "", "".join(sections), flags=re.DOTALL)
     made = [cell_of("markdown", START), cell_of("code", INSTALL)]
-    # blocks without a language whose first line is a command; the tree and the patches stay in the text
+    # the tree and the patches stay in the text
     for k, piece in enumerate(re.split(r"^```\n((?:python|cp) .*?)^```\n", text, flags=re.MULTILINE | re.DOTALL)):
         if k % 2:
             made.append(cell_of("code", code_of(piece)))
