@@ -1,16 +1,18 @@
 """The documents name only flags and files that exist, and show the code that there is."""
 
 import ast
+import json
 import re
+import runpy
 import shutil
 import subprocess
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, metrics_of
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-# of torchrun, tyro, vLLM, and a patch of the lesson
-OTHERS_FLAGS = {"nproc_per_node", "shutdown_timeout", "help", "enable_lora", "lora_modules", "kl_coef"}
+# of torchrun, tyro, vLLM, pip, and a patch of the lesson
+OTHERS_FLAGS = {"nproc_per_node", "shutdown_timeout", "help", "enable_lora", "lora_modules", "kl_coef", "deps"}
 USERS_FILES = {"shout.py"}
 
 
@@ -59,3 +61,28 @@ def test_the_readmes_loop_is_nanos():
     for line in map(str.strip, loop.splitlines()):
         if line and not line.startswith("#"):
             assert line in nano  # what comes before it in nano.py has been passed
+
+
+@pytest.mark.parametrize("name", ["Constant", "GoodWord", "PartnersWord"])
+def test_probes_show_what_the_page_says(name, run):
+    """Fails if a probe cannot be loaded, has nothing to learn, or the constant one trains something."""
+    flags = ["--num-iterations", 2, "--eval-every", 10, "--max-new-tokens", 16]
+    names = run(ROOT / "magrpo.py", "--env", f"docs.probes:{name}", *flags)
+    for line in metrics_of(names["run_dir"])[1:]:
+        constant = name == "Constant"
+        assert (line["train/zero_variance_groups"] == 1) == constant
+        assert (line["agent_0/grad_norm"] == line["agent_1/grad_norm"] == 0) == constant
+
+
+def test_the_details_are_in_the_code():
+    """Fails if a page quotes a line that a script no longer has, or that is not the only one."""
+    quotes = re.findall(r"\[`([^`]+)`\]\(\.\./(\w+\.py)\)", (ROOT / "docs/details.md").read_text())
+    assert len(quotes) >= 20
+    for fragment, name in quotes:
+        assert (ROOT / name).read_text().count(fragment) == 1, fragment
+
+
+def test_the_notebook_is_the_lesson():
+    """Fails if docs/teaching.md or benchmarks/notebook.py was changed, and the notebook was not made again."""
+    made = runpy.run_path(str(ROOT / "benchmarks/notebook.py"))["notebook"]()
+    assert json.loads((ROOT / "docs/lesson.ipynb").read_text()) == made
