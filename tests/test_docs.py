@@ -12,7 +12,17 @@ from conftest import ROOT, metrics_of
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 # of torchrun, tyro, vLLM, pip, and a patch of the lesson
-OTHERS_FLAGS = {"nnodes", "nproc_per_node", "rdzv_endpoint", "shutdown_timeout", "help", "enable_lora", "lora_modules", "kl_coef", "deps"}
+OTHERS_FLAGS = {
+    "nnodes",
+    "nproc_per_node",
+    "rdzv_endpoint",
+    "shutdown_timeout",
+    "help",
+    "enable_lora",
+    "lora_modules",
+    "kl_coef",
+    "deps",
+}
 USERS_FILES = {"shout.py"}
 
 
