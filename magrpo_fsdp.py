@@ -15,10 +15,10 @@ arXiv 2508.04652. With one agent this is GRPO, arXiv 2402.03300, in the form of 
 Left out on purpose: the division by the group's standard deviation and by the completion's length (they bias the
 gradient), the clipped ratio (there is one optimizer step per rollout, so it is always 1), a KL penalty.
 
-This variant is for models that one GPU cannot hold, and runs under torchrun. FSDP2 divides weights, gradients and Adam's
-moments among the processes. All weights of a policy are gathered for a rollout and for its update, so that processes
-wait for each other only in backward passes, of which each makes as many. Decoding steps are not captured as CUDA
-graphs, because FSDP's streams would have to join them. Run on CPUs with gloo; not yet on GPUs.
+This variant is for models that one GPU cannot hold. FSDP2 divides weights, gradients and Adam's moments among the
+processes of torchrun. All weights of a policy are gathered for a rollout and for its update, so that processes wait
+for each other only in backward passes, of which each makes as many. Decoding steps are not captured as CUDA graphs,
+because FSDP's streams would have to join them. Run on CPUs with gloo; not yet on GPUs.
 """
 
 import copy
