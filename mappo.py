@@ -1242,4 +1242,6 @@ if __name__ == "__main__":
         save_policies(args, run_dir, policies)
         print(f"the agents are in {run_dir}/agent_*; to see what they wrote: python view.py {run_dir}")
     if WORLD_SIZE > 1:
+        # a thread that still holds tensors of a collective when Python ends would abort the process (pytorch 179291)
+        dist.barrier()
         dist.destroy_process_group()
