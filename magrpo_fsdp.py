@@ -616,7 +616,7 @@ def over_logits(function, policy, outputs, target):
     def of_piece(states, target):
         # runs only what follows the decoder, such as scaled or capped logits: the decoder returns `states`
         decoder.forward = lambda *args, **kwargs: type(outputs)(states)
-        # not through FSDP's hooks, which would wait for other processes after each piece
+        # past FSDP's hooks: gradients of embeddings and head are reduced at the end of a backward pass
         logits = model.forward(inputs_embeds=states).logits[0]
         del decoder.forward
         return function(logits, target)
