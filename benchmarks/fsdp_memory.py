@@ -14,13 +14,8 @@ from stamp import ROOT, stamp, write_rows
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 TINY = f"{ROOT}/models/tiny"
-SIZES = {
-    "hidden_size": 512,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 12,
-    "layer_types": None,
-    "dtype": "float32",
-}
+SIZES = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 12, "dtype": "float32"}
+SIZES["layer_types"] = ["full_attention"] * 12
 FLAGS = "--num-iterations 1 --num-generations 2 --max-new-tokens 8 --eval-tasks 4 --max-batch-tokens 512"
 
 
