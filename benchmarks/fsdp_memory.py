@@ -1,4 +1,4 @@
-"""The most memory that the last process of magrpo_fsdp.py held on a CPU, with two agents of 38M parameters.
+"""The most memory that the last process of magrpo_fsdp.py held on a CPU, with two agents of 39M parameters.
 
     python benchmarks/fsdp_memory.py
 
@@ -33,7 +33,6 @@ def measure(folder, count):
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(TINY, **SIZES))
-        print(f"{model.num_parameters()} parameters")
         model.save_pretrained(folder)
         AutoTokenizer.from_pretrained(TINY).save_pretrained(folder)
         rows = [measure(folder, count) for count in (1, 2, 4)]
