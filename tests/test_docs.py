@@ -15,6 +15,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 OTHERS_FLAGS = {
     "nnodes",
     "nproc_per_node",
+    "rdzv_backend",
     "rdzv_endpoint",
     "shutdown_timeout",
     "help",
