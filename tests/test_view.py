@@ -252,7 +252,7 @@ def test_what_a_metric_means(page):
 def test_a_narrow_screen(page):
     """Fails if a chart's title loses its numbers, the page is wider than the screen, or charts hide the texts."""
     page.set_viewport_size({"width": 390, "height": 800})
-    assert page.locator(".chart").count() == 1
+    page.wait_for_function("document.querySelectorAll('.chart').length == 1")
     page.click("text=to the texts")
     assert page.evaluate("texts.getBoundingClientRect().top < 400")
     page.click("summary >> nth=0")
