@@ -1,6 +1,6 @@
 """Our gradients and returns against trl's and comlrl's: same model, tasks, prompts, reward and learning rate.
 
-    benchmarks/.peers-venv/bin/python benchmarks/parity.py --seeds 3 --num-iterations 20
+    benchmarks/.peers-venv/bin/python benchmarks/parity.py --seeds 3 --num-iterations 30
 
 peers.py prints how to make that environment, which needs tyro, too. One agent is compared with trl, with a learning
 rate that decays linearly; two agents, aligned, with comlrl, at a constant one, since comlrl has no schedule. The peers
@@ -19,6 +19,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from glob import glob
+from importlib.metadata import version
 
 import numpy as np
 import pandas as pd
@@ -44,7 +45,7 @@ LENGTH = 96  # max_new_tokens
 @dataclass
 class Args(magrpo.Args):  # num_iterations, num_tasks and num_generations are used
     seeds: int = 5  # 1, 2, ...
-    folder: str = f"{ROOT}/runs/parity"  # of what is trained
+    folder: str = "runs/parity"  # of what is trained
 
 
 # The contestants
@@ -229,7 +230,7 @@ def compare(args, contestant, gradients, returns):
 
 
 def main(args):
-    about = stamp(args)
+    about = f"{stamp(args)}; trl {version('trl')}, comlrl {version('comlrl')}"
     torch.set_num_threads(1)
     args.max_new_tokens = LENGTH
     gradients = []
