@@ -662,7 +662,7 @@ def equal_batches(args, policy, parts):
     with gathered([policy]):
         batches = batches_of(args, policy, parts)
         missing = max(all_gather(len(batches))) - len(batches)
-        yield from batches + [[([0], [0], 0.0)]] * missing
+        yield from batches + [[([0, 0], [0], 0.0)]] * missing
 
 
 def num_tokens(batch):
