@@ -112,7 +112,9 @@ def time_decoding(name):
     job = read_job()
     script = import_module(name)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    policy = script.load_policy(script.Args(), job["model"], device, {})
+    # load_policy of older commits makes an optimizer with it
+    args = script.Args(learning_rate=job["learning_rate"])
+    policy = script.load_policy(args, job["model"], device, {})
     short, long = job["lengths"]
     milliseconds = {}
     for rows in job["rows"]:
