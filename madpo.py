@@ -1147,7 +1147,7 @@ if __name__ == "__main__":
                     continue
                 weights = group.advantages  # (G,), 0 in no pair, or in both answers of one
                 for completion_ids, weight in zip(group.completion_ids, weights.tolist()):
-                    # equal returns leave only rounding errors, which Adam would blow up
+                    # equal returns leave only rounding errors, which are not worth a forward pass
                     if abs(weight) > 1e-12:
                         parts.append((group.prompt_ids, completion_ids, weight))
             # in every process, also without a completion to train on

@@ -1037,7 +1037,7 @@ if __name__ == "__main__":
                 discount = args.gamma ** len(node.history)
                 weights = w * discount * group.advantages / args.max_new_tokens  # (G,)
                 for completion_ids, weight in zip(group.completion_ids, weights.tolist()):
-                    # equal returns leave only rounding errors, which Adam would blow up
+                    # equal returns leave only rounding errors, which are not worth a forward pass
                     if abs(weight) > 1e-12:
                         parts.append((group.prompt_ids, completion_ids, weight))
             # in every process, also without a completion to train on

@@ -186,7 +186,7 @@ class Equal(Letters):
 
 @pytest.mark.parametrize("script", [MAGRPO, *OTHERS[:2]], ids=lambda path: path.stem)
 def test_equal_rewards_leave_no_gradient(script, run, updates, model_dir):
-    """Fails if rounding errors of equal returns are trained on, which Adam would blow up to whole steps."""
+    """Fails if rounding errors of equal returns are trained on."""
     run(script, *TOY, "--env", "test_gradient:Equal", "--model", model_dir, "--joint-mode", "align")
     assert len(updates) == 2
     for gradient in chain(*(update.gradients for update in updates)):
