@@ -1,6 +1,6 @@
 """Our gradients and returns against trl's and comlrl's: same model, tasks, prompts, reward and learning rate.
 
-    benchmarks/.peers-venv/bin/python benchmarks/parity.py --seeds 3 --num-iterations 30
+    benchmarks/.peers-venv/bin/python benchmarks/parity.py --seeds 8 --num-iterations 60
 
 peers.py prints how to make that environment, which needs tyro, too. One agent is compared with trl, with a learning
 rate that decays linearly; two agents, aligned, with comlrl, at a constant one, since comlrl has no schedule. The peers
@@ -8,13 +8,16 @@ are as they are, except comlrl_cut, which tells why comlrl_alike differs: the pa
 and the last token is doubled, since comlrl does not train the last one.
 
 A row of results/parity_gradient.csv compares, on an agent's first rollout by a peer, the peer's gradient before it is
-clipped with ours. comlrl does not divide by max_new_tokens, so its gradient is divided here. A row of
-results/parity_returns.csv is the mean return on all held-out tasks after training, by magrpo.py's evaluation. All are
-judged with two samplers: full, the whole distribution, and narrow, comlrl's default. difference: to magrpo.py with the
-same seed and sampler. What is in --folder is not trained again, so the same command continues what was interrupted.
+clipped with ours. comlrl does not divide by max_new_tokens, so its gradient is divided here. Then all rollouts of the
+peer are trained on by magrpo.py's update. distance: between the weights that the peer and ours end with, over the
+distance that the peer's have moved. A row of results/parity_returns.csv is the mean return of 8 answers to each
+held-out task after training, by magrpo.py's evaluation. All are judged with two samplers: full, the whole
+distribution, and narrow, comlrl's default. difference: to magrpo.py with the same seed and sampler. What is in
+--folder is not trained again, so the same command continues what was interrupted.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -51,8 +54,9 @@ class Args(magrpo.Args):  # num_iterations, num_tasks and num_generations are us
 # The contestants
 
 
-def train_magrpo(args, folder, schedule):
-    command = [sys.executable, f"{ROOT}/magrpo.py", "--output-dir", folder, "--joint-mode", "align", schedule]
+def train_magrpo(args, folder):
+    command = [sys.executable, f"{ROOT}/magrpo.py", "--output-dir", folder, "--joint-mode", "align"]
+    command += ["--anneal-lr" if args.anneal_lr else "--no-anneal-lr"]
     for name in "seed", "num_agents", "num_tasks", "num_generations", "num_iterations":
         command += [f"--{name}", str(getattr(args, name))]
     subprocess.run(command, check=True)
@@ -79,11 +83,12 @@ def load_inputs(args):
     return policy.tokenizer, Dataset.from_list(rows), reward
 
 
-def save_first(folder, i, model, rollout, length):
-    """Saves agent i's first rollout, triples of prompt_ids, completion_ids and return, and its gradient / length."""
-    if not os.path.exists(f"{folder}/first_{i}"):
-        gradient = parameters_to_vector(p.grad for p in model.parameters())
-        torch.save((rollout, gradient.double() / length), f"{folder}/first_{i}")
+def keep_update(folder, i, model, rollout, length):
+    """Adds to agent i's file a rollout (triples of prompt_ids, completion_ids, return), first with gradient / length."""
+    path = f"{folder}/updates_{i}"
+    updates = torch.load(path) if os.path.exists(path) else []
+    gradient = None if updates else parameters_to_vector(p.grad for p in model.parameters()).double() / length
+    torch.save([*updates, (list(rollout), gradient)], path)
 
 
 def train_trl(args, folder, options):
@@ -92,7 +97,8 @@ def train_trl(args, folder, options):
 
     class Trainer(GRPOTrainer):
         def _clip_grad_norm(self, model):
-            save_first(folder, 0, model, rollout, 1)
+            keep_update(folder, 0, model, rollout, 1)
+            rollout.clear()
             return super()._clip_grad_norm(model)
 
     def rewards_of(prompts, completions, completion_ids, k, **_):
@@ -136,7 +142,7 @@ def train_comlrl(args, folder, options, cut=False):
                 if cut:
                     data["completion_input_ids"] = [[torch.cat([ids, ids[-1:]]) for ids in rows]]
             super()._update_from_samples(i, samples)
-            save_first(folder, i, self.agents[i], rollout, LENGTH)
+            keep_update(folder, i, self.agents[i], rollout, LENGTH)
 
     def reward_of(*completions, batch_items):
         return [reward(batch_items[0]["k"], [strings[0] for strings in completions])]
@@ -167,10 +173,10 @@ def train_comlrl(args, folder, options, cut=False):
 
 ALIKE = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "advantage_normalization": False}
 CONTESTANTS = {  # name -> number of agents, how they are trained, and its options; ours before those compared with it
-    "magrpo_1": (1, train_magrpo, "--anneal-lr"),
+    "magrpo_1": (1, train_magrpo),
     "trl_dr_grpo": (1, train_trl, {"loss_type": "dr_grpo", "scale_rewards": "none"}),
     "trl_default": (1, train_trl, {}),
-    "magrpo_2": (2, train_magrpo, "--no-anneal-lr"),
+    "magrpo_2": (2, train_magrpo),
     "comlrl_alike": (2, train_comlrl, ALIKE),
     "comlrl_default": (2, train_comlrl, {}),
     "comlrl_cut": (2, train_comlrl, ALIKE, True),
@@ -180,25 +186,39 @@ CONTESTANTS = {  # name -> number of agents, how they are trained, and its optio
 # Comparisons
 
 
-def compare_gradients(args, path):
-    """Numbers of a row: the peer's gradient of a rollout, and ours, by magrpo.py's log-probabilities and loss."""
-    rollout, theirs = torch.load(path)
-    prompt_ids, completion_ids, returns = zip(*rollout)
+def replay(args, path, name):
+    """Numbers of a row: a peer's rollouts trained on by magrpo.py's log-probabilities, loss and optimizer step."""
+    updates = torch.load(path)
     policy = load(args, TINY)
-    groups = np.reshape(returns, (-1, args.num_generations))
-    advantages = groups - groups.mean(1, keepdims=True)
-    logprobs = magrpo.token_logprobs(policy, prompt_ids, completion_ids, args.temperature)
-    loss = 0.0
-    for advantage, values in zip(advantages.flat, logprobs):
-        loss -= advantage / len(rollout) / LENGTH * values.sum()
-    loss.backward()
-    ours = parameters_to_vector(p.grad for p in policy.trained.values()).double()
+    gradients = []
+    for number, (rollout, _) in enumerate(updates):
+        prompt_ids, completion_ids, returns = zip(*rollout)
+        groups = np.reshape(returns, (-1, args.num_generations))
+        advantages = groups - groups.mean(1, keepdims=True)
+        logprobs = magrpo.token_logprobs(policy, prompt_ids, completion_ids, args.temperature)
+        loss = 0.0
+        for advantage, values in zip(advantages.flat, logprobs):
+            loss -= advantage / len(rollout) / LENGTH * values.sum()
+        loss.backward()
+        if not gradients:
+            gradients = [parameters_to_vector(p.grad for p in policy.trained.values()).double(), updates[0][1]]
+        policy.optimizer.param_groups[0]["lr"] = RATE * (1 - number / len(updates) if args.anneal_lr else 1.0)
+        magrpo.optimizer_step(policy, args.max_grad_norm)
+    ours, theirs = gradients
+    start, end, replayed = [weights_of(each) for each in (load(args, TINY), load(args, name), policy)]
     return {
         "our_norm": ours.norm().item(),
         "their_norm": theirs.norm().item(),
         "cosine": torch.cosine_similarity(ours, theirs, 0).item(),
         "largest_difference": (ours - theirs).abs().max().item(),
+        "updates": len(updates),
+        "distance": ((replayed - end).norm() / (end - start).norm()).item(),
     }
+
+
+@torch.no_grad()
+def weights_of(policy):
+    return parameters_to_vector(policy.trained.values())
 
 
 draw_full = magrpo.draw
@@ -213,16 +233,19 @@ def draw_narrow(logits, temperature):
 def compare(args, contestant, gradients, returns):
     """Trains agents, unless they are there, and adds rows for them."""
     args.num_agents, train, *options = CONTESTANTS[contestant]
+    args.anneal_lr = args.num_agents == 1
     folder = f"{args.folder}/{contestant}_{args.seed}"
     pattern = f"{folder}/**/agent_*"
     if not glob(pattern, recursive=True):
-        os.makedirs(folder, exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)  # what an interrupted run has left
+        os.makedirs(folder)
         train(args, folder, *options)
     row = {"contestant": contestant, "agents": args.num_agents, "seed": args.seed}
-    for path in sorted(glob(f"{folder}/first_*")):
-        gradients.append(row | {"agent": path[-1]} | compare_gradients(args, path))
+    names = sorted(glob(pattern, recursive=True))
+    for path, name in zip(sorted(glob(f"{folder}/updates_*")), names):  # there are none of ours
+        gradients.append(row | {"agent": path[-1]} | replay(args, path, name))
     env, _, tasks = magrpo.load_environment(args)
-    policies = [load(args, name) for name in sorted(glob(pattern, recursive=True))]
+    policies = [load(args, name) for name in names]
     for sampler, draw in ("full", draw_full), ("narrow", draw_narrow):
         magrpo.draw = draw
         metrics, _ = magrpo.evaluate(args, env, policies, tasks, 0)
@@ -233,6 +256,7 @@ def main(args):
     about = f"{stamp(args)}; trl {version('trl')}, comlrl {version('comlrl')}"
     torch.set_num_threads(1)
     args.max_new_tokens = LENGTH
+    args.eval_generations = 8  # with one, chance moves a mean over 64 tasks by 0.07
     gradients = []
     returns = []
     for seed in range(1, args.seeds + 1):
