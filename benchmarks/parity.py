@@ -84,7 +84,7 @@ def load_inputs(args):
 
 
 def keep_update(folder, i, model, rollout, length):
-    """Adds to agent i's file a rollout (triples of prompt_ids, completion_ids, return), first with gradient / length."""
+    """Adds to agent i's file a rollout, triples of prompt_ids, completion_ids and return, and the first gradient."""
     path = f"{folder}/updates_{i}"
     updates = torch.load(path) if os.path.exists(path) else []
     gradient = None if updates else parameters_to_vector(p.grad for p in model.parameters()).double() / length
