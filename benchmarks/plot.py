@@ -10,7 +10,7 @@ evaluations. One metric: a line for each name. Several: a panel for each name wi
 without returns, such as one of sft.py, is left out. The last value of each seed is printed.
 
 A curve is the mean over seeds of each evaluation, at the mean of the tokens sampled until then. Its band is the 95% t
-interval of the mean, drawn for at most three lines in a panel.
+interval of the mean, drawn for at most three lines in a panel. --over seconds: by wall clock, without evaluations.
 
 --check needs a comment of one line before a table of a document, such as
 
@@ -30,6 +30,7 @@ import os
 import re
 import sys
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -48,6 +49,7 @@ class Args:
     labels: list[str] = field(default_factory=lambda: ["env_kwargs"])  # arguments that are part of a name
     output: str = "curves"  # .png is added
     metrics: list[str] = field(default_factory=lambda: ["return"])
+    over: Literal["tokens", "seconds"] = "tokens"  # sampled by all agents, or of training
     check: bool = False  # compare documents with the files that they rest on, and draw nothing
 
 
@@ -105,6 +107,7 @@ def frame_of(path, labels):
     frame = pd.DataFrame([{"tokens": 0} | line for line in logged])  # an evaluation samples none
     frame = frame.rename(columns=lambda name: name.removeprefix("eval/"))
     frame["tokens"] = frame["tokens"].cumsum()
+    frame["seconds"] = frame.get("time/iteration", pd.Series(0, frame.index)).fillna(0).cumsum()
     name = about["script"].removesuffix(".py")
     for label in labels:
         value = about["args"][label]
@@ -116,14 +119,14 @@ def frame_of(path, labels):
 
 
 def read(args):
-    """A row for each name, metric, seed and iteration: with tokens, value and origin."""
+    """A row for each name, metric, seed and iteration: with tokens or seconds, value and origin."""
     frames = []
     for number, path in enumerate(args.sources):
         frame = frame_of(path, args.labels)
         if "return" not in frame:
             print(f"{path} is left out: it has no returns")
             continue
-        names = ["name", "seed", "origin", "iteration", "tokens"]
+        names = ["name", "seed", "origin", "iteration", args.over]
         frames.append(frame.melt(names, args.metrics, "metric").dropna().assign(number=number))
     points = pd.concat(frames)
     last = points.groupby(["name", "metric", "seed"])["number"].transform("max")
@@ -140,19 +143,20 @@ def draw(args, points):
     panels = list(points["name"].unique()) if len(args.metrics) > 1 else [args.metrics[0]]
     figure, axes = plt.subplots(1, len(panels), figsize=(7 + 4 * (len(panels) - 1), 4.2), dpi=150, squeeze=False)
     lines = points.groupby(["name", "metric"], sort=False)
+    unit, label = (1000, "sampled tokens, thousands") if args.over == "tokens" else (60, "minutes of training")
     for panel, plot in zip(panels, axes[0]):
         own_lines = [line for line in lines if panel in line[0]]
         for (name, metric), own in own_lines:
             # of each evaluation that all seeds have: the mean of their tokens, and mean and interval of their values
-            curve = own.groupby("iteration").agg({"tokens": "mean", "value": list})
+            curve = own.groupby("iteration").agg({args.over: "mean", "value": list})
             curve = curve[curve["value"].map(len) == own["seed"].nunique()]
-            tokens = curve["tokens"] / 1000
+            x = curve[args.over] / unit
             values = np.array([t_interval(each) for each in curve["value"]])  # (points, 3); of one seed (points, 1)
-            marker = "o" if len(tokens) == 1 else None  # an evaluation without training
-            plot.plot(tokens, values[:, 0], label=name if panel == metric else metric, linewidth=2, marker=marker)
+            marker = "o" if len(x) == 1 else None  # an evaluation without training
+            plot.plot(x, values[:, 0], label=name if panel == metric else metric, linewidth=2, marker=marker)
             if len(own_lines) <= 3 and values.shape[1] > 1:
-                plot.fill_between(tokens, *values[:, 1:].T, alpha=0.15, linewidth=0)
-        plot.set(title=panel, xlabel="sampled tokens, thousands")
+                plot.fill_between(x, *values[:, 1:].T, alpha=0.15, linewidth=0)
+        plot.set(title=panel, xlabel=label)
         plot.spines[["top", "right"]].set_visible(False)
         plot.grid(alpha=0.25)
         plot.legend(frameon=False)
