@@ -1,13 +1,17 @@
-"""Makes docs/lesson.ipynb of sections 0 to 3 of docs/teaching.md: each block of commands becomes a cell to run.
+"""Makes docs/lesson.ipynb of sections 0 to 3 of docs/teaching.md: each block of commands becomes a cell.
 
-python benchmarks/notebook.py
+    pip install nbclient ipykernel
+    python benchmarks/notebook.py
+
+The cells are run from top to bottom in a new clone, and the notebook keeps what they print and draw.
 """
 
-import json
 import re
+import subprocess
+import tempfile
 from pathlib import Path
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+ROOT = Path(__file__).resolve().parent.parent
 START = """
 # A lesson, as a notebook
 Sections 0 to 3 of teaching.md, for a CPU or a T4. Write the address of the repository into the next cell, and run the
@@ -20,41 +24,54 @@ INSTALL = """
 """
 
 
-def cell_of(kind, text):
-    cell = {"cell_type": kind, "metadata": {}, "source": text.strip().splitlines(keepends=True)}
-    return cell | {"outputs": [], "execution_count": None} if kind == "code" else cell
-
-
 def code_of(commands):
     """The commands of a block for a notebook, which shows the picture that they draw."""
     lines = [f"!{command}" for command in commands.splitlines()]
-    pictures = re.findall(r"plot\.py .*--output (\S+)", commands)
-    if pictures:
-        lines.append("from IPython.display import Image")
-        lines += [f'Image("{picture}.png")' for picture in pictures]
+    for picture in re.findall(r"plot\.py .*--output (\S+)", commands):
+        lines += ["from IPython.display import Image", f'Image("{picture}.png")']
     return "\n".join(lines)
 
 
 def cells():
-    sections = re.split(r"^(?=## \d\. )", (DOCS / "teaching.md").read_text(), flags=re.MULTILINE)[1:5]
+    """Pairs of kind and text."""
+    sections = re.split(r"^(?=## \d\. )", (ROOT / "docs/teaching.md").read_text(), flags=re.MULTILINE)[1:5]
     # a notebook that is opened alone has no pictures
     text = re.sub(r"<!--.*?-->\n|!\[.*?\]\(.*?\)\n\n", "", "".join(sections), flags=re.DOTALL)
-    made = [cell_of("markdown", START), cell_of("code", INSTALL)]
+    made = [("markdown", START.strip()), ("code", INSTALL.strip())]
     # the tree and the patches stay in the text
     for k, piece in enumerate(re.split(r"^```\n((?:python|cp) .*?)^```\n", text, flags=re.MULTILINE | re.DOTALL)):
         if k % 2:
-            made.append(cell_of("code", code_of(piece)))
-            continue
-        made += [
-            cell_of("markdown", section) for section in re.split(r"^(?=## )", piece, flags=re.M) if section.strip()
-        ]
+            made.append(("code", code_of(piece)))
+        else:
+            parts = re.split(r"^(?=## )", piece, flags=re.MULTILINE)
+            made += [("markdown", part.strip()) for part in parts if part.strip()]
     return made
 
 
-def notebook():
-    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    return {"cells": cells(), "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 4}
+def without_progress(text):
+    """What is printed without what progress bars draw over."""
+    lines = [line.split("\r")[-1] for line in text.splitlines()]
+    return "\n".join(line for line in lines if not re.search(r"(it/s|s/it)\]$", line.strip()))
+
+
+def main():
+    import nbclient
+    from nbformat import v4, write
+
+    made = [getattr(v4, f"new_{kind}_cell")(text) for kind, text in cells()]
+    notebook = v4.new_notebook(cells=made, metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
+    with tempfile.TemporaryDirectory() as clone:
+        subprocess.run(["git", "clone", "-q", ROOT, clone], check=True)
+        made[1].source = ""  # the installation needs an address
+        nbclient.execute(notebook, clone, timeout=None)
+        made[1].source = INSTALL.strip()
+    for cell in made:
+        cell.metadata = {}  # when it was run
+        for output in cell.get("outputs", []):
+            if output.output_type == "stream":
+                output.text = without_progress(output.text)
+    write(notebook, ROOT / "docs/lesson.ipynb")
 
 
 if __name__ == "__main__":
-    (DOCS / "lesson.ipynb").write_text(json.dumps(notebook(), indent=1, ensure_ascii=False) + "\n")
+    main()
