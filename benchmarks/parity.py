@@ -190,6 +190,9 @@ def replay(args, path, name):
     """Numbers of a row: a peer's rollouts trained on by magrpo.py's log-probabilities, loss and optimizer step."""
     updates = torch.load(path)
     policy = load(args, TINY)
+    if args.num_agents == 2:
+        # AdamW of comlrl, whose gradients are not divided by the length
+        policy.optimizer.param_groups[0] |= {"eps": 1e-8 / LENGTH, "weight_decay": 0.01}
     gradients = []
     for number, (rollout, _) in enumerate(updates):
         prompt_ids, completion_ids, returns = zip(*rollout)
