@@ -60,6 +60,27 @@ def load_metrics(path):
     return {name: [line.get(name) for line in lines] for name in names}
 
 
+def find_warnings(folder, columns):
+    """Why the reward of a run may not rise, as docs/debugging.md says: a sentence for each metric that shows it."""
+    for name, column in columns.items():
+        values = [value for value in column if value is not None]
+        if name == "train/zero_variance_groups" and min(values[-10:]) == 1:
+            cause = (
+                "stays at 1: completions that are compared all earn the same, so nothing is learned; if they earn "
+                "little, pay for parts of the answer or take easier tasks."
+            )
+        elif re.fullmatch(r"eval/agent_\d+/stopped", name) and values[-1] == 0:
+            cause = "is 0: no answer of this agent ended before --max-new-tokens; raise it, or ask for less."
+        elif re.fullmatch(r"train/agent_\d+/entropy", name) and values[-1] < values[0] / 100:
+            cause = (
+                "fell below a hundredth of its first value: answers of this agent became alike; if the return is "
+                "low, lower --learning-rate."
+            )
+        else:
+            continue
+        yield f"{folder}: {name} {cause}"
+
+
 def find_iterations(path, run):
     """split -> its iterations in rollouts.jsonl. The last line of a run in progress may be incomplete."""
     iterations = {}
@@ -78,12 +99,14 @@ def load(folder, iterations):
     """A run as the page has it, which puts its nodes in."""
     with open(f"{folder}/args.json", encoding="utf-8") as file:
         about = json.load(file)
+    columns = load_metrics(f"{folder}/metrics.jsonl")
     return {
         "folder": os.path.normpath(folder),
         "script": about["script"].removesuffix(".py"),
         "commit": about["commit"][:7],
         "args": about["args"],
-        "columns": load_metrics(f"{folder}/metrics.jsonl"),
+        "columns": columns,
+        "warnings": list(find_warnings(folder, columns)),
         "logged": sum(iteration.nodes for iteration in chain(*iterations.values())),
         "nodes": [],
     }
@@ -179,8 +202,9 @@ def compress(head, lines=()):
 
 
 def pack(folders, most, room):
-    """The data of the page, with the rollouts of as many iterations as fit into so many bytes: of the first and the
-    last one of each split, then of one half-way between, then of two between these three, and so on."""
+    """The data of the page, and all warnings. It has the rollouts of as many iterations as fit into so many bytes: of
+    the first and the last one of each split, then of one half-way between, then of two between these three, and so on.
+    """
     series = [find_iterations(f"{folder}/rollouts.jsonl", number) for number, folder in enumerate(folders)]
     runs = [load(folder, iterations) for folder, iterations in zip(folders, series)]
     splits = [iterations for run in series for iterations in run.values()]
@@ -203,7 +227,7 @@ def pack(folders, most, room):
             if len(data) + 1.8 * len(more) > room:  # the next step has twice as many iterations, and texts repeat
                 break
             every //= 2
-    return data
+    return data, chain(*(run["warnings"] for run in runs))
 
 
 if __name__ == "__main__":
@@ -223,7 +247,7 @@ if __name__ == "__main__":
         parser.error("view.html, the page without data, is not in the folder of view.py; copy it there")
 
     page = template.read_text(encoding="utf-8")
-    data = pack(folders, args.nodes, 1e6 * args.megabytes - len(page))
+    data, warnings = pack(folders, args.nodes, 1e6 * args.megabytes - len(page))
     with open(args.output, "w", encoding="utf-8") as file:
         file.write(page.replace("@DATA@", data))  # base64 has no letter that ends a <script>
-    print(f"{args.output}: {(len(page) + len(data)) / 1e6:.1f} MB, runs: {len(folders)}")
+    print(f"{args.output}: {(len(page) + len(data)) / 1e6:.1f} MB, runs: {len(folders)}", *warnings, sep="\n")

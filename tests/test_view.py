@@ -11,6 +11,7 @@ import sys
 from itertools import accumulate, chain
 from operator import itemgetter
 from pathlib import Path
+from runpy import run_path
 from string import Template
 
 import pytest
@@ -20,7 +21,7 @@ FLAGS = "--num-iterations 2 --num-generations 3 --num-tasks 2 --eval-every 1 --m
 EVIL = "</script><script>document.body.id = 'broken'</script><img src=x onerror='document.body.id = 1'>"
 ARGS = """{"script": "magrpo.py", "commit": "0123456789", "args": {"env": "letters", "num_agents": 2, "num_turns": 1,
     "gamma": 1.0, "seed": 1, "num_iterations": 9}}"""
-METRICS = Template("""{"iteration": $k, "train/return": $k, "agent_0/grad_norm": 0.0, \
+METRICS = Template("""{"iteration": $k, "train/return": $k, "agent_0/grad_norm": 0.0, "eval/agent_1/stopped": 0.0, \
 "train/a_part_of_the_reward_that_has_quite_a_long_name": $k}
 """)
 NODE = Template("""{"iteration": $k, "split": "train", "turn": 1, "task_number": $n, "path": [], \
@@ -35,6 +36,7 @@ BRANCH = Template("""{"iteration": $k, "split": "train", "turn": 2, "task_number
 "joint": [[0, 0]], "rewards": [100.0], "parts": {"odd": [1.0]}, "feedback": [null], "agents": [null, {"prompt": "$j", \
 "completions": ["branch $j"], "stopped": [true], "returns": [100.0], "advantages": [$j.0]}]}
 """)
+LONG = "a_run_whose_name_is_longer_than_a_narrow_screen_is_wide"
 CHOSEN = ".tree >> nth=0 >> .on .text"
 TIME = itemgetter("iteration", "split")
 
@@ -144,6 +146,21 @@ def test_a_copy_without_the_page(tmp_path):
     assert (done.returncode, "view.html" in done.stderr) == (2, True)
 
 
+@pytest.mark.parametrize("name, values, known", [
+    ("train/zero_variance_groups", [None, 0.5, *[1.0] * 10], True),
+    ("train/zero_variance_groups", [None, 1.0, 1.0], True),
+    ("train/zero_variance_groups", [None, 0.9, *[1.0] * 9], False),
+    ("eval/agent_1/stopped", [0.5, None, 0.0, None], True),
+    ("eval/agent_1/stopped", [0.0, None, 0.1, None], False),
+    ("train/agent_0/entropy", [None, 1.0, 2.0, 0.009], True),
+    ("train/agent_0/entropy", [None, 1.0, 2.0, 0.011], False),
+])  # fmt: skip
+def test_why_the_reward_does_not_rise(name, values, known):
+    """Fails if a cause that the metrics show is not told, or one that has passed is."""
+    warnings = run_path(str(ROOT / "view.py"))["find_warnings"]("runs/x", {"tokens": values, name: values})
+    assert [warning.startswith(f"runs/x: {name} ") for warning in warnings] == [True] * known
+
+
 @pytest.fixture(scope="module")
 def browser():
     api = pytest.importorskip("playwright.sync_api")
@@ -157,7 +174,7 @@ def browser():
 @pytest.fixture
 def page(browser, tmp_path):
     """The page of two runs. Whatever a test does there, no script may fail, fetch or come from a model."""
-    folders = [make_run(tmp_path / "run"), make_run(tmp_path / "other", tasks=("hard", "new"), branches=4)]
+    folders = [make_run(tmp_path / "run"), make_run(tmp_path / LONG, tasks=("hard", "new"), branches=4)]
     view(folders, tmp_path, "--nodes=2")
     address = f"file://{tmp_path}/page.html"
     events = []
@@ -245,8 +262,15 @@ def test_branches_of_a_turn(page):
 
 def test_what_a_metric_means(page):
     """Fails if a metric that never changes is nowhere, or if the docs know a metric and its chart does not."""
-    assert page.inner_text("section > p >> nth=0") == "constant: agent 0: grad_norm 0"
+    assert page.inner_text("section > p >> nth=0") == "constant: agent 0: grad_norm 0, agent 1: stopped 0"
     assert texts_of(page, ".title b[title]") == "return"
+
+
+def test_warnings_are_seen(page, tmp_path):
+    """Fails if a run's warning is not at its charts, or not in the terminal."""
+    _, *lines = view([tmp_path / "run", tmp_path / LONG], tmp_path).stdout.splitlines()
+    assert len(lines) == 2
+    assert page.locator("section:has(.chart) > .warning").all_inner_texts() == lines
 
 
 def test_a_narrow_screen(page):
@@ -257,5 +281,5 @@ def test_a_narrow_screen(page):
     assert page.evaluate("texts.getBoundingClientRect().top < 400")
     page.click("summary >> nth=0")
     page.wait_for_selector(".chart >> nth=1")
-    boxes = "[...document.querySelectorAll('html, .title')]"
+    boxes = "[...document.querySelectorAll('html, .title, .warning')]"
     assert page.evaluate(f"{boxes}.every(box => box.scrollWidth <= box.clientWidth)")
