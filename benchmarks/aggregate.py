@@ -53,6 +53,13 @@ def better(scores, others):
     return ((np.sign(differences) + 1) / 2).mean((-3, -2, -1))
 
 
+def holm(p):
+    """A Series of p corrected for their number, each at least as large as those before it in ascending order."""
+    ascending = p.dropna().sort_values()
+    factors = np.arange(len(ascending), 0, -1)
+    return (ascending * factors).cummax().clip(upper=1)
+
+
 def main():
     about = stamp({"draws": DRAWS})
     rng = np.random.default_rng(1)
@@ -79,9 +86,7 @@ def main():
             row["p"] = (np.sum(abs(differences) > observed - 1e-12) + 1) / (DRAWS + 1)
         rows.append(row)
     frame = pd.DataFrame(rows)
-    ascending = frame["p"].sort_values().dropna()
-    factors = np.arange(len(ascending), 0, -1)
-    frame["corrected"] = (ascending * factors).cummax().clip(upper=1)
+    frame["corrected"] = holm(frame["p"])
     write_rows(f"{ROOT}/results/aggregate.csv", about, frame.to_dict("records"))
     print(frame.round(3).to_string())
 

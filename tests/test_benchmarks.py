@@ -1,8 +1,12 @@
-"""A benchmark starts at its smallest size. What it measures is not checked here."""
+"""A benchmark starts at its smallest size, and statistics are what their names say. Measurements are not checked."""
 
+import itertools
 import runpy
 import sys
 
+import numpy as np
+import pandas as pd
+import pytest
 from conftest import ROOT
 
 FLAGS = "--scripts magrpo --seeds 1 --num-iterations 1 --minutes 9"
@@ -17,3 +21,17 @@ def test_compare_starts(monkeypatch, capsys, tmp_path):
     runpy.run_path(str(ROOT / "benchmarks/compare.py"), run_name="__main__")
     assert "magrpo seed 1: " in capsys.readouterr().out
     assert len((tmp_path / "rows.csv").read_text().splitlines()) == 4  # versions, names and two evaluations
+
+
+def test_statistics_are_those_of_loops(monkeypatch):
+    """Fails if one leaves out other values, counts ties or pairs of other tasks, or corrects in another order."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    aggregate = runpy.run_path(str(ROOT / "benchmarks/aggregate.py"))
+    scores, others = np.random.default_rng(1).normal(size=(2, 3, 5)).round()  # (task, seed), with ties
+    assert aggregate["iqm"](scores) == pytest.approx(sum(sorted(scores.flat)[3:12]) / 9)
+    wins = []
+    for task, other_task in zip(scores, others):
+        wins += [1 if a > b else 0.5 if a == b else 0 for a, b in itertools.product(task, other_task)]
+    assert aggregate["better"](scores, others) == pytest.approx(sum(wins) / 75)
+    corrected = aggregate["holm"](pd.Series([0.04, 0.01, 0.5, 0.03]))
+    assert corrected.sort_index().tolist() == pytest.approx([0.09, 0.04, 0.5, 0.09])
