@@ -48,10 +48,10 @@ def cells():
     return made
 
 
-def without_progress(text):
-    """What is printed without what progress bars draw over."""
-    lines = [line.split("\r")[-1] for line in text.splitlines()]
-    return "\n".join(line for line in lines if not re.search(r"(it/s|s/it)\]$", line.strip()))
+def tidy(text):
+    """What is printed without empty lines and what progress bars draw over."""
+    lines = [line.split("\r")[-1].rstrip() for line in text.splitlines()]
+    return "\n".join(line for line in lines if line and not re.search(r"(it/s|s/it)\]$", line))
 
 
 def main():
@@ -63,13 +63,13 @@ def main():
     with tempfile.TemporaryDirectory() as clone:
         subprocess.run(["git", "clone", "-q", ROOT, clone], check=True)
         made[1].source = ""  # the installation needs an address
-        nbclient.execute(notebook, clone, timeout=None)
+        nbclient.execute(notebook, clone, timeout=None, coalesce_streams=True)
         made[1].source = INSTALL.strip()
     for cell in made:
         cell.metadata = {}  # when it was run
         for output in cell.get("outputs", []):
             if output.output_type == "stream":
-                output.text = without_progress(output.text)
+                output.text = tidy(output.text.replace(f"{clone}/", ""))
     write(notebook, ROOT / "docs/lesson.ipynb")
 
 
