@@ -12,8 +12,8 @@ clipped with ours. comlrl does not divide by max_new_tokens, so its gradient is 
 peer are trained on by magrpo.py's update. distance: between the weights that the peer and ours end with, over the
 distance that the peer's have moved. A row of results/parity_returns.csv is the mean return of 8 answers to each
 held-out task after training, by magrpo.py's evaluation. All are judged with two samplers: full, the whole
-distribution, and narrow, comlrl's default. difference: to magrpo.py with the same seed and sampler. What is in
---folder is not trained again, so the same command continues what was interrupted.
+distribution, and narrow, comlrl's default. difference: to magrpo.py with the same seed, which also has the same tasks,
+and sampler; p: of a sign-flip test of the differences. What is in --folder is not trained again.
 """
 
 import os
@@ -29,9 +29,9 @@ import pandas as pd
 import torch
 import transformers
 import tyro
+from aggregate import sign_flip_test
 from comlrl.trainers.reinforce import MAGRPOConfig, MAGRPOTrainer
 from datasets import Dataset
-from plot import permutation_test
 from stamp import ROOT, stamp, write_rows
 from torch.nn.utils import parameters_to_vector
 from trl import GRPOConfig, GRPOTrainer
@@ -237,14 +237,15 @@ def compare(args, contestant, gradients, returns):
     """Trains agents, unless they are there, and adds rows for them."""
     args.num_agents, train, *options = CONTESTANTS[contestant]
     args.anneal_lr = args.num_agents == 1
-    folder = f"{args.folder}/{contestant}_{args.seed}"
-    pattern = f"{folder}/**/agent_*"
-    if not glob(pattern, recursive=True):
-        shutil.rmtree(folder, ignore_errors=True)  # what an interrupted run has left
-        os.makedirs(folder)
-        train(args, folder, *options)
+    folder = f"{args.folder}/{contestant}_{args.num_iterations}_{args.seed}"
+    if not os.path.exists(folder):
+        unfinished = f"{folder}_unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        os.makedirs(unfinished)
+        train(args, unfinished, *options)
+        os.rename(unfinished, folder)
     row = {"contestant": contestant, "agents": args.num_agents, "seed": args.seed}
-    names = sorted(glob(pattern, recursive=True))
+    names = sorted(glob(f"{folder}/**/agent_*", recursive=True))
     for path, name in zip(sorted(glob(f"{folder}/updates_*")), names):  # there are none of ours
         gradients.append(row | {"agent": path[-1]} | replay(args, path, name))
     env, _, tasks = magrpo.load_environment(args)
@@ -269,11 +270,8 @@ def main(args):
     frame = pd.DataFrame(returns)
     ours = frame.groupby(["agents", "seed", "sampler"])["return"].transform("first")
 
-    def p_of(values):
-        return permutation_test(ours[values.index], values)
-
     frame["difference"] = frame["return"] - ours
-    frame["p"] = frame.groupby(["contestant", "sampler"])["return"].transform(p_of)
+    frame["p"] = frame.groupby(["contestant", "sampler"])["difference"].transform(sign_flip_test)
     write_rows(f"{ROOT}/results/parity_gradient.csv", about, gradients)
     write_rows(f"{ROOT}/results/parity_returns.csv", about, frame.to_dict("records"))
 

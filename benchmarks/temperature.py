@@ -1,14 +1,15 @@
-"""Asks what a narrow sampler buys: agents trained at temperature 1 and at 0.6, each judged at both.
+"""Asks what a lower temperature buys: agents trained at temperature 1 and at 0.6, each judged at both.
 
     python benchmarks/temperature.py --seeds 3 --num-iterations 60
 
 A row of results/temperature.csv is the mean return of 4 answers to each of 64 held-out tasks after training, by
-magrpo.py's evaluation: the script, at which temperature it was trained (sampling and loss), the seed, at which the
-agents were judged, and with what entropies, in nats a token. Trained agents stay in --folder, so that the same command
-continues what was interrupted.
+magrpo.py's evaluation: the script, at which temperature it was trained (sampling and loss), on how many sampled
+tokens, the seed, at which temperature the agents were judged, and with what entropies, in nats a token. What is in
+--folder is not trained again.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -48,15 +49,24 @@ def judge(args, agents, folder, seed, temperature):
 
 def rows_of(args, script, trained_at, seed):
     """Trains, unless the agents are there, and yields a row for each temperature that they are judged at."""
-    folder = f"{args.folder}/{script}_{trained_at}_{seed}"
-    pattern = f"{folder}/*/agent_*"
-    if not glob(pattern):
+    folder = f"{args.folder}/{args.env}_{args.num_iterations}_{script}_{trained_at}_{seed}"
+    if not os.path.exists(folder):
         flags = ["--env", args.env, "--seed", str(seed), "--temperature", trained_at]
         numbers = ["--num-iterations", str(args.num_iterations), "--eval-every", str(args.num_iterations)]
-        run(script, folder, *flags, *numbers)
-    agents = sorted(glob(pattern))
+        unfinished = f"{folder}_unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        run(script, unfinished, *flags, *numbers)
+        os.rename(unfinished, folder)
+    agents = sorted(glob(f"{folder}/*/agent_*"))
+    tokens = pd.read_json(*glob(f"{folder}/*/metrics.jsonl"), lines=True)["tokens"].sum()
     for temperature in TEMPERATURES:
-        row = {"script": script, "trained_at": trained_at, "seed": seed, "judged_at": temperature}
+        row = {
+            "script": script,
+            "trained_at": trained_at,
+            "tokens": int(tokens),
+            "seed": seed,
+            "judged_at": temperature,
+        }
         yield row | judge(args, agents, f"{folder}_judged_{temperature}", seed, temperature)
 
 
