@@ -87,7 +87,7 @@ class Args:
     max_grad_norm: float = 1.0  # each agent's gradient is clipped to this norm
     # evaluation
     eval_every: int = 20  # iterations between evaluations; there is always one before and one after training
-    eval_tasks: int = 64  # held-out tasks, always the same ones; 0: all
+    eval_tasks: int = 64  # held-out tasks, the same in each evaluation; 0: all
     eval_split: Literal["test", "train"] = "test"  # train, with --num-iterations 0: collect answers for sft.py
     eval_generations: int = 1  # n, trajectories per held-out task; where code is tested, pass@1 and pass@n are logged
     eval_temperature: float | None = None  # by default that of training; 0: greedy

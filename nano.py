@@ -8,7 +8,8 @@
 A joint action has a completion of each agent, and leads to a child: the node of the next turn, where agents have read
 what was written. At a node agent i draws G completions y_1 .. y_G of its own prompt x. The return of a joint action is
 its reward plus gamma times the mean return of its child. R_g is the mean return of the joint actions that contain y_g,
-and w is the probability that a trajectory, of a task drawn at random, passes through y_g. Turns count from 0. With
+and w is the probability that a trajectory, of a task drawn at random, passes through y_g. Turns count from 0. As the
+mean includes R_g, E[-grad L_i] is (G-1)/G of the gradient of the expected return, over max_new_tokens. With
 --branching trajectories R_1 .. R_G are the returns, from a turn on, of a task's G trajectories, which do not branch.
 
 Left out on purpose: the division by the group's standard deviation or the completion's length, which bias the
@@ -46,14 +47,14 @@ class Args:
     num_tasks: int = 4  # B, tasks per iteration
     num_generations: int = 8  # G, completions per agent in a group
     branching: Literal["tree", "trajectories"] = "tree"  # G at every node; or G trajectories of a task, one at a node
-    joint_mode: Literal["align", "cross"] = "cross"  # cross: all G^N joint actions; align, if T > 1: g-th with g-th
+    joint_mode: Literal["align", "cross"] = "cross"  # all G^N joint actions, or g-th with g-th (cheaper if T > 1)
     max_new_tokens: int = 96  # at most, in a completion
     temperature: float = 1.0
     learning_rate: float = 4e-4  # of AdamW, decayed linearly to 0; for a large model 5e-6
     gamma: float = 1.0  # discount per turn
     max_grad_norm: float = 1.0  # each agent's gradient is clipped to this norm
     eval_every: int = 20  # iterations between evaluations
-    eval_tasks: int = 64  # held-out tasks, always the same ones
+    eval_tasks: int = 64  # held-out tasks, the same in each evaluation
     output_dir: str = "runs"
 
 
@@ -242,7 +243,8 @@ if __name__ == "__main__":
             S = G if args.branching == "trajectories" else 1
             turns = rollout(args, env, policies, np.repeat(tasks, S), [G // S] * T, args.joint_mode)
             if S > 1:
-                # a trajectory that has ended says nothing more, and stays in the comparison with its last return
+                # a trajectory that has ended says nothing more, and stays in the comparison with its last return;
+                # in place, since the next pair begins with this list
                 for before, nodes in pairwise(turns):
                     nodes[:] = [node.children[0] or replace(node, groups={}) for node in before]
             nodes = [node for nodes in turns for node in nodes]
@@ -251,7 +253,7 @@ if __name__ == "__main__":
             metrics["tokens"] = sum(len(ids) for group in groups for ids in group.completion_ids)
 
             # 2 ADVANTAGES: of each agent's completions at a node, or in a turn of a task's trajectories
-            for compared in np.reshape(nodes, (-1, S)):
+            for compared in np.reshape(nodes, (-1, S)):  # of a tree one node; else a task's trajectories in one turn
                 for k, node in enumerate(compared):
                     for i, group in node.groups.items():
                         returns = group.returns if S == 1 else np.array([other.value[i] for other in compared])  # (G,)
@@ -285,7 +287,7 @@ if __name__ == "__main__":
                 policy.optimizer.step()
                 metrics |= {f"agent_{i}/loss": loss, f"agent_{i}/grad_norm": grad_norm.item()}
 
-        # 4 EVALUATE: one joint answer to each held-out task
+        # 4 EVALUATE: one joint answer to each held-out task; it draws random numbers, so --eval-every changes a run
         if iteration % args.eval_every == 0 or iteration == args.num_iterations:
             roots, *_ = rollout(args, env, policies, eval_tasks, [1] * T, "align")
             metrics["eval/return"] = np.mean([root.value for root in roots])
