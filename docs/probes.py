@@ -41,7 +41,7 @@ class GoodWord(Constant):
 
 
 class PartnersWord(Constant):
-    """Agent 1 alone knows a word. It is paid if agent 2, who reads what agent 1 wrote, names it, and no other one."""
+    """Agent 0 alone knows a word. It is paid if agent 1, who reads what agent 0 wrote, names it, and no other one."""
 
     num_turns = 2
 
