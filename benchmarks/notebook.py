@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 START = """
 # A lesson, as a notebook
 Sections 0 to 3 of teaching.md, for a CPU or a T4. Write the address of the repository into the next cell, and run the
-cells from top to bottom. Guess before you open an answer.
+cells from top to bottom. Guess before you run. What is printed is of one seed; the answers have three, and only what
+holds in all of them counts.
 """
 INSTALL = """
 !git clone <this repository> tutti

@@ -5,13 +5,13 @@ from envs.reasoning import Reasoning, deal
 
 
 class Split(Reasoning):
-    """Problems dealt out: agent 1 writes what it knows, agent 2 reads it and answers."""
+    """Problems dealt out: agent 0 writes what it knows, agent 1 reads it and answers."""
 
     def __init__(self, **options):
         super().__init__(roles="split", **options)
 
     def message(self, task, text):
-        """What agent 2 reads of agent 1's text."""
+        """What agent 1 reads of agent 0's text."""
         return text
 
     def observe(self, task, history):
@@ -22,14 +22,14 @@ class Split(Reasoning):
 
 
 class Muted(Split):
-    """Agent 2 reads nothing."""
+    """Agent 1 reads nothing."""
 
     def message(self, task, text):
         return ""
 
 
 class Exchanged(Split):
-    """Agent 2 reads what agent 1 should say about another problem: always the same one for a task."""
+    """Agent 1 reads what agent 0 should say about another problem: always the same one for a task."""
 
     def message(self, task, text):
         problems = self.tasks("train")
@@ -39,7 +39,7 @@ class Exchanged(Split):
 
 
 class Rival(Reference):
-    """Two speakers and a listener; agent 2, who knows the role, is paid when the listener is wrong."""
+    """Two speakers and a listener; agent 1, who knows the role, is paid when the listener is wrong."""
 
     def step(self, branches):
         steps = []
@@ -50,7 +50,7 @@ class Rival(Reference):
 
 
 class Unheard(Reference):
-    """Two speakers and a listener, who reads agent 1's word alone; agent 2 is paid like the others."""
+    """Two speakers and a listener, who reads agent 0's word alone; agent 1 is paid like the others."""
 
     def observe(self, task, history):
         history = [step._replace(actions=[step.actions[0], "", ""]) for step in history]
