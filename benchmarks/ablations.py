@@ -5,7 +5,8 @@
 A copy of the last commit in the folder runs each changed script, and the unchanged one (ablation none), with equal
 flags and seeds. A run that has ended is not repeated. A row is a run: setting, ablation, seed, before (return of the
 first evaluation), difference (of the last one's return, to that of the unchanged script with this seed), the last
-evaluation as in benchmarks/compare.py, and the first update's metrics of each agent.
+evaluation as in benchmarks/compare.py, the first update's metrics of each agent, and moved (by how much the first
+agent's weights, as a vector, have moved).
 """
 
 import os
@@ -17,8 +18,10 @@ from glob import glob
 from pathlib import Path
 
 import pandas as pd
+import torch
 import tyro
 from compare import evaluations
+from safetensors.torch import load_file
 from stamp import ROOT, checkout, stamp, write_rows
 
 COMMON = "--num-iterations 20 --eval-every 20 --eval-generations 8"
@@ -75,6 +78,11 @@ class Args:
     settings: list[str] = field(default_factory=lambda: [*SETTINGS])
 
 
+def weights(folder):
+    """All weights of a model, as a vector."""
+    return torch.cat([values.flatten() for values in load_file(f"{folder}/model.safetensors").values()])
+
+
 def train(tree, seed, ablation, setting, *changes):
     """The row of a run, which may be there already."""
     script, flags = SETTINGS[setting]
@@ -95,7 +103,8 @@ def train(tree, seed, ablation, setting, *changes):
     before, after = evaluations(run_dir)
     update = pd.read_json(f"{run_dir}/metrics.jsonl", lines=True).filter(regex="^agent_").iloc[1]
     about = {"setting": setting, "ablation": ablation, "seed": seed, "before": before["return"]}
-    return about | after | update.to_dict()
+    moved = (weights(f"{run_dir}/agent_0") - weights(f"{ROOT}/models/tiny")).norm().item()
+    return about | after | update.to_dict() | {"moved": moved}
 
 
 def main(args):
