@@ -38,7 +38,6 @@ SETTINGS = {
     "tldr": ("magrpo", "--env tldr --max-batch-tokens 1024"),
     "shared": ("magrpo", f"{REFERENCE} --share-policy --joint-mode cross --num-generations 4 --gamma 0.5"),
     "critic": ("ippo", "--env tldr"),
-    "two_turns": ("ippo", "--env docs.probes:GoodWord --num-turns 2"),
     "cool": ("magrpo", "--env tldr --temperature 0.6"),
 }
 
@@ -63,11 +62,6 @@ ABLATIONS = {
     "temperature": ("cool", ("(logits / temperature)", "logits")),
     "values_from_0": ("critic", ("critic.head.bias.data[turn] = sum(rewards)", "pass")),
     "partner_sum": ("shared", ("group.returns = sums / np.bincount(member)", "group.returns = sums")),
-    "discount": ("shared", ("discount = args.gamma ** len(node.history)", "discount = 1.0")),
-    "critic_rate": ("critic", ("args.lora_rank else 10", "args.lora_rank else 1")),
-    "batch_mean": ("tldr", ("batch_loss.backward()", "(batch_loss / len(batch)).backward()")),
-    "padding": ("tldr", ("mask = torch.cat([real,", "mask = torch.cat([torch.ones_like(real),")),
-    "one_head": ("two_turns", ("turns = [speech.turn for", "turns = [0 for")),
 }
 
 
