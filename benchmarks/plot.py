@@ -39,7 +39,8 @@ from stamp import ROOT
 
 # 97.5% quantiles of Student's t distribution for 2 to 10 seeds; more seeds take the last, which is a little too wide
 T_QUANTILES = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262]
-DOCUMENTS = ["README.md", "docs/results.md", "docs/performance.md", "docs/teaching.md", "docs/credit.md"]
+PAGES = ["results", "performance", "teaching", "credit", "details"]
+DOCUMENTS = ["README.md", *[f"docs/{page}.md" for page in PAGES]]
 
 
 @dataclass
