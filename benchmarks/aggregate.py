@@ -34,9 +34,11 @@ DRAWS = 10_000
 def load_scores():
     """Scores (script, task, seed)."""
     scores = []
-    for most, place, *paths in TASKS:
-        files = [paths[script in ("ippo", "mappo")] for script in SCRIPTS]
-        sources = [f"{path}: script == '{script}'" for path, script in zip(files, SCRIPTS)]
+    for most, place, critic_free, with_critics in TASKS:
+        sources = []
+        for script in SCRIPTS:
+            path = with_critics if script in ("ippo", "mappo") else critic_free
+            sources.append(f"{path}: script == '{script}'")
         before = np.mean([figures_of("return seeds first", source, source) for source in sources])
         returns = np.array([figures_of(f"return seeds {place}", source, source) for source in sources])
         scores.append((returns - before) / (most - before))
@@ -83,7 +85,7 @@ def main():
 
     rows = []
     for script, own in zip(SCRIPTS, scores):
-        row = {"script": script, "seed": 0, "iqm": iqm(own)}
+        row = {"script": script, "seed": 0, "iqm": iqm(own)}  # of all seeds; plot.py --check needs the column
         row["iqm_low"], row["iqm_high"] = np.quantile(iqm(bootstrap(own)), [0.025, 0.975])
         if script != "magrpo":
             row["better"] = better(own, scores[0])

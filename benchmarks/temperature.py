@@ -1,6 +1,6 @@
 """Asks what a lower temperature buys: agents trained at temperature 1 and at 0.6, each judged at both.
 
-    python benchmarks/temperature.py --seeds 3 --num-iterations 60
+    python benchmarks/temperature.py --seeds 3
 
 A row of results/temperature.csv is the mean return of 4 answers to each of 64 held-out tasks after training, by
 magrpo.py's evaluation: the script, at which temperature it was trained (sampling and loss), on how many sampled
@@ -28,7 +28,7 @@ TEMPERATURES = ["1.0", "0.6"]
 class Args:
     env: str = "tldr"
     seeds: int = 3  # 1, 2, ...
-    num_iterations: int = 60
+    num_iterations: int = 30
     folder: str = "runs/temperature"  # of what is trained
 
 
