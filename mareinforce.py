@@ -20,36 +20,37 @@ gradient), the clipped ratio (there is one optimizer step per rollout, so it is 
 
 import copy
 import json
-import math
 import os
 import sys
 from collections import defaultdict
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
-from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
-from itertools import chain, groupby, product
-from signal import SIG_DFL, SIGINT, SIGTERM, signal
+from itertools import chain, product
 from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import transformers
 import tyro
-from torch.nn.functional import pad
+import yaml
+from torch.nn.functional import cross_entropy, pad
+from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig, set_seed
+from transformers.cache_utils import Cache, StaticLayer
 
 # N agents, B tasks, G generations, J joint actions, T turns, P prompt tokens, C completion tokens, V vocabulary,
-# K tokens of a batch, R rows of it, L columns of its cache. An agent is a seat; the policy is who plays it.
+# R rows of a batch, L columns of its cache. An agent is a seat; the policy is who plays it.
 
-RANK = int(os.environ.get("RANK", 0))  # of this process among those of torchrun
+RANK = int(os.environ.get("RANK", 0))  # rank under torchrun
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if ON_GPU else "cpu")
+AUTOCAST = torch.autocast(DEVICE.type, torch.bfloat16, enabled=ON_GPU)
+CHECK_EVERY = 16 if ON_GPU else 1  # tokens from one look at who has stopped to the next, for which a GPU has to wait
 
 
 @dataclass
@@ -57,140 +58,68 @@ class Args:
     # experiment
     seed: int = 1  # seeds sampling, the order of the tasks and the environment
     num_iterations: int = 120  # rollouts, each followed by an update of every agent; 0: only evaluate
-    config: str | None = None  # args.json of a run, or a JSON file like it, whose values replace the defaults
+    config: str | None = None  # YAML or JSON file of defaults, e.g. the args.json of a run
     output_dir: str = "runs"  # where the run folder is made
-    resume: str | None = None  # run folder to continue; with unchanged arguments, as if it had never stopped
-    save_every: int = 20  # iterations between checkpoints
-    track: Literal["none", "wandb", "trackio"] = "none"  # where metrics go in addition to metrics.jsonl
+    resume: str | None = None  # run folder to continue from its last checkpoint
+    track: Literal["none", "wandb", "trackio"] = "none"  # tracker, besides metrics.jsonl
     # environment and agents
-    env: str = "tldr"  # a name that envs/ knows, several joined by +, or module:Class of your own
-    env_kwargs: dict[str, str] = field(default_factory=dict)  # its own options, such as: reward grounded
+    env: str = "tldr"  # name of a built-in environment, several joined by +, or module:Class of your own
+    env_kwargs: dict[str, str] = field(default_factory=dict)  # its keyword arguments, e.g. reward grounded
     num_agents: int = 2  # N, each with its own prompt and its own policy
-    num_turns: int = 1  # T, joint actions in a trajectory; environments that need more take more
+    num_turns: int = 1  # T, joint actions in a trajectory; environments with a fixed number of turns override it
     dataset: str = "sample"  # sample (offline), hub, a hub id, or a .jsonl, .json, .csv or .parquet file
-    model: list[str] = field(default_factory=lambda: ["tiny"])  # tiny, a folder or a hub id; one for all, or one each
+    model: list[str] = field(default_factory=lambda: ["tiny"])  # tiny, a folder or a hub id; one, or one per agent
     share_policy: bool = False  # one model and one optimizer for all agents; gradients add up over them
-    lora_rank: int = 0  # rank of a LoRA for each agent, on frozen weights that agents share; 0: train all weights
-    devices: list[str] = field(default_factory=list)  # such as cuda:0 cuda:1; one for all, or one each
+    lora_rank: int = 0  # one adapter per agent on shared frozen weights; 0: full fine-tuning
     # sampling
     num_generations: int = 8  # G, completions per agent in a group
     branching: Literal["tree", "trajectories"] = "tree"  # G at every node; or at the first, and one at each later one
     joint_mode: Literal["align", "cross"] | None = None  # cross: all G^N (default if T=1, G^N <= 100); align: g with g
-    temperature: float = 1.0  # for sampling and for the trained log-probabilities
-    max_new_tokens: int | None = None  # C; by default 96 for tiny, 256 for others and for arxiv
-    max_batch_tokens: int | None = None  # in training; by default 4096, on a GPU what half of its free memory holds
+    temperature: float = 1.0  # for sampling and for the trained log-probabilities; 0: greedy, to evaluate
+    max_new_tokens: int | None = None  # C; default 256, and 96 for tiny
+    batch_size: int = 16  # completions in a training batch; sampling takes 16 times as many
+    cuda_graphs: bool = True  # on a GPU, replay a decoding step as one CUDA graph
     # optimization
-    num_tasks: int = 4  # B, tasks per iteration, of all processes together
-    learning_rate: list[float] = field(default_factory=list)  # of AdamW, one for all or one each; 0: it is not trained
+    num_tasks: int = 4  # B, tasks per iteration; a multiple of the number of processes
+    learning_rate: list[float] = field(default_factory=list)  # of AdamW; one, or one per agent; 0 freezes it
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     gamma: float = 1.0  # discount per turn
-    max_grad_norm: float = 1.0  # each agent's gradient is clipped to this norm
+    max_grad_norm: float = 1.0  # gradient clipping, per agent; 0: none
     # evaluation
-    eval_every: int = 20  # iterations between evaluations; there is always one before and one after training
+    eval_every: int = 20  # iterations between evaluations, each with a checkpoint; 0: only before and after training
     eval_tasks: int = 64  # held-out tasks, the same in each evaluation; 0: all
     eval_split: Literal["test", "train"] = "test"  # train, with --num-iterations 0: collect answers for sft.py
-    eval_generations: int = 1  # n, trajectories per held-out task; where code is tested, pass@1 and pass@n are logged
-    eval_temperature: float | None = None  # by default that of training; 0: greedy
+    eval_generations: int = 1  # trajectories per held-out task
 
 
-def fail(sentence):
-    """Exits with status 2 and one sentence that names the argument and the remedy."""
-    # print would garble the progress bar
-    tqdm.write(f"error: {sentence}", file=sys.stderr)
-    sys.exit(2)
-
-
-# ---- set-up: arguments, processes, environment, policies (a reader of the algorithm goes on at its heading below)
+# ---- set-up (to read the algorithm, skip to "the algorithm")
 
 
 def read_args():
-    """Reads the command line, fills in and checks what depends on several arguments."""
+    """The command line, with defaults from the run that is resumed and from a config file."""
     args = tyro.cli(Args, description=__doc__)
-    if args.resume:
-        args.config = f"{args.resume}/args.json"
-        if not os.path.isfile(f"{args.resume}/state.pt"):
-            fail("--resume: give the run folder itself, which has a state.pt after its first checkpoint.")
-    if args.config:
-        # the command line again, after the file's values
-        args = tyro.cli(Args, description=__doc__, args=words_of(args.config) + sys.argv[1:])
-    if args.max_new_tokens is None:
-        args.max_new_tokens = 96 if set(args.model) == {"tiny"} and args.env != "arxiv" else 256
-    if args.lora_rank and not find_spec("peft"):
-        fail("--lora-rank: pip install peft.")
-    if args.track != "none" and not find_spec(args.track):
-        fail(f"--track: pip install {args.track}.")
-    if args.num_tasks % WORLD_SIZE:
-        fail("--num-tasks: give a multiple of the number of processes, which share them equally.")
-    num_policies = 1 if args.share_policy else args.num_agents
-    if not {len(args.model), len(args.devices or [0]), len(args.learning_rate or [0])} <= {1, num_policies}:
-        fail("--model, --devices, --learning-rate: give one for all, or (without --share-policy) one for each agent.")
-    return args
-
-
-def words_of(path):
-    """The values of a JSON file as words of a command line."""
-    try:
-        with open(path) as file:
-            config = json.load(file)
-    except ValueError as error:
-        fail(f"--config: {path} is no JSON ({error}); give a file like the args.json of a run.")
+    # the files' values as command-line arguments, so that tyro converts and checks them; the last one wins
     words = []
-    for name, value in config.get("args", config).items():
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-            continue
-        if isinstance(value, dict):
-            value = [*chain(*value.items())]
-        words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
-    return words
-
-
-def start_processes(args):
-    """Joins the processes that torchrun started, and returns the devices: one for all policies, or one each."""
-    transformers.utils.logging.disable_progress_bar()
-    own_device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
-    devices = [torch.device(name) for name in args.devices or [own_device]]
-    if devices[0].type == "cuda":
-        torch.cuda.set_device(devices[0])
-        # TF32, for the output head
-        torch.set_float32_matmul_precision("high")
-    elif set(args.model) == {"tiny"}:
-        # so small a model gains little from more threads
-        torch.set_num_threads(1)
-    if WORLD_SIZE > 1:
-        # others wait while one runs tests
-        dist.init_process_group(timeout=timedelta(days=1))
-    return devices
-
-
-def all_gather(value):
-    """The values of all processes, in the order of their ranks."""
-    values = [value] * WORLD_SIZE
-    if WORLD_SIZE > 1:
-        dist.all_gather_object(values, value)
-    return values
+    for path in filter(None, [args.resume and f"{args.resume}/args.json", args.config]):
+        with open(path) as file:
+            values = yaml.safe_load(file)
+        for name, value in values.get("args", values).items():
+            if isinstance(value, bool):
+                words.append(f"--{name}" if value else f"--no-{name}")
+            else:
+                value = list(value.items()) if isinstance(value, dict) else value
+                words += [f"--{name}", *map(str, np.ravel(value))]
+    return tyro.cli(Args, description=__doc__, args=words + sys.argv[1:])
 
 
 def load_environment(args):
-    """The environment, its training tasks and the held-out ones, as pairs (number, task)."""
-    options = {"num_agents": args.num_agents, "num_turns": args.num_turns, "dataset": args.dataset, "seed": args.seed}
-    options |= args.env_kwargs
+    """An instance of the environment's class."""
+    options = {name: getattr(args, name) for name in ("num_agents", "num_turns", "dataset", "seed")} | args.env_kwargs
     module, _, class_name = args.env.partition(":")
-    # where a class of your own may be
-    sys.path.append("")
-    try:
-        # a class of your own needs no envs/
-        if class_name and "+" not in args.env:
-            env = getattr(import_module(module), class_name)(**options)
-        else:
-            env = import_module("envs").make(args.env, **options)
-        train_tasks = list(enumerate(env.tasks("train")))
-        eval_tasks = list(enumerate(env.tasks(args.eval_split)))
-    except (ModuleNotFoundError, AttributeError, ValueError) as error:
-        fail(f"--env {args.env}: {error}")
-    if not train_tasks or not eval_tasks:
-        fail(f"--env {args.env}: tasks() has to return one task or more for each split.")
-    return env, train_tasks, eval_tasks
+    # your own class works without envs/
+    if class_name and "+" not in args.env:
+        return getattr(import_module(module), class_name)(**options)
+    return import_module("envs").make(args.env, **options)
 
 
 @dataclass(eq=False)
@@ -200,9 +129,8 @@ class Policy:
     model: Any
     tokenizer: Any
     stop_ids: list[int]  # tokens that end a completion
-    windows: dict  # kind of layer -> how many tokens it sees
-    stream: Any  # where CUDA graphs are captured; None without a GPU, or if Python looks at values in a decoding step
-    autocast: Any  # bfloat16 on a GPU
+    chat_markers: list[str]  # special tokens that open or close a turn or a document
+    cuda_graphs: bool  # whether decoding steps are captured
     trained: dict  # name -> parameter
     optimizer: Any
 
@@ -211,151 +139,90 @@ class Float32Head(torch.nn.Linear):
     """An output head that autocast leaves alone: in bfloat16, log-probabilities are off by hundredths of a nat."""
 
     def forward(self, hidden):
-        with torch.autocast(hidden.device.type, enabled=False):
+        with torch.autocast(DEVICE.type, enabled=False):
             return super().forward(hidden.float())
 
 
-def load_policy(args, name, device, base_models):
-    """Loads a model; LoRA policies with the same model share its frozen weights, kept in base_models."""
+def load_policy(args, name, base_models):
+    """Loads a model; LoRA policies of the same model share its frozen weights, kept in base_models."""
     path = f"{os.path.dirname(__file__)}/models/tiny" if name == "tiny" else name
-    if os.path.isfile(f"{path}/adapter_config.json"):
-        fail(f"--model: {name} is an adapter; merge it (docs/running.md).")
-    model = base_models.get((name, device))
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        stop = turn_end_of(tokenizer)
-        if model is None:
-            dtype = torch.bfloat16 if args.lora_rank and device.type == "cuda" else torch.float32
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device)
-    except Exception as error:
-        # of many kinds
-        reason = str(error).partition("\n")[0]
-        fail(f"--model: {name} cannot be loaded ({reason}); give tiny, a folder of save_pretrained or a hub id.")
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    model = base_models.get(path)
+    if model is None:
+        dtype = torch.bfloat16 if args.lora_rank and ON_GPU else torch.float32
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(DEVICE)
+    if model._is_stateful or not model.is_backend_compatible():
+        sys.exit(f"error: --model {path}: recurrent layers or custom attention masks are not supported; use nano.py.")
+    stop_ids, chat_markers = special_tokens_of(tokenizer, model)
+    if not stop_ids:
+        sys.exit(f"error: --model {path}: no token ends a completion; set eos_token_id in its generation_config.json.")
     model.get_output_embeddings().float().__class__ = Float32Head
     if args.lora_rank:
-        base_models[name, device] = model
+        base_models[path] = model
         model = add_lora(model, args.lora_rank)
-    # no dropout, in training either
+    # disables dropout, also in training
     model.eval()
-    trained = {key: p for key, p in model.named_parameters() if p.requires_grad}
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for p in trained.values():
-        # an adapter has its base's dtype
+        # adapters have the base model's dtype
         p.data = p.data.float()
-    # base models do not list what ends a turn of the chat
-    ends = np.ravel(model.generation_config.eos_token_id).tolist()
-    return Policy(
-        model=model,
-        tokenizer=tokenizer,
-        stop_ids=sorted({stop, tokenizer.eos_token_id, *ends} - {None}),
-        windows=windows_of(model),
-        stream=capture_stream(model),
-        autocast=torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"),
-        trained=trained,
-        optimizer=torch.optim.AdamW(trained.values(), weight_decay=0.0, fused=True),
+    # saved agents sample as in training
+    model.generation_config = GenerationConfig(
+        do_sample=True, temperature=args.temperature, top_k=0, eos_token_id=stop_ids
     )
-
-
-def windows_of(model):
-    """How many tokens each kind of layer sees: full_attention, sliding_attention or both."""
-    config = model.config.get_text_config()
-    unknown = set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"}
-    if unknown or model._is_stateful or not model.is_backend_compatible():
-        fail("--model: its layers keep a state, or take no mask of ours; use nano.py, or another model.")
-    windows = {}
-    for layer in DynamicCache(config=config).layers:
-        if layer.is_sliding:
-            windows["sliding_attention"] = layer.sliding_window
-        else:
-            windows["full_attention"] = math.inf
-    return windows
-
-
-def capture_stream(model):
-    """Where CUDA graphs are captured, which cannot repeat a decoding step in which Python looks at lengths."""
-    rope = str(getattr(model.config.get_text_config(), "rope_parameters", None))
-    if model.device.type == "cpu":
-        return None
-    if not model._can_compile_fullgraph or "dynamic" in rope or "longrope" in rope:
-        tqdm.write("--model: it looks at lengths, so it decodes without CUDA graphs, several times as slowly")
-        return None
-    return torch.cuda.Stream(model.device)
+    optimizer = torch.optim.AdamW(trained.values(), weight_decay=0.0, fused=True)
+    return Policy(model, tokenizer, stop_ids, chat_markers, ON_GPU and args.cuda_graphs, trained, optimizer)
 
 
 def add_lora(model, rank):
     """A copy of the model with an adapter of its own: new modules, but the same frozen weights."""
-    weights = {id(p): p for p in model.parameters()}
-    # what is in memo counts as copied
-    model = copy.deepcopy(model, memo=weights)
+    # parameters in memo are shared, not copied
+    model = copy.deepcopy(model, memo={id(p): p for p in model.parameters()})
     peft = import_module("peft")
-    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
-    model.add_adapter(config)
+    model.add_adapter(peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM"))
     return model
 
 
-# one message of each role, which shows what a chat template writes around them
-EXCHANGE = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "ANSWER"}]
-
-
-def turn_end_of(tokenizer):
-    """The token that ends an answer: the added one, special or not, that follows it in the chat template, or else eos.
-
-    In Gemma's template that is <end_of_turn>, while its eos is <eos>.
-    """
+def special_tokens_of(tokenizer, model):
+    """Ids of the tokens that end a completion, and the special tokens that open or close a turn or a document."""
+    stop_ids = {tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id).tolist()} - {None}
+    text = ""
     if tokenizer.chat_template:
-        text = tokenizer.apply_chat_template(EXCHANGE, tokenize=False)
-        ending = text.partition("ANSWER")[2].lstrip()
-        for token_id, token in tokenizer.added_tokens_decoder.items():
-            if ending.startswith(token.content):
-                return token_id
-    return tokenizer.eos_token_id
-
-
-@cache  # some have thousands of added tokens
-def turn_tokens(tokenizer):
-    """The tokens, as strings, that open or close a turn or a document. Others, as <tool_call>, are marks in one."""
-    text = tokenizer.apply_chat_template(EXCHANGE, tokenize=False) if tokenizer.chat_template else ""
-    ends = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, turn_end_of(tokenizer)]
-    tokens = []
+        chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "ANSWER"}]
+        text = tokenizer.apply_chat_template(chat, tokenize=False)
+    chat_markers = []
     for token_id, token in tokenizer.added_tokens_decoder.items():
-        if token_id in ends or (token.special and token.content in text):
-            tokens.append(token.content)
-    return tokens
-
-
-def make_plain(tokenizer, text):
-    """A message whose turn tokens, if it quotes any, have become plain text, by a space."""
-    for token in turn_tokens(tokenizer):
-        text = text.replace(token, f"{token[0]} {token[1:]}")
-    return text
+        # base models do not list the template's end-of-turn token
+        if text.partition("ANSWER")[2].lstrip().startswith(token.content):
+            stop_ids.add(token_id)
+        # thoughts are part of a message
+        written = token.special and token.content in text and "think" not in token.content
+        if written or token_id in {tokenizer.bos_token_id, *stop_ids}:
+            chat_markers.append(token.content)
+    return sorted(stop_ids), chat_markers
 
 
 def reseed(seed, iteration):
     """Each iteration and process has a seed of its own, so that a resumed run needs no generator's state."""
-    seed = int(np.random.SeedSequence([seed, RANK, iteration]).generate_state(1)[0])
-    transformers.set_seed(seed)
-    # or policies on two GPUs would draw the same
-    for k, generator in enumerate(torch.cuda.default_generators):
-        generator.manual_seed(seed + k)
+    set_seed(np.random.SeedSequence([seed, RANK, iteration]).generate_state(1).item())
 
 
 # ---- engine: prompts, sampling, log-probabilities
 
 
-def encode(policy, prompt, max_new_tokens, remedy="--max-new-tokens: lower it, or shorten prompts"):
+def encode(policy, prompt):
     """Token ids of a prompt: as a user message, or as bare text if the tokenizer has no chat template."""
     tokenizer = policy.tokenizer
-    # a prompt may quote an agent
-    message = text = make_plain(tokenizer, prompt)
+    # prompts can quote other agents: a space turns what opens or closes a turn into plain text
+    for marker in policy.chat_markers:
+        prompt = prompt.replace(marker, f"{marker[0]} {marker[1:]}")
+    text = prompt
     if tokenizer.chat_template:
-        chat = [{"role": "user", "content": message}]
+        chat = [{"role": "user", "content": prompt}]
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
-        if message.strip() not in text:
-            fail("--model: its chat template leaves out the prompt; use one that takes content as a string.")
     prompt_ids = tokenizer(text, add_special_tokens=not tokenizer.chat_template).input_ids
-    length = len(prompt_ids)
-    context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", math.inf)
-    if length + max_new_tokens > context:
-        fail(f"{remedy}: {length} tokens and a completion of {max_new_tokens} are more than the model's {context}.")
+    if not prompt_ids or prompt.strip() not in text:
+        sys.exit("error: --model: a prompt is empty, or the chat template leaves it out; use one that takes a string.")
     return prompt_ids
 
 
@@ -366,108 +233,95 @@ def draw(logits, temperature):
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     threshold = cumulative[:, -1:] * torch.rand_like(cumulative[:, :1])
     tokens = torch.searchsorted(cumulative, threshold, right=True)
-    # of NaN, too, until a metric ends the run
+    # NaN logits give index V: clamp it, and let log() end the run
     tokens = tokens.clamp(max=probs.shape[-1] - 1)  # (R, 1)
     logprobs = probs.gather(-1, tokens).log()
     return tokens[:, 0], logprobs[:, 0]
 
 
-def prefill(model, prompts, copies):
-    """Computes each of B prompts (token ids) once, and makes `copies` rows of it, R in all.
+def prefill(model, cache, prompt_ids):
+    """Reads R prompts into R rows of the cache; equal ones are computed once.
 
-    Returns the cache, the last logits (R, V), and which cached tokens are not padding (R, P).
+    Returns the last logits (R, V), and which columns are no padding (R, P).
     """
-    prompt_rows = [torch.tensor(ids, device=model.device) for ids in prompts]
-    padded = pad_sequence(prompt_rows, batch_first=True, padding_value=-1, padding_side="left")  # (B, P)
+    distinct = list(dict.fromkeys(map(tuple, prompt_ids)))
+    sequences = [torch.tensor(ids, device=DEVICE) for ids in distinct]
+    padded = pad_sequence(sequences, batch_first=True, padding_value=-1, padding_side="left")
     real = (padded >= 0).long()
     inputs = {"attention_mask": real, "position_ids": (real.cumsum(1) - 1).clamp(min=0)}
-    cache = DynamicCache()
-    logits = model(padded.clamp(min=0), past_key_values=cache, logits_to_keep=1, **inputs).logits[:, 0]  # (B, V)
-    cache.batch_repeat_interleave(copies)
-    return cache, logits.repeat_interleave(copies, 0), real.repeat_interleave(copies, 0)
+    outputs = model(padded.clamp(min=0), past_key_values=cache, logits_to_keep=1, **inputs)
+    rows = torch.tensor([distinct.index(tuple(ids)) for ids in prompt_ids], device=DEVICE)  # (R,)
+    cache.reorder_cache(rows)
+    return outputs.logits[rows, 0], real[rows]
 
 
-class FixedCache(DynamicCache):
-    """The cache of R rows with room for C more tokens, and all else that a decoding step changes in place."""
+class FixedCache(Cache):
+    """Keys and values of L tokens per row, changed in place, so that a CUDA graph can repeat a decoding step.
 
-    def __init__(self, policy, cache, real, C):
-        super().__init__()
-        P = real.shape[1]
-        # kernels of attention want multiples of 16
-        room = C + -(P + C) % 16
-        self.policy = policy
-        self.graph = None
-        self.input_ids = real[:, :1].clone()  # (R, 1), the latest tokens
-        self.padding = P - real.sum(1, keepdim=True)  # (R, 1), columns on the left
-        self.columns = torch.arange(P + room, device=real.device)  # (L,)
-        self.column = torch.tensor([P], device=real.device)  # of the latest tokens
-        # the dtype that attention computes in: rotations leave float32 in a cache, to be cast at every step
-        self.dtype = torch.bfloat16 if torch.is_autocast_enabled(real.device.type) else torch.float32
-        self.layers = cache.layers
-        for layer in self.layers:
-            layer.keys = pad(layer.keys.to(self.dtype), (0, 0, 0, room))  # (R, heads, L, dimension)
-            layer.values = pad(layer.values.to(self.dtype), (0, 0, 0, room))
+    Layers with a sliding window keep all tokens, too; the model's masks hide the old ones.
+    """
 
-    def keep(self, rows):
-        """Drops all but these rows."""
-        self.reorder_cache(rows)
-        self.input_ids = self.input_ids[rows]
-        self.padding = self.padding[rows]
-        # it knows only the old tensors
-        self.graph = None
+    def __init__(self, model, length):
+        layers = model.config.get_text_config().num_hidden_layers
+        super().__init__([StaticLayer(length) for _ in range(layers)])
 
-    def update(self, keys, values, layer_idx, *args, **kwargs):
-        layer = self.layers[layer_idx]
-        layer.keys.index_copy_(2, self.column, keys.to(self.dtype))
-        layer.values.index_copy_(2, self.column, values.to(self.dtype))
-        return layer.keys, layer.values
+    def update(self, keys, values, *args, **kwargs):
+        # store in attention's dtype: RoPE returns float32, also under autocast
+        return super().update(keys.to(values.dtype), values, *args, **kwargs)
 
-    def decode_step(self):
-        """What a graph repeats: it looks at no value, and changes in place what the next step needs."""
-        ages = self.column - self.columns  # (L,)
-        masks = {}
-        for kind, window in self.policy.windows.items():
-            seen = (ages >= 0) & (ages < window) & (self.columns >= self.padding)  # (R, L)
-            mask = torch.zeros_like(seen, dtype=self.dtype).masked_fill_(~seen, -torch.inf)
-            masks[kind] = mask[:, None, None]  # (R, 1, 1, L)
-        inputs = {"attention_mask": masks if len(masks) > 1 else masks[kind]}
-        inputs["position_ids"] = self.column - self.padding  # (R, 1)
-        logits = self.policy.model(self.input_ids, past_key_values=self, **inputs).logits[:, 0]  # (R, V)
-        self.column.add_(1)
+
+def capture(policy, step):
+    """Returns a function that repeats step() as a CUDA graph, by one launch; step itself if it cannot be captured."""
+    config = str(policy.model.config)
+    try:
+        # a graph would repeat the rotations of one length
+        if not policy.model._can_compile_fullgraph or '"dynamic"' in config or '"longrope"' in config:
+            raise RuntimeError("a decoding step depends on the length")
+        graph = torch.cuda.CUDAGraph()
+        # thread_local lets NCCL's thread run
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            logits = step()
+    except RuntimeError as error:
+        tqdm.write(f"--model: no CUDA graph, so decoding is several times slower: {error}")
+        policy.cuda_graphs = False
+        # a failed capture leaves its own stream behind
+        torch.cuda.set_stream(torch.cuda.default_stream())
+        return step
+
+    def replay():
+        graph.replay()
         return logits
 
-    def read(self, tokens):
-        """Reads the latest tokens (R,), and returns the logits after them (R, V)."""
-        self.input_ids.copy_(tokens[:, None])
-        if self.graph:
-            self.graph.replay()
-            return self.logits
-        # the first step is no graph, which cannot hold what libraries set up
-        logits = self.decode_step()
-        if self.policy.stream:
-            self.graph = torch.cuda.CUDAGraph()
-            # weights were cast in the prefill, in the same autocast; NCCL's thread may go on during the capture
-            with torch.cuda.graph(self.graph, stream=self.policy.stream, capture_error_mode="thread_local"):
-                self.logits = self.decode_step()
-        return logits
+    return replay
 
 
 @torch.no_grad()
-def sample(policy, prompts, G, temperature, C):
-    """Draws G completions of each of B prompts (token ids) from the model's full distribution; temperature 0: greedy.
+def sample(policy, prompt_ids, G, temperature, C):
+    """Draws G completions of each of B prompts from the model's full distribution; temperature 0: greedy.
 
     Returns B lists of G pairs (token ids, log-probabilities), up to and including the first stop token.
     """
-    cache, logits, real = prefill(policy.model, prompts, G)
-    cache = FixedCache(policy, cache, real, C)
-    device = real.device
-    stop_ids = torch.tensor(policy.stop_ids, device=device)
-    # to ask a GPU who has stopped is to wait for it, and to drop rows there is to capture another graph
-    period, share = (16, 0.5) if policy.stream else (1, 0.875)
-    numbers = torch.arange(len(real), device=device)  # (R,), of the completions that the rows decode
-    running = torch.ones_like(numbers, dtype=torch.bool)  # (R,), which of them have not stopped
-    all_tokens = torch.zeros(len(real), C, dtype=torch.long, device=device)
-    all_logprobs = torch.zeros(len(real), C, device=device)
+    # attention kernels need multiples of 16
+    L = (max(map(len, prompt_ids)) + C + 15) // 16 * 16
+    cache = FixedCache(policy.model, L)
+    logits, real = prefill(policy.model, cache, [ids for ids in prompt_ids for _ in range(G)])
+    inputs = {
+        "input_ids": real[:, :1].clone(),  # (R, 1), the last sampled tokens
+        "position_ids": real.sum(1, keepdim=True),  # (R, 1)
+        # the model's causal mask hides the columns that are still empty
+        "attention_mask": pad(real, (0, L - real.shape[1]), value=1),  # (R, L)
+    }
+
+    def step():
+        logits = policy.model(past_key_values=cache, **inputs).logits[:, 0]  # (R, V)
+        inputs["position_ids"].add_(1)
+        return logits
+
+    stop_ids = torch.tensor(policy.stop_ids, device=DEVICE)
+    numbers = torch.arange(len(real), device=DEVICE)  # (R,), the completion of each row
+    running = torch.ones_like(numbers, dtype=torch.bool)  # (R,), True until the stop token
+    all_tokens = torch.zeros(len(real), C, dtype=torch.long, device=DEVICE)
+    all_logprobs = torch.zeros(len(real), C, device=DEVICE)
     lengths = torch.zeros_like(numbers)
     for t in range(C):
         tokens, logprobs = draw(logits, temperature)  # (R,)
@@ -475,288 +329,168 @@ def sample(policy, prompts, G, temperature, C):
         all_logprobs[numbers, t] = logprobs
         lengths[numbers] += running
         running = running & ~torch.isin(tokens, stop_ids)
-        if t + 1 == C:
-            break
-        if t % period == 0:
-            rows = running.nonzero().flatten()
+        # finished rows decode on; their tokens are ignored
+        inputs["input_ids"].copy_(tokens[:, None])
+        if t % CHECK_EVERY == 0:
+            rows = running.nonzero()[:, 0]
             if len(rows) == 0:
                 break
-            # not at every token: it copies the cache
-            if len(rows) <= share * len(running):
+            # on a CPU, drop them when enough are done: it copies the cache, and a GPU is as fast with all
+            if not ON_GPU and len(rows) <= 0.875 * len(running):
                 numbers = numbers[rows]
-                tokens = tokens[rows]
                 running = running[rows]
-                cache.keep(rows)
-        # also of completions that have stopped; their tokens do not count
-        logits = cache.read(tokens)
+                cache.reorder_cache(rows)
+                inputs = {name: tensor[rows] for name, tensor in inputs.items()}
+        logits = step()
+        # the first step is eager: libraries initialise lazily, which cannot be captured
+        if t == 0 and policy.cuda_graphs:
+            step = capture(policy, step)
 
-    pairs = []
-    for ids, logprobs, length in zip(all_tokens.tolist(), all_logprobs.tolist(), lengths.tolist()):
-        pairs.append((ids[:length], logprobs[:length]))
+    sampled = zip(all_tokens.tolist(), all_logprobs.tolist(), lengths.tolist())
+    pairs = [(ids[:length], logprobs[:length]) for ids, logprobs, length in sampled]
     return [pairs[k : k + G] for k in range(0, len(pairs), G)]
-
-
-def room_for_tokens(policy, size, on_cpu):
-    """How many tokens half of a GPU's free memory holds, at `size` bytes for each layer and hidden unit."""
-    device = policy.model.device
-    if device.type == "cpu":
-        return on_cpu
-    free = torch.cuda.get_device_properties(device).total_memory - torch.cuda.memory_allocated(device)
-    config = policy.model.config.get_text_config()
-    return free // (2 * size * config.num_hidden_layers * config.hidden_size)
 
 
 def complete(args, policy, prompts, G):
     """Draws a policy's G completions of each prompt: a Group for each."""
-    C = args.max_new_tokens
-    all_prompt_ids = [encode(policy, prompt, C) for prompt in prompts]
-    row = max(map(len, all_prompt_ids)) + C
-    # 4 bytes: keys and values in bfloat16
-    size = max(1, room_for_tokens(policy, 4, on_cpu=2**15) // (G * row))
+    all_prompt_ids = [encode(policy, prompt) for prompt in prompts]
+    size = max(1, 16 * args.batch_size // G)
     samples = []
-    # one context for all tokens, so that weights are cast once; inference mode, faster on a CPU, would cast each time
-    with policy.autocast, torch.inference_mode(policy.model.device.type == "cpu"):
+    # one autocast context, so that weights are cast once; inference mode, faster on a CPU, would cast them each time
+    with AUTOCAST, torch.inference_mode(not ON_GPU):
         for k in range(0, len(prompts), size):
-            samples += sample(policy, all_prompt_ids[k : k + size], G, args.temperature, C)
-    ends = {*policy.stop_ids, policy.tokenizer.pad_token_id}
+            samples += sample(policy, all_prompt_ids[k : k + size], G, args.temperature, args.max_new_tokens)
     groups = []
     for prompt, prompt_ids, pairs in zip(prompts, all_prompt_ids, samples):
         completion_ids, logprobs = zip(*pairs)
-        # marks that an environment reads may be special tokens, so only what ends a completion is left out
-        strings = [[token for token in ids if token not in ends] for ids in completion_ids]
-        completions = policy.tokenizer.batch_decode(strings)
-        if policy.tokenizer.decode(prompt_ids[-8:]).rstrip().endswith("<think>"):
-            # the chat template opened a thought: until it ends, nothing is an answer
-            completions = ["<think>" + completion for completion in completions]
         stopped = [ids[-1] in policy.stop_ids for ids in completion_ids]
+        # keep special tokens that environments parse; drop only the stop token
+        kept = [[token for token in ids if token not in policy.stop_ids] for ids in completion_ids]
+        completions = policy.tokenizer.batch_decode(kept)
+        # the template opened a thought: put it back, so that environments can drop it
+        if policy.tokenizer.decode(prompt_ids[-8:]).rstrip().endswith("<think>"):
+            completions = ["<think>" + completion for completion in completions]
         groups.append(Group(prompt, prompt_ids, completions, completion_ids, logprobs, stopped))
     return groups
 
 
-def decode_states(model, prompt_ids, completion_ids):
-    """The decoder's output before each of the K tokens of R completions, with the prompt of each: states (1, K, D).
+def token_logprobs(policy, prompt_ids, completion_ids, temperature):
+    """Log-probabilities of the tokens of R completions, with the prompt of each: (R, C), 0 after their ends.
 
-    They continue from their prompt's cache, with gradients; equal prompts that follow each other are computed once.
-    Causal attention never sees padding on the right.
+    They continue from their prompt's cache, with gradients.
     """
+    cache = DynamicCache()
     # the last token of a prompt predicts the first one of its completions
-    prompts, copies = zip(*[(ids[:-1] or [-1], len(list(same))) for ids, same in groupby(prompt_ids)])
-    cache, _, real = prefill(model, prompts, torch.tensor(copies, device=model.device))
-    rows = [torch.tensor([prompt[-1], *ids]) for prompt, ids in zip(prompt_ids, completion_ids)]
-    padded = pad_sequence(rows, batch_first=True, padding_value=-1).to(model.device)  # (R, 1 + C)
+    _, real = prefill(policy.model, cache, [ids[:-1] or [-1] for ids in prompt_ids])
+    sequences = [torch.tensor([prompt[-1], *ids]) for prompt, ids in zip(prompt_ids, completion_ids)]
+    padded = pad_sequence(sequences, batch_first=True, padding_value=-1).to(DEVICE)  # (R, 1 + C)
+    # causal attention never sees padding on the right
     mask = torch.cat([real, torch.ones_like(padded[:, 1:])], 1)  # (R, P - 1 + C)
     inputs = {"attention_mask": mask, "position_ids": mask.cumsum(1)[:, real.shape[1] :] - 1}
-    outputs = model.get_decoder()(padded[:, :-1].clamp(min=0), past_key_values=cache, **inputs)
-    return type(outputs)(outputs.last_hidden_state[padded[:, 1:] >= 0][None])
-
-
-def over_logits(function, policy, outputs, target):
-    """Returns function(logits (K, V), target (K,)) for the outputs of a decoder, in pieces where logits are large."""
-    model = policy.model
-    decoder = model.get_decoder()
-
-    def of_piece(states, target):
-        # runs only what follows the decoder, such as scaled or capped logits: the decoder returns `states`
-        decoder.forward = lambda *args, **kwargs: type(outputs)(states)
-        logits = model(inputs_embeds=states).logits[0]
-        del decoder.forward
-        return function(logits, target)
-
-    # half a GB of logits
-    size = 2**27 // len(policy.tokenizer)
-    pieces = [*zip(outputs.last_hidden_state.split(size, 1), target.split(size))]
-    if len(pieces) == 1:
-        return of_piece(*pieces[0])
-    # logits are computed twice, and not kept
-    return torch.cat([checkpoint(of_piece, *piece, use_reentrant=False) for piece in pieces])
-
-
-def token_logprobs(policy, prompt_ids, completion_ids, temperature):
-    """Log-probabilities of the tokens of R completions, with the prompt of each: one tensor (C,) each."""
-    outputs = decode_states(policy.model, prompt_ids, completion_ids)
-    target = torch.tensor([*chain(*completion_ids)], device=policy.model.device)  # (K,)
-
-    def chosen_logprobs(logits, target):
-        return (logits / temperature).log_softmax(-1).gather(-1, target[:, None])[:, 0]
-
-    return over_logits(chosen_logprobs, policy, outputs, target).split([len(ids) for ids in completion_ids])
-
-
-def batches_of(args, policy, parts):
-    """Splits parts (prompt_ids, completion_ids, ...) into batches of like ones, each bounded by its tokens."""
-    # 60 bytes: the activations that a backward pass needs, without those of the output head
-    most = args.max_batch_tokens or room_for_tokens(policy, 60, on_cpu=4096)
-    batches = []
-    for part in sorted(parts, key=lambda part: (len(part[0]), part[0], len(part[1]))):
-        if not batches or num_tokens([*batches[-1], part]) > most:
-            batches.append([])
-        batches[-1].append(part)
-    return batches
-
-
-def num_tokens(batch):
-    """How many tokens a batch of parts computes, with padding: of equal prompts one."""
-    prompts = {tuple(part[0]) for part in batch}
-    longest = max(len(part[1]) for part in batch)
-    return len(prompts) * max(map(len, prompts)) + len(batch) * longest
-
-
-def optimizer_step(policy, max_grad_norm):
-    """A step on the mean of all processes' gradients; returns its norm before it is clipped."""
-    if WORLD_SIZE > 1:
-        for p in policy.trained.values():
-            dist.all_reduce(p.grad.div_(WORLD_SIZE))
-    grad_norm = torch.nn.utils.clip_grad_norm_(policy.trained.values(), max_grad_norm)
-    policy.optimizer.step()
-    policy.optimizer.zero_grad()
-    return grad_norm.item()
+    logits = policy.model(padded[:, :-1].clamp(min=0), past_key_values=cache, **inputs).logits / temperature
+    tokens = padded[:, 1:]
+    losses = cross_entropy(logits.flatten(0, 1), tokens.flatten(), ignore_index=-1, reduction="none")
+    return -losses.view(tokens.shape)
 
 
 # ---- logging and checkpoints
 
 
-def terms(split, turns):
-    """What is logged of a rollout, as triples (name, value, weight)."""
-    passed = defaultdict(list)  # task number -> whether each of n trajectories passes all tests
+def summarize(split, turns):
+    """The logged metrics of a rollout: means, each the first of two sums over the second."""
+    sums = defaultdict(lambda: np.zeros(2))  # name -> sum of values, sum of weights
+    parts = defaultdict(lambda: np.zeros(2))  # the same, of the environment's own names
+    for root in turns[0]:
+        sums["return"] += root.value.mean(), 1
+        for i, value in enumerate(root.value):
+            sums[f"agent_{i}/return"] += value, 1
     for t, nodes in enumerate(turns, 1):
         for node in nodes:
             for i, group in node.groups.items():
-                yield from group_terms(i, group)
-            # of a joint action, given the task
-            chance = node.weight * len(turns[0]) / len(node.steps)
-            for step, rewards, child in zip(node.steps, node.rewards, node.children):
-                yield f"reward_turn{t}", rewards.mean(), chance
-                # where the branch ends
+                G = len(group.completions)
+                tokens = sum(map(len, group.completion_ids))
+                # an estimate, in nats per token
+                sums[f"agent_{i}/entropy"] += -sum(map(sum, group.logprobs)), tokens
+                sums[f"agent_{i}/completion_length"] += tokens, G
+                sums[f"agent_{i}/stopped"] += sum(group.stopped), G
+            # probability of a joint action
+            chance = node.weight / len(node.steps)
+            for step, child in zip(node.steps, node.children):
+                sums[f"reward_turn{t}"] += chance * np.asarray(step.reward).mean(), chance
+                # parts are logged where a branch ends
                 if child is None:
                     for name, value in step.parts.items():
-                        yield name, float(value), chance
-                    if split == "eval" and "all_passed" in step.parts:
-                        passed[node.task_number].append(step.parts["all_passed"])
-    for root in turns[0]:
-        for i, value in enumerate(root.value):
-            yield f"agent_{i}/return", value, 1
-            yield "return", value, 1
-    for values in passed.values():
-        yield "pass@1", np.mean(values), 1
-        yield f"pass@{len(values)}", max(values), 1
+                        parts[name] += chance * value, chance
+    for name in parts.keys() & {*sums, "return_se", "zero_variance_groups"}:
+        sys.exit(f"error: --env: {name} is the name of a metric; give that part of the reward another.")
+    return {f"{split}/{name}": total / weight for name, (total, weight) in (sums | parts).items()}
 
 
-def group_terms(i, group):
-    """Of agent i's completions at a node."""
-    G = len(group.completions)
-    tokens = sum(map(len, group.completion_ids))
-    entropy = -sum(map(sum, group.logprobs)) / tokens  # an estimate, in nats
-    yield f"agent_{i}/entropy", entropy, tokens
-    yield f"agent_{i}/completion_length", tokens / G, G
-    yield f"agent_{i}/stopped", np.mean(group.stopped), G
-
-
-def summarize(split, turns):
-    """The logged metrics: weighted means, over all processes."""
-    sums = defaultdict(float)
-    weights = defaultdict(float)
-    for name, value, weight in chain(*all_gather(list(terms(split, turns)))):
-        sums[name] += weight * value
-        weights[name] += weight
-    return {f"{split}/{name}": sums[name] / weights[name] for name in sums}
-
-
-def records(iteration, split, turns, N, num_roots=None):
+def records(iteration, split, turns, num_roots=None):
     """Lines for rollouts.jsonl, one per node of the first tasks: what agents read and wrote, and what it was worth."""
     shown = {root.task_number for root in turns[0][:num_roots]}
-    for turn, nodes in enumerate(turns, 1):
-        for node in nodes:
-            if node.task_number not in shown:
-                continue
-            names = dict.fromkeys(name for step in node.steps for name in step.parts)
-            line = {
-                "iteration": iteration,
-                "split": split,
-                "turn": turn,
-                "task_number": node.task_number,
-                "path": node.path,
-                "weight": node.weight,
-                "joint": node.joint,
-                "rewards": [step.reward for step in node.steps],
-                "parts": {name: [step.parts.get(name) for step in node.steps] for name in names},
-                "feedback": [step.feedback for step in node.steps],
-                "agents": [record_of(node.groups.get(i)) for i in range(N)],
-            }
-            if turn == 1:
-                line["task"] = node.task
-            yield json.dumps(line, default=to_json) + "\n"
+    for node in chain(*turns):
+        if node.task_number not in shown:
+            continue
+        names = dict.fromkeys(chain(*[step.parts for step in node.steps]))
+        line = {
+            "iteration": iteration,
+            "split": split,
+            "turn": len(node.path) + 1,
+            "task_number": node.task_number,
+            "task": node.task,
+            "path": node.path,
+            "weight": node.weight,
+            "joint": node.joint,
+            "rewards": [step.reward for step in node.steps],
+            "parts": {name: [step.parts.get(name) for step in node.steps] for name in names},
+            "feedback": [step.feedback for step in node.steps],
+            "agents": [record_of(node.groups.get(i)) for i in range(len(node.value))],
+        }
+        yield json.dumps(line, default=to_json, skipkeys=True) + "\n"
+
+
+def to_json(value):
+    """Arrays and tensors as lists, other objects as strings; keys that are tuples are left out."""
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic, torch.Tensor)) else str(value)
 
 
 def record_of(group):
     """A group without its tokens; None for a silent agent."""
     names = ["prompt", "completions", "stopped", "returns", "advantages"]
-    return group and {name: getattr(group, name) for name in names if getattr(group, name) is not None}
+    return group and {name: getattr(group, name) for name in names}
 
 
-def to_json(value):
-    """What JSON does not know, as what it knows."""
-    return value.tolist() if isinstance(value, (np.ndarray, np.generic, torch.Tensor)) else str(value)
+def evaluate(args, env, players, tasks, iteration):
+    """Metrics and lines for rollouts.jsonl of the held-out tasks. Always the same seed, so that it can be compared."""
+    reseed(args.seed, 0)
+    generations = [args.eval_generations, *[1] * (args.num_turns - 1)]
+    turns = rollout(args, env, players, tasks, generations, "align")
+    metrics = summarize("eval", turns)
+    # standard error of the mean over tasks
+    returns = [root.value.mean() for root in turns[0]]
+    error = np.std(returns) / max(1, len(returns) - 1) ** 0.5
+    metrics["eval/return_se"] = error
+    # print would garble the progress bar
+    tqdm.write(f"iteration {iteration}: evaluation return {metrics['eval/return']:.3f} +- {error:.3f}")
+    return metrics, records(iteration, args.eval_split, turns)
 
 
 def log(args, run_dir, iteration, metrics, lines):
     """Writes metrics and rollouts of an iteration; ends the run at the first metric that is not finite."""
     for name, value in metrics.items():
-        if not math.isfinite(value):
-            fail(f"{name} is {value}: resume with a lower --learning-rate, or fix the reward of --env.")
-    if RANK > 0:
-        return
-    # print would garble the progress bar
-    if "eval/return" in metrics:
-        tqdm.write(f"iteration {iteration}: evaluation return {metrics['eval/return']:.3f}")
+        if not np.isfinite(value):
+            sys.exit(f"error: {name} is {value}: resume with a lower --learning-rate, or fix the reward of --env.")
     with open(f"{run_dir}/metrics.jsonl", "a") as file:
-        file.write(json.dumps({"iteration": iteration} | metrics) + "\n")
+        file.write(json.dumps({"iteration": iteration, **metrics}) + "\n")
     with open(f"{run_dir}/rollouts.jsonl", "a") as file:
         file.writelines(lines)
     if args.track != "none":
         import_module(args.track).log(metrics, step=iteration)
 
 
-def describe(policy):
-    """Prints what the model reads around a prompt, and what ends a completion."""
-    text = policy.tokenizer.decode(encode(policy, "PROMPT", 1))
-    ends = policy.tokenizer.convert_ids_to_tokens(policy.stop_ids)
-    print(f"{policy.model.name_or_path} reads {text!r} and stops at {', '.join(ends)}")
-
-
-def make_run_dir(args, run_dir):
-    """Makes the run folder, with args.json."""
-    folder, script = os.path.split(__file__)
-    about = {
-        "script": script,
-        "args": asdict(args) | {"resume": None},
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "commit": os.popen(f"git -C '{folder}' rev-parse HEAD 2>/dev/null").read().strip(),
-    }
-    print(f"the run is in {run_dir}")
-    os.makedirs(run_dir, exist_ok=True)
-    with open(f"{run_dir}/args.json", "w") as file:
-        json.dump(about, file, indent=2)
-
-
-def catch_signals():
-    """Returns a list to which Ctrl-C and SIGTERM are added: the loop then saves and ends."""
-    signals = []
-
-    def on_signal(number, _):
-        signals.append(number)
-        # another Ctrl-C ends at once
-        signal(SIGINT, SIG_DFL)
-        tqdm.write("finishing the iteration, then saving; another Ctrl-C ends at once, without saving")
-
-    signal(SIGINT, on_signal)
-    signal(SIGTERM, on_signal)
-    return signals
-
-
 def save_checkpoint(run_dir, iteration, policies):
     """Writes state.pt, from which any number of processes resumes."""
-    if RANK > 0:
-        return
     state = {
         "iteration": iteration,
         "models": [policy.trained for policy in policies],
@@ -764,45 +498,26 @@ def save_checkpoint(run_dir, iteration, policies):
         "sizes": {name: os.path.getsize(f"{run_dir}/{name}") for name in ("metrics.jsonl", "rollouts.jsonl")},
     }
     torch.save(state, f"{run_dir}/state.tmp")
-    # a crash leaves the old one intact
+    # atomic: a crash keeps the old checkpoint
     os.replace(f"{run_dir}/state.tmp", f"{run_dir}/state.pt")
-    tqdm.write(f"iteration {iteration}: checkpoint, which --resume {run_dir} continues from")
 
 
 def load_checkpoint(run_dir, policies):
     """Restores weights and moments, cuts the logs back to the checkpoint, and returns its iteration."""
     state = torch.load(f"{run_dir}/state.pt", map_location="cpu")
-    if [policy.trained.keys() for policy in policies] != [weights.keys() for weights in state["models"]]:
-        fail("--resume: its agents are others; leave out --model, --num-agents and --lora-rank.")
+    if shapes_of(state["models"]) != shapes_of(policy.trained for policy in policies):
+        sys.exit("error: --resume: the checkpoint has different agents; leave out --model, --num-agents, --lora-rank.")
     for policy, weights, moments in zip(policies, state["models"], state["optimizers"]):
-        for name, p in policy.trained.items():
-            p.data.copy_(weights[name])
+        policy.model.load_state_dict(weights, strict=False)  # with LoRA, only the adapter
         policy.optimizer.load_state_dict(moments)
     for name, size in state["sizes"].items():
-        # a log that is missing is begun anew
-        with open(f"{run_dir}/{name}", "ab") as file:
-            file.truncate(min(size, file.tell()))
+        os.truncate(f"{run_dir}/{name}", size)
     return state["iteration"]
 
 
-def save_policies(args, run_dir, policies):
-    """Writes a folder for each policy that transformers loads, and that samples as in training."""
-    options = {"do_sample": True, "temperature": args.temperature, "top_k": 0, "top_p": 1.0}
-    for i, policy in enumerate(policies):
-        policy.model.generation_config = GenerationConfig(eos_token_id=policy.stop_ids, **options)
-        policy.model.save_pretrained(f"{run_dir}/agent_{i}")
-        policy.tokenizer.save_pretrained(f"{run_dir}/agent_{i}")
-
-
-def evaluate(args, env, players, tasks, iteration):
-    """Metrics and lines for rollouts.jsonl of the held-out tasks. Always the same seed, so that it can be compared."""
-    reseed(args.seed, 0)
-    generations = [args.eval_generations, *[1] * (args.num_turns - 1)]
-    if args.eval_temperature is not None:
-        args = replace(args, temperature=args.eval_temperature)
-    turns = rollout(args, env, players, tasks, generations, "align")
-    lines = all_gather(list(records(iteration, args.eval_split, turns, args.num_agents)))
-    return summarize("eval", turns), list(chain(*lines))
+def shapes_of(models):
+    """The shape of each parameter of each model."""
+    return [{name: p.shape for name, p in weights.items()} for weights in models]
 
 
 # ---- the algorithm: the rollout tree, then the loop
@@ -815,11 +530,12 @@ class Group:
     prompt: str
     prompt_ids: list[int]  # (P,)
     completions: list[str]  # (G,)
-    completion_ids: list[list[int]]  # G lists, each up to and including its stop token, if it has one
+    completion_ids: list[list[int]]  # G lists, up to and including the stop token
     logprobs: list[list[float]]  # G lists, of the policy that sampled
-    stopped: list[bool]  # (G,), whether each ended by itself
-    returns: Any = None  # (G,), of each the mean over the joint actions that contain it
-    advantages: Any = None  # (G,), where there is no critic
+    stopped: list[bool]  # (G,), whether it ended with a stop token
+    returns: Any = None  # (G,), mean return of the joint actions that contain the completion
+    compared: Any = None  # (G,), the returns that they are compared with: in a tree the same
+    advantages: Any = None  # (G,)
 
 
 @dataclass(eq=False)
@@ -829,13 +545,12 @@ class Node:
     task_number: int
     task: dict
     path: list[int]  # the joint actions that led here, as indices
-    history: list  # what env.step() returned for them: Steps with reward, parts, done and feedback
-    weight: float  # the probability that a trajectory, of a task drawn at random, passes here
+    history: list  # the earlier Steps of this branch, with reward, parts, done and feedback
+    weight: float  # probability that a trajectory of a random task visits this node
     groups: dict = field(default_factory=dict)  # agent -> Group; a silent agent has none
     joint: list = field(default_factory=list)  # J tuples, the index of each agent's completion
     steps: list = field(default_factory=list)  # J Steps
-    rewards: list = field(default_factory=list)  # J arrays (N,)
-    children: list = field(default_factory=list)  # J Nodes, None where the branch ends
+    children: list = field(default_factory=list)  # J Nodes; None where the branch ends
     returns: Any = None  # (J, N)
     value: Any = None  # (N,), mean return of each agent
 
@@ -846,29 +561,15 @@ def speak(args, env, players, nodes, G):
     for node in nodes:
         prompts = env.observe(node.task, node.history)
         if not isinstance(prompts, list) or len(prompts) != len(players):
-            fail("--env: observe() has to return a list: a string for each agent, or None where it is silent.")
+            sys.exit("error: --env: observe() has to return a list: a string, or None where silent, for each agent.")
         for i, prompt in enumerate(prompts):
             if prompt is not None:
                 seats[players[i]].append((node, i, prompt))
-    # a policy draws those of all agents that it plays at once
+    # one batch per policy, for all agents that it plays
     for policy, own_seats in seats.items():
         groups = complete(args, policy, [prompt for _, _, prompt in own_seats], G)
         for (node, i, _), group in zip(own_seats, groups):
             node.groups[i] = group
-
-
-def score(env, branches, N):
-    """The Steps that env.step() returns, and the rewards (N,) of the agents in each."""
-    steps = env.step(branches)
-    if not isinstance(steps, list) or len(steps) != len(branches):
-        fail("--env: step() has to return a list with a Step for each branch.")
-    rewards = []
-    for step in steps:
-        reward = np.asarray(step.reward)
-        if reward.dtype.kind not in "biuf" or reward.shape not in ((), (N,)) or not np.isfinite(reward).all():
-            fail(f"--env: the reward {step.reward!r} has to be a finite number, or a list with one for each agent.")
-        rewards.append(np.broadcast_to(reward.astype(float), N))
-    return steps, rewards
 
 
 def rollout(args, env, players, tasks, generations, joint_mode):
@@ -882,13 +583,13 @@ def rollout(args, env, players, tasks, generations, joint_mode):
     for t, G in enumerate(generations):
         speak(args, env, players, nodes, G)
 
-        # joint actions, scored all at once: some environments run tests
+        # joint actions, scored in one call, since some environments run tests
         branches = []
-        parents = []  # the node of each
+        parents = []  # node of each branch
         for node in nodes:
             if joint_mode == "align":
                 node.joint = [(g,) * N for g in range(G)]
-            else:  # cross, of the agents that speak
+            else:  # cross: a silent agent has one choice
                 node.joint = list(product(*[range(G) if i in node.groups else [0] for i in range(N)]))
             for choice in node.joint:
                 actions = [""] * N
@@ -897,191 +598,200 @@ def rollout(args, env, players, tasks, generations, joint_mode):
                 branches.append((node.task, node.history, actions))
                 parents.append(node)
 
-        # a child for each joint action that does not end its branch
-        for node, step, rewards in zip(parents, *score(env, branches, N)):
+        # a child for each joint action, unless it ends the branch
+        for node, step in zip(parents, env.step(branches), strict=True):
             path = [*node.path, len(node.steps)]
             child = Node(node.task_number, node.task, path, [*node.history, step], node.weight / len(node.joint))
             node.steps.append(step)
-            node.rewards.append(rewards)
             node.children.append(None if step.done or t + 1 == len(generations) else child)
         turns.append(nodes)
         nodes = [child for node in nodes for child in node.children if child]
         if not nodes:
             break
 
-    # returns, from the leaves to the roots
+    # returns, from the leaves to the roots; float64, so that equal returns stay equal
     for node in chain(*reversed(turns)):
-        node.returns = np.array(node.rewards)  # float64, so that equal returns stay equal
-        for j, child in enumerate(node.children):
+        node.returns = np.zeros((len(node.joint), N))
+        for j, (step, child) in enumerate(zip(node.steps, node.children)):
+            # a shared number, or one per agent
+            node.returns[j] += np.asarray(step.reward)
             if child:
                 node.returns[j] += args.gamma * child.value
         node.value = node.returns.mean(0)
         for i, group in node.groups.items():
-            member = np.array(node.joint)[:, i]  # (J,), which of its completions
+            member = np.array(node.joint)[:, i]  # (J,), index of agent i's completion in each joint action
             sums = np.bincount(member, weights=node.returns[:, i])  # (G,)
-            group.returns = sums / np.bincount(member)  # means over the joint actions that contain a completion
+            group.returns = group.compared = sums / np.bincount(member)
     return turns
 
 
-def comparisons(turns, trajectories):
-    """Lists of nodes whose returns are compared: a node of a tree, or those of a turn of a task's trajectories."""
-    if not trajectories:
-        return [[node] for node in chain(*turns)]
-    levels = [[root] for root in turns[0]]
-    # a trajectory that has ended says nothing more, and stays in the comparison with its last return
+def compare_trajectories(turns):
+    """Compares each completion with all trajectories of its task: with their returns from the same turn on."""
     for root in turns[0]:
-        level = []
-        for child, value in zip(root.children, root.returns):
-            level.append(child or replace(root, groups={}, children=[None], value=value))
+        nodes = root.children
+        values = root.returns  # (G, N)
         for _ in turns[1:]:
-            levels.append(level)
-            level = [node.children[0] or replace(node, groups={}) for node in level]
-    return levels
+            # a trajectory that has ended stays in the comparison with its last return
+            values = np.array([node.value if node else value for node, value in zip(nodes, values)])
+            for node in filter(None, nodes):
+                for i, group in node.groups.items():
+                    group.compared = values[:, i]
+            nodes = [node.children[0] if node else None for node in nodes]
 
 
 if __name__ == "__main__":
-    # set-up
     args = read_args()
-    if not args.learning_rate:
-        args.learning_rate = [(4e-4 if set(args.model) == {"tiny"} else 5e-6) * (10 if args.lora_rank else 1)]
-    if args.num_generations < 2:
-        fail("--num-generations: a group needs at least 2 completions.")
-    devices = start_processes(args)
+    tiny = set(args.model) == {"tiny"}
+    args.max_new_tokens = args.max_new_tokens or (96 if tiny else 256)
+    args.learning_rate = args.learning_rate or [(4e-4 if tiny else 5e-6) * (10 if args.lora_rank else 1)]
     N = args.num_agents
     B = args.num_tasks
     G = args.num_generations
-    script = os.path.basename(__file__).removesuffix(".py")
-    run_name = f"{args.env.replace(':', '.')}__{script}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}"
-    run_dir = all_gather(args.resume or f"{args.output_dir}/{run_name}")[0]
-    # before models load, so that a missing key does not cost minutes
+    num_policies = 1 if args.share_policy else N
+    if not {len(args.model), len(args.learning_rate)} <= {1, num_policies} or min(args.learning_rate) < 0:
+        sys.exit("error: --model, --learning-rate (from 0): give one, or (without --share-policy) one for each agent.")
+    if WORLD_SIZE > 1:
+        # long timeout: other ranks wait while the first evaluates
+        dist.init_process_group(timeout=timedelta(days=1))
+    if ON_GPU:
+        torch.cuda.set_device(DEVICE)
+        torch.set_float32_matmul_precision("high")  # TF32, for the output head
+    elif tiny:
+        # it is too small to gain from threads
+        torch.set_num_threads(1)
+    folder, script = os.path.split(__file__)
+    run_name = f"{args.env}__{script[:-3]}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}".replace(":", ".")
+    run_dir = args.resume or f"{os.path.expanduser(args.output_dir)}/{run_name}"
+    # before loading models, so that a missing API key fails early
     if args.track != "none" and RANK == 0:
-        name = os.path.basename(os.path.normpath(run_dir))
-        # a resumed run continues there too
-        os.environ["WANDB_RUN_ID"] = name
+        # a resumed run continues the same tracker run
+        name = os.environ["WANDB_RUN_ID"] = os.path.basename(os.path.normpath(run_dir))
         import_module(args.track).init(project="tutti", name=name, config=asdict(args), resume="allow")
-    env, train_tasks, eval_tasks = load_environment(args)
+
+    # environment
+    env = load_environment(args)
     T = args.num_turns = getattr(env, "num_turns", args.num_turns)
-    # cross scores G^N joint actions, and each may start a branch
-    if args.joint_mode is None:
-        args.joint_mode = "cross" if T == 1 and G**N <= 100 else "align"
-    trajectories = args.branching == "trajectories" and T > 1
-    if trajectories and args.joint_mode == "cross":
-        fail("--branching trajectories: use it with --joint-mode align.")
+    train_tasks = list(enumerate(env.tasks("train")))  # pairs (number, task)
+    eval_tasks = list(enumerate(env.tasks(args.eval_split)))
+    np.random.default_rng(0).shuffle(eval_tasks)
+    eval_tasks = eval_tasks[: args.eval_tasks or None]
+    # task order: shuffled epochs, concatenated
+    rng = np.random.default_rng(args.seed)
+    num_epochs = args.num_iterations * B // len(train_tasks) + 1
+    order = np.concatenate([rng.permutation(len(train_tasks)) for _ in range(num_epochs)])
+    # cross scores G^N joint actions, each of which may start a branch
+    joint_mode = args.joint_mode or ("cross" if T == 1 and G**N <= 100 else "align")
+    trajectories = args.branching == "trajectories"
     generations = [G, *[1 if trajectories else G] * (T - 1)]
-    held_out = np.random.default_rng(0).permutation(len(eval_tasks))[: args.eval_tasks or None]
-    eval_tasks = [eval_tasks[k] for k in held_out[RANK::WORLD_SIZE]]
-    # new adapters are the same in all processes
-    torch.manual_seed(args.seed)
+
+    # policies
+    torch.manual_seed(args.seed)  # identical adapters in all processes
     base_models = {}
-    origins = list(zip(args.model * N, devices * N))[: 1 if args.share_policy else N]
-    policies = [load_policy(args, name, device, base_models) for name, device in origins]
+    policies = [load_policy(args, name, base_models) for name in (args.model * N)[:num_policies]]
     players = (policies * N)[:N]  # the policy of each agent
     rates = args.learning_rate * N  # the learning rate of each policy
-    # the order of the training tasks in all iterations: shuffled passes over all tasks, one after the other
-    passes = np.tile(range(len(train_tasks)), (args.num_iterations * B // len(train_tasks) + 1, 1))
-    order = np.random.default_rng(args.seed).permuted(passes, axis=1).flatten()
+
+    # run folder
     start = load_checkpoint(run_dir, policies) if args.resume else 0
-
     if RANK == 0:
-        make_run_dir(args, run_dir)
-        for policy in policies:
-            describe(policy)
-    if not args.resume:
-        log(args, run_dir, 0, *evaluate(args, env, players, eval_tasks, 0))
-    signals = catch_signals()
+        os.makedirs(run_dir, exist_ok=True)
+        with open(f"{run_dir}/args.json", "w") as file:
+            commit = os.popen(f"git -C '{folder}' rev-parse HEAD 2>/dev/null").read().strip()
+            json.dump({"script": script, "args": {**asdict(args), "resume": None}, "commit": commit}, file, indent=2)
+        if not args.resume:
+            log(args, run_dir, 0, *evaluate(args, env, players, eval_tasks, 0))
 
-    last_iteration = args.num_iterations
-    for iteration in tqdm(range(start + 1, last_iteration + 1), initial=start, total=last_iteration, disable=RANK > 0):
+    last = args.num_iterations
+    for iteration in tqdm(range(start + 1, last + 1), initial=start, total=last, disable=RANK > 0):
         # 1 ROLLOUT: for each of this process's tasks a tree, or G trajectories
         began = perf_counter()
         reseed(args.seed, iteration)
         numbers = order[(iteration - 1) * B : iteration * B]  # (B,)
         tasks = [train_tasks[k] for k in numbers[RANK::WORLD_SIZE]]
-        try:
-            turns = rollout(args, env, players, tasks, generations, args.joint_mode)
-        except (Exception, SystemExit):
-            # no weight has changed since the last iteration; several processes would wait for each other
-            if WORLD_SIZE == 1:
-                save_checkpoint(run_dir, iteration - 1, policies)
-            raise
-        metrics = summarize("train", turns) | {"time/rollout": perf_counter() - began}
+        turns = rollout(args, env, players, tasks, generations, joint_mode)
+        metrics = summarize("train", turns)
 
-        # 2 ADVANTAGES: of each agent's completions at a node, or in a turn of a task's trajectories
+        # 2 ADVANTAGES: of each completion, against the returns that it is compared with
+        if trajectories:
+            compare_trajectories(turns)
         nodes = list(chain(*turns))
-        equal = []  # of each comparison, whether all returns are equal
-        for compared, i in product(comparisons(turns, trajectories), range(N)):
-            groups = [node.groups.get(i) for node in compared]
-            if not any(groups):
-                continue
-            pairs = zip(compared, groups)
-            returns = np.concatenate([group.returns if group else node.value[[i]] for node, group in pairs])  # (G,)
+        groups = list(chain(*[node.groups.values() for node in nodes]))
+        for group in groups:
             # >>> ALGORITHM
-            advantages = returns
+            group.advantages = group.returns
             # <<< ALGORITHM
-            equal.append(np.ptp(returns) < 1e-9)
-            for group, own in zip(groups, np.split(advantages, len(groups))):
-                if group:
-                    group.advantages = own
-        metrics["train/zero_variance_groups"] = np.mean(list(chain(*all_gather(equal))))
+        metrics["train/zero_variance_groups"] = np.mean([np.ptp(group.compared) < 1e-9 for group in groups])
 
         # 3 UPDATE: one optimizer step for each policy
         for i, policy in enumerate(policies):
             if rates[i] == 0:
                 continue
-            parts = []  # triples of prompt_ids, completion_ids and weight, of completions to train on
-            for node, k in product(nodes, range(N)):
-                group = node.groups.get(k)
-                if group is None or players[k] is not policy:
-                    continue
-                w = node.weight / len(group.completions)
+            # equal completions are trained once: if all of a group are equal, there is nothing to prefer
+            weights = defaultdict(float)  # pair of prompt_ids and completion_ids -> weight
+            for node in nodes:
                 discount = args.gamma ** len(node.history)
-                weights = w * discount * group.advantages / args.max_new_tokens  # (G,)
-                for completion_ids, weight in zip(group.completion_ids, weights.tolist()):
-                    # equal returns leave only rounding errors, which are not worth a forward pass
-                    if abs(weight) > 1e-12:
-                        parts.append((group.prompt_ids, completion_ids, weight))
-            # in every process, also without a completion to train on
+                for k, group in node.groups.items():
+                    if players[k] is not policy:
+                        continue
+                    w = node.weight / len(group.completions)
+                    for completion_ids, advantage in zip(group.completion_ids, group.advantages.tolist()):
+                        pair = tuple(group.prompt_ids), tuple(completion_ids)
+                        weights[pair] += w * discount * advantage / args.max_new_tokens
+            # leave out rounding errors, but no NaN, which has to end the run
+            rounding = 1e-15 * max(np.abs(group.returns).max() for group in groups)
+            examples = [(*pair, weight) for pair, weight in weights.items() if not abs(weight) <= rounding]
+            # completions of like length share a batch
+            examples.sort(key=lambda example: len(example[1]))
+            # zero gradients, so that a rank without examples joins the all-reduce
             for p in policy.trained.values():
                 p.grad = torch.zeros_like(p)
             loss = 0.0
-            for batch in batches_of(args, policy, parts):
-                prompt_ids, completion_ids, weights = zip(*batch)
-                with policy.autocast:
-                    logprobs = token_logprobs(policy, prompt_ids, completion_ids, args.temperature)
-                batch_loss = 0.0
-                for weight, values in zip(weights, logprobs):
-                    batch_loss -= weight * values.sum()
+            for k in range(0, len(examples), args.batch_size):
+                prompt_ids, completion_ids, batch_weights = zip(*examples[k : k + args.batch_size])
+                with AUTOCAST:
+                    logprobs = token_logprobs(policy, prompt_ids, completion_ids, args.temperature)  # (R, C)
+                batch_loss = -torch.tensor(batch_weights, device=DEVICE) @ logprobs.sum(1)
                 batch_loss.backward()
                 loss += batch_loss.item()
+            # the mean of all processes' gradients
+            if WORLD_SIZE > 1:
+                for p in policy.trained.values():
+                    dist.all_reduce(p.grad.div_(WORLD_SIZE))
             decay = 1 - (iteration - 1) / args.num_iterations if args.anneal_lr else 1.0
             policy.optimizer.param_groups[0]["lr"] = decay * rates[i]
-            grad_norm = optimizer_step(policy, args.max_grad_norm)
-            metrics |= {f"agent_{i}/loss": np.mean(all_gather(loss)), f"agent_{i}/grad_norm": grad_norm}
+            max_norm = args.max_grad_norm if args.max_grad_norm > 0 else torch.inf
+            grad_norm = clip_grad_norm_(policy.trained.values(), max_norm).item()
+            # without a gradient, Adam's momentum alone would move the weights
+            if grad_norm > 0:
+                policy.optimizer.step()
+            policy.optimizer.zero_grad()
+            metrics |= {f"agent_{i}/loss": loss, f"agent_{i}/grad_norm": grad_norm}
 
-        # 4 LOG
-        tokens = sum(len(ids) for node in nodes for group in node.groups.values() for ids in group.completion_ids)
-        metrics |= {"time/iteration": perf_counter() - began, "tokens": sum(all_gather(tokens))}
+        # 4 LOG: the first process
+        if RANK > 0:
+            continue
+        metrics["tokens"] = sum(len(ids) for group in groups for ids in group.completion_ids)
+        metrics["time/iteration"] = perf_counter() - began
+        lines = list(records(iteration, "train", turns, num_roots=2))
 
         # 5 EVALUATE
-        lines = list(records(iteration, "train", turns, N, num_roots=2))
-        last = iteration == last_iteration
-        if last or iteration % args.eval_every == 0:
+        milestone = iteration == last or iteration % (args.eval_every or last) == 0
+        if milestone:
             eval_metrics, eval_lines = evaluate(args, env, players, eval_tasks, iteration)
             metrics |= eval_metrics
             lines += eval_lines
         log(args, run_dir, iteration, metrics, lines)
 
         # 6 CHECKPOINT
-        stopping = any(all_gather(len(signals)))
-        if last or stopping or iteration % args.save_every == 0:
+        if milestone:
             save_checkpoint(run_dir, iteration, policies)
-        if stopping:
-            break
 
     if RANK == 0 and args.num_iterations > 0:
-        save_policies(args, run_dir, policies)
+        for i, policy in enumerate(policies):
+            policy.model.save_pretrained(f"{run_dir}/agent_{i}")
+            policy.tokenizer.save_pretrained(f"{run_dir}/agent_{i}")
         print(f"the agents are in {run_dir}/agent_*; to see what they wrote: python view.py {run_dir}")
     if WORLD_SIZE > 1:
-        # a thread that still holds tensors of a collective when Python ends would abort the process (pytorch 179291)
+        # pending collectives must release their tensors before exit, or Python aborts (pytorch 179291)
         dist.barrier()
         dist.destroy_process_group()

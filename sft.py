@@ -17,22 +17,20 @@ import json
 import math
 import os
 import random
-import re
 import sys
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from functools import cache
+from itertools import takewhile
 from typing import Literal
 
 import numpy as np
 import torch
-import transformers
 import tyro
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
 import envs
 
@@ -46,8 +44,7 @@ class Args:
     num_steps: int = 1000  # optimizer steps
     output_dir: str = "runs"  # where the run folder is made
     log_every: int = 20  # steps between lines of metrics.jsonl; each evaluation also writes one
-    eval_every: int = 200  # steps between held-out losses; there is always one at the end
-    save_every: int = 200  # steps between saves of the model; there is always one at the end
+    eval_every: int = 200  # steps between held-out losses, each with a save of the model; 0: only at the end
     save_dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the saved weights; training uses float32
 
     # demonstrations
@@ -55,7 +52,7 @@ class Args:
     num_agents: int = 2  # agents in it
     num_turns: int = 1  # turns in it
     dataset: str = "sample"  # sample (offline), hub, a hub id, or a .jsonl, .json, .csv or .parquet file
-    env_kwargs: dict[str, str] = field(default_factory=dict)  # its own options, such as: reward grounded
+    env_kwargs: dict[str, str] = field(default_factory=dict)  # its keyword arguments, e.g. reward grounded
     data: list[str] = field(default_factory=list)  # instead: files with prompt and completion, or rollouts.jsonl
     min_reward: float | None = None  # for a rollouts.jsonl: keep joint actions of at least this reward
     agent: int | None = None  # for a rollouts.jsonl: keep only the completions of this agent, counted from 0
@@ -70,86 +67,68 @@ class Args:
     warmup: int = 50  # steps up to the peak; a cosine then decays to a tenth of it
     batch_size: int = 32  # pairs per step
     max_batch_tokens: int = 8192  # tokens of a forward pass, with padding; lower it if memory runs out
-    max_grad_norm: float = 1.0  # gradient clipping
+    max_grad_norm: float = 1.0  # gradient clipping; 0: none
 
 
-def fail(sentence):
-    """Exits with status 2 and one sentence that names the argument and the remedy."""
-    tqdm.write(f"error: {sentence}", file=sys.stderr)  # print would garble the bar
-    sys.exit(2)
-
-
-# one message of each role, which shows what a chat template writes around them
-EXCHANGE = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "ANSWER"}]
-
-
-def turn_end_of(tokenizer):
-    """The token that ends an answer: the added one, special or not, that follows it in the chat template, or else eos.
-
-    In Gemma's template that is <end_of_turn>, while its eos is <eos>.
-    """
+def special_tokens_of(tokenizer, model):
+    """Ids of the tokens that end an answer, first that of the chat template, and the special tokens of turns."""
+    stop_ids = [tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id).tolist()]
+    text = ""
     if tokenizer.chat_template:
-        text = tokenizer.apply_chat_template(EXCHANGE, tokenize=False)
-        ending = text.partition("ANSWER")[2].lstrip()
-        for token_id, token in tokenizer.added_tokens_decoder.items():
-            if ending.startswith(token.content):
-                return token_id
-    return tokenizer.eos_token_id
-
-
-@cache  # some have thousands of added tokens
-def turn_tokens(tokenizer):
-    """The tokens, as strings, that open or close a turn or a document. Others, as <tool_call>, are marks in one."""
-    text = tokenizer.apply_chat_template(EXCHANGE, tokenize=False) if tokenizer.chat_template else ""
-    ends = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, turn_end_of(tokenizer)]
-    tokens = []
+        chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "ANSWER"}]
+        text = tokenizer.apply_chat_template(chat, tokenize=False)
+    chat_markers = []
     for token_id, token in tokenizer.added_tokens_decoder.items():
-        if token_id in ends or (token.special and token.content in text):
-            tokens.append(token.content)
-    return tokens
+        # Gemma's is <end_of_turn>, while its eos is <eos>
+        if text.partition("ANSWER")[2].lstrip().startswith(token.content):
+            stop_ids.insert(0, token_id)
+        # thoughts are part of a message
+        written = token.special and token.content in text and "think" not in token.content
+        if written or token_id in [tokenizer.bos_token_id, *stop_ids]:
+            chat_markers.append(token.content)
+    stop_ids = [token_id for token_id in stop_ids if token_id is not None]
+    if not stop_ids:
+        sys.exit("error: --model: no token ends an answer; set eos_token_id in its generation_config.json.")
+    return stop_ids, chat_markers
 
 
-def make_plain(tokenizer, text):
-    """A message whose turn tokens, if it quotes any, have become plain text, by a space."""
-    for token in turn_tokens(tokenizer):
-        text = text.replace(token, f"{token[0]} {token[1:]}")
-    return text
-
-
-def encode(tokenizer, prompt):
-    """Token ids of a prompt: as a user message, or as bare text if the tokenizer has no chat template."""
-    prompt = make_plain(tokenizer, prompt)
-    if not tokenizer.chat_template:
-        return tokenizer(prompt).input_ids
-    chat = [{"role": "user", "content": prompt}]
-    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
-    if prompt.strip() not in text:
-        fail("--model: its chat template leaves out the prompt; use a template that takes content as a string.")
-    return tokenizer(text, add_special_tokens=False).input_ids
-
-
-def encode_answer(tokenizer, answer):
-    """Token ids of an answer, without what ends it: data may bring that along."""
-    ends = "|".join(map(re.escape, turn_tokens(tokenizer)))
-    text = re.sub(rf"(({ends})\s*)+$", "", answer)
-    return tokenizer(make_plain(tokenizer, text), add_special_tokens=False).input_ids
+def encode(tokenizer, stop_ids, chat_markers, prompt, completion):
+    """Token ids of a prompt, as a user message or, without a chat template, as bare text, and of its completion."""
+    if prompt.lstrip().startswith(tuple(chat_markers)):
+        sys.exit(f"error: --data: prompt {prompt[:80]!r} is in the chat template; give the user's message alone.")
+    # prompts can quote other agents: a space turns what opens or closes a turn into plain text
+    for marker in chat_markers:
+        prompt = prompt.replace(marker, f"{marker[0]} {marker[1:]}")
+    text = prompt
+    if tokenizer.chat_template:
+        chat = [{"role": "user", "content": prompt}]
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+    prompt_ids = tokenizer(text, add_special_tokens=not tokenizer.chat_template).input_ids
+    if not prompt_ids or prompt.strip() not in text:
+        sys.exit("error: --model: a prompt is empty, or the chat template leaves it out; use one that takes a string.")
+    # the template opened the thought already
+    if text.rstrip().endswith("<think>"):
+        completion = completion.removeprefix("<think>")
+    # an answer ends at its first stop token, which data may bring along
+    ids = tokenizer(completion, add_special_tokens=False).input_ids
+    ids = list(takewhile(lambda token: token not in stop_ids, ids))
+    return prompt_ids, ids + stop_ids[:1]
 
 
 def demonstrations(args):
     """What the environment demonstrates: a list of (prompt, completion)."""
-    sys.path.append("")  # where a class of your own may be
-    try:
-        env = envs.make(args.env, args.num_agents, args.num_turns, args.dataset, args.seed, **args.env_kwargs)
-        pairs = [(pair["prompt"], pair["completion"]) for pair in env.demonstrations()]
-    except (ValueError, ModuleNotFoundError) as error:  # envs raises it with one sentence
-        fail(f"--env {args.env}: {error}")
-    return list(dict.fromkeys(pairs))  # one that occurs twice could be trained and held out
+    env = envs.make(args.env, args.num_agents, args.num_turns, args.dataset, args.seed, **args.env_kwargs)
+    pairs = [(pair["prompt"], pair["completion"]) for pair in env.demonstrations()]
+    # one that occurs twice could be trained and held out
+    return list(dict.fromkeys(pairs))
 
 
 def pairs_of_rollouts(lines, args):
     """(prompt, completion) of all agents, or of one, in joint actions that earned it at least --min-reward."""
     pairs = []
     for line in lines:
+        if args.agent is not None and args.agent not in range(len(line["agents"])):
+            sys.exit(f"error: --agent: the rollouts of --data have agents 0 to {len(line['agents']) - 1}.")
         for joint, reward in zip(line["joint"], line["rewards"]):
             for i, (group, g) in enumerate(zip(line["agents"], joint)):
                 agent_reward = reward[i] if isinstance(reward, list) else reward
@@ -162,36 +141,28 @@ def pairs_of_rollouts(lines, args):
 
 def pairs_of_file(path, args):
     """The distinct pairs (prompt, completion) of a file, without those of other splits than train."""
-    try:
-        rows = envs.read_training_rows(path, ["completion"]).values()
-    except ValueError as error:
-        fail(error)
+    rows = envs.read_training_rows(path, ["completion"]).values()
     if any("agents" in row for row in rows):
         if args.min_reward is None:
-            fail(f"--data {path} holds rollouts: say with --min-reward which of them to imitate.")
+            sys.exit(f"error: --data {path} holds rollouts: say with --min-reward which of them to imitate.")
         pairs = pairs_of_rollouts(rows, args)
     else:
-        if [args.min_reward, args.agent] != [None, None]:
-            fail(f"--min-reward and --agent are for rollouts of training tasks: {path} has none; leave them out.")
         pairs = [(row["prompt"], row["completion"]) for row in rows]
     return list(dict.fromkeys(pairs))
 
 
-def split_rows(args, sources, tokenizer, max_length):
+def split_rows(args, sources, tokenizer, model):
     """Encodes the pairs of all sources: (training rows, one list per source; held-out rows of all)."""
-    end = turn_end_of(tokenizer)
+    special_tokens = special_tokens_of(tokenizer, model)
     train = []
     held_out = []
     for pairs in sources:
-        rows = []
-        for prompt, completion in pairs:
-            if prompt.lstrip().startswith(tuple(turn_tokens(tokenizer))):
-                fail(f"--data: prompt {prompt[:80]!r} is in the chat template already; give the user's message alone.")
-            rows.append((encode(tokenizer, prompt), [*encode_answer(tokenizer, completion), end]))
-        fitting = [row for row in rows if sum(map(len, row)) <= max_length]
-        print(f"{len(fitting)} pairs, {len(rows) - len(fitting)} left out that have more than {max_length} tokens")
+        rows = [encode(tokenizer, *special_tokens, *pair) for pair in pairs]
+        fitting = [row for row in rows if sum(map(len, row)) <= args.max_length]
+        print(f"{len(rows)} pairs, {len(fitting)} of them with at most {args.max_length} tokens")
         if len(fitting) < 2:
-            fail("fewer than two pairs are left to imitate: raise --max-length or lower --min-reward.")
+            reason = "raise --max-length" if len(rows) > 1 else "give more --data, or a lower --min-reward"
+            sys.exit(f"error: two pairs are needed, one of them held out: {reason}.")
         # The last pairs, not random ones: pairs of one task are neighbours, and so at most one task is split (more if
         # a rollouts.jsonl visits tasks several times).
         cut = len(fitting) - max(1, int(args.eval_fraction * len(fitting)))
@@ -243,35 +214,29 @@ if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
     if args.learning_rate is None:
         args.learning_rate = 1e-3 if args.model == "tiny" else 1e-5
+    if args.learning_rate < 0:
+        sys.exit("error: --learning-rate: give 0 or more.")
     if not args.data and [args.min_reward, args.agent] != [None, None]:
-        fail("--min-reward and --agent filter rollouts: give them with --data.")
-    transformers.set_seed(args.seed)
+        sys.exit("error: --min-reward and --agent filter rollouts: give them with --data.")
+    set_seed(args.seed)
 
     # demonstrations and model
     sources = [pairs_of_file(path, args) for path in args.data] or [demonstrations(args)]
     path = f"{here}/models/tiny" if args.model == "tiny" else args.model
     tokenizer = AutoTokenizer.from_pretrained(path)
-    if isinstance(tokenizer.chat_template, dict) and "default" not in tokenizer.chat_template:
-        fail("--model: none of its chat templates is named default; name one so.")
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     model.to("cuda" if torch.cuda.is_available() else "cpu")  # from_pretrained has turned dropout off
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", math.inf)  # some have no limit
-    train, held_out = split_rows(args, sources, tokenizer, min(args.max_length, context))
+    train, held_out = split_rows(args, sources, tokenizer, model)
 
     # run folder
     name = os.path.basename(args.data[0]).partition(".")[0] if args.data else args.env.replace(":", ".")
-    run = f"{args.output_dir}/{name}__{script[:-3]}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S}"
-    os.makedirs(run)
-    folder = f"{run}/agent"  # of the model
-    about = {
-        "script": script[:-3],
-        "args": asdict(args),
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "commit": os.popen(f"git -C '{here}' rev-parse HEAD 2>/dev/null").read().strip(),
-    }
-    with open(f"{run}/args.json", "w") as file:
-        json.dump(about, file, indent=2)
-    print(f"{run}, on {model.device}")
+    run_name = f"{name}__{script[:-3]}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}"
+    run_dir = f"{os.path.expanduser(args.output_dir)}/{run_name}"
+    os.makedirs(run_dir)
+    with open(f"{run_dir}/args.json", "w") as file:
+        commit = os.popen(f"git -C '{here}' rev-parse HEAD 2>/dev/null").read().strip()
+        json.dump({"script": script, "args": asdict(args), "commit": commit}, file, indent=2)
+    print(f"{run_dir}, on {model.device}")
 
     # training
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
@@ -292,30 +257,29 @@ if __name__ == "__main__":
             loss = token_losses(model, rows).sum() / num_tokens
             loss.backward()
             total += loss.item()
-        grad_norm = clip_grad_norm_(model.parameters(), args.max_grad_norm).item()
+        max_norm = args.max_grad_norm if args.max_grad_norm > 0 else math.inf
+        grad_norm = clip_grad_norm_(model.parameters(), max_norm).item()
         if not math.isfinite(total + grad_norm):
-            fail(f"step {step}: loss {total}, gradient norm {grad_norm}; lower --learning-rate.")
+            sys.exit(f"error: step {step}: loss {total}, gradient norm {grad_norm}; lower --learning-rate.")
         optimizer.step()
         optimizer.zero_grad()
 
-        # 3 LOG AND EVALUATE
+        # 3 LOG
         logged.append((total, grad_norm))
-        last = step == args.num_steps
-        evaluating = last or step % args.eval_every == 0
-        if evaluating or step % args.log_every == 0:
-            mean_loss, mean_norm = np.mean(logged, axis=0)
-            metrics = {"step": step, "train/loss": mean_loss, "grad_norm": mean_norm, "learning_rate": lr}
-            if evaluating:
-                eval_loss = evaluate(model, held_out, args.max_batch_tokens)
-                metrics["eval/loss"] = eval_loss
-                tqdm.write(f"step {step}: loss {mean_loss:.3f}, held out {eval_loss:.3f}")
-            with open(f"{run}/metrics.jsonl", "a") as file:
-                file.write(json.dumps(metrics) + "\n")
-            logged = []
+        milestone = step == args.num_steps or step % (args.eval_every or args.num_steps) == 0
+        if not milestone and step % args.log_every > 0:
+            continue
+        mean_loss, mean_norm = np.mean(logged, axis=0)
+        logged = []
+        metrics = {"step": step, "train/loss": mean_loss, "grad_norm": mean_norm, "learning_rate": lr}
 
-        # 4 SAVE: a copy, since the weights being trained stay float32
-        if last or step % args.save_every == 0:
+        # 4 EVALUATE AND SAVE: a copy, since the weights being trained stay float32
+        if milestone:
+            metrics["eval/loss"] = evaluate(model, held_out, args.max_batch_tokens)
+            tqdm.write(f"step {step}: loss {mean_loss:.3f}, held out {metrics['eval/loss']:.3f}")
             saved = copy.deepcopy(model).to(getattr(torch, args.save_dtype))
-            saved.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
-    print(f"use it with --model {folder}")
+            saved.save_pretrained(f"{run_dir}/agent")
+            tokenizer.save_pretrained(f"{run_dir}/agent")
+        with open(f"{run_dir}/metrics.jsonl", "a") as file:
+            file.write(json.dumps(metrics) + "\n")
+    print(f"use it with --model {run_dir}/agent")

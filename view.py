@@ -7,16 +7,20 @@ A run in progress can be looked at too, and so can an evaluation (--num-iteratio
 script begins with the shape of the data that this file puts into it.
 """
 
-import argparse
 import base64
 import gzip
 import json
 import os
 import re
+import sys
+from dataclasses import dataclass
 from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import tyro
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
@@ -24,6 +28,14 @@ MEANINGS = {  # of what is logged: a pattern of lines in docs/, with environment
     "environments.md": r"^\| (`[^|]+`|all) \| `(\w+)` \| (.+) \|$",
     "critic_free.md": r"^(-) .*`(?:agent_0/)?(\w+)`: (.+)$",
 }
+
+
+@dataclass
+class Args:
+    runs: tyro.conf.Positional[list[str]]  # run folders
+    output: str = "runs.html"  # the page
+    nodes: int = 8  # most nodes per iteration, split and turn
+    megabytes: float = 20.0  # a larger page has fewer iterations with rollouts
 
 
 class Iteration(NamedTuple):
@@ -36,28 +48,13 @@ class Iteration(NamedTuple):
 
 
 def shorten(digits):
-    """A number of a log. Six decimals are enough, and make the page smaller."""
-    return float(digits) if len(digits) < 9 or "e" in digits else round(float(digits), 6)
+    """A number of a log. Seven digits are enough, and make the page smaller."""
+    return float(f"{float(digits):.7g}")
 
 
 def parse(line):
     """A line of a log as a dict, with None for NaN and infinity, which a page cannot read."""
     return json.loads(line, parse_float=shorten, parse_constant={}.get)
-
-
-def load_metrics(path):
-    """name -> its value in each line (None where a line lacks it), with what was spent until then."""
-    with open(path, "rb") as file:
-        lines = [parse(line) for line in file if line.endswith(b"\n")]
-    tokens = 0
-    seconds = 0.0
-    for line in lines:
-        tokens += line.get("tokens", 0)
-        seconds += line.get("time/iteration", 0.0)
-        line["sampled tokens"] = tokens
-        line["seconds"] = round(seconds, 2)
-    names = dict.fromkeys(name for line in lines for name in line)
-    return {name: [line.get(name) for line in lines] for name in names}
 
 
 def find_warnings(folder, columns):
@@ -95,11 +92,44 @@ def find_iterations(path, run):
     return iterations
 
 
+def read_nodes(folder, iteration):
+    """The lines of an iteration as dicts."""
+    with open(f"{folder}/rollouts.jsonl", "rb") as file:
+        file.seek(iteration.start)
+        return [parse(line) for line in file.read(iteration.size).splitlines()]
+
+
+def find_pass_rates(folder, evaluations):
+    """iteration -> pass@1, the share of trajectories that pass, and pass@n, of tasks with one among n that does."""
+    rates = {}
+    for evaluation in evaluations:
+        passed = {}  # task -> trajectory -> whether it passes
+        for node in read_nodes(folder, evaluation):
+            for j, value in enumerate(node["parts"].get("all_passed", [])):
+                # later turns of a trajectory come later
+                trajectory = (node["path"] or [j])[0]
+                passed.setdefault(node["task_number"], {})[trajectory] = value == 1
+        tasks = [trajectories.values() for trajectories in passed.values()]
+        if tasks:
+            rates[node["iteration"]] = {
+                "eval/pass@1": np.mean([*chain(*tasks)]),
+                f"eval/pass@{len(tasks[0])}": np.mean([*map(any, tasks)]),
+            }
+    return rates
+
+
 def load(folder, iterations):
-    """A run as the page has it, which puts its nodes in."""
-    with open(f"{folder}/args.json", encoding="utf-8") as file:
-        about = json.load(file)
-    columns = load_metrics(f"{folder}/metrics.jsonl")
+    """A run as the page has it, which puts its nodes in, and its last evaluation as a line for the terminal."""
+    about = json.loads(Path(folder, "args.json").read_text(encoding="utf-8"))
+    rates = find_pass_rates(folder, iterations.get(about["args"]["eval_split"], []))
+    with open(f"{folder}/metrics.jsonl", "rb") as file:
+        lines = [parse(line) for line in file if line.endswith(b"\n")]
+    last = {}  # name -> value in the last line that has it
+    for line in lines:
+        line |= rates.get(line["iteration"], {})
+        last |= line
+    columns = {name: [line.get(name) for line in lines] for name in last}
+    shown = [f"{name[5:]} {last[name]:.3f}" for name in last if re.match(r"eval/(return(_se)?$|pass@)", name)]
     return {
         "folder": os.path.normpath(folder),
         "script": about["script"].removesuffix(".py"),
@@ -107,8 +137,8 @@ def load(folder, iterations):
         "args": about["args"],
         "columns": columns,
         "warnings": list(find_warnings(folder, columns)),
+        "result": f"{folder}: {', '.join(shown)}".replace(", return_se", " +-"),
         "logged": sum(iteration.nodes for iteration in chain(*iterations.values())),
-        "nodes": [],
     }
 
 
@@ -130,31 +160,24 @@ def place_of(node):
 
 
 def add_returns(nodes, gamma):
-    """Makes rewards J lists (of one number if all agents share it), and adds as many returns to nodes with children: a
-    joint action's reward plus gamma times the mean return of the node that it leads to."""
+    """Makes rewards J lists (of one number if all agents share it), and adds as many returns: a joint action's reward
+    plus gamma times the mean return of the node that it leads to."""
     mean_returns = {}  # place -> mean return of the node there, one number or one per agent
     for node in reversed(nodes):  # children before parents
         place = place_of(node)
-        node["rewards"] = [reward if isinstance(reward, list) else [reward] for reward in node["rewards"]]
-        later = [mean_returns.get((*place, j)) for j in range(len(node["rewards"]))]
-        if any(later):
-            node["returns"] = []
-            for reward, returns in zip(node["rewards"], later):
-                returns = returns or [0.0] * len(reward)
-                node["returns"].append([round(now + gamma * then, 6) for now, then in zip(reward, returns)])
-        columns = zip(*node.get("returns", node["rewards"]))
-        mean_returns[place] = [sum(column) / len(column) for column in columns]
+        rewards = list(map(np.ravel, node["rewards"]))
+        returns = [now + gamma * mean_returns.get((*place, j), 0.0) for j, now in enumerate(rewards)]
+        node["rewards"] = [values.tolist() for values in rewards]
+        node["returns"] = [values.round(6).tolist() for values in returns]
+        mean_returns[place] = sum(returns) / len(returns)
 
 
 def choose(nodes, most):
     """At most so many nodes of each turn, spread evenly over those whose parent was chosen: always the same tasks. The
     nodes of a task that have one joint action each count as one, since they are compared with each other."""
 
-    def turn_of(node):
-        return node["turn"]
-
     places = set()
-    for _, turn in groupby(sorted(nodes, key=turn_of), key=turn_of):
+    for _, turn in groupby(nodes, key=itemgetter("turn")):
         pool = {}
         for node in turn:
             if not node["path"] or place_of(node)[:-1] in places:
@@ -177,21 +200,12 @@ def pack_node(node, texts):
         string = x if isinstance(x, str) else json.dumps(x, ensure_ascii=False)
         return texts.setdefault(string, len(texts))
 
-    node["task"] = place(node.get("task"))  # only turn 1 has it, and logs of earlier versions have none
+    node["task"] = place(node.get("task"))  # logs of earlier versions have it on lines of turn 1, or nowhere
     node["feedback"] = [place(x) for x in node["feedback"]]
     for agent in filter(None, node["agents"]):
         agent["prompt"] = place(agent["prompt"])
         agent["completions"] = [place(completion) for completion in agent["completions"]]
     return json.dumps(node, ensure_ascii=False, separators=(",", ":"))
-
-
-def pack_iteration(iteration, run, most, texts):
-    """Its nodes, each as a line."""
-    with open(f"{run['folder']}/rollouts.jsonl", "rb") as file:
-        file.seek(iteration.start)
-        nodes = [parse(line) for line in file.read(iteration.size).splitlines()]
-    add_returns(nodes, run["args"]["gamma"])
-    return [pack_node(node | {"run": iteration.run}, texts) for node in choose(nodes, most)]
 
 
 def compress(head, lines=()):
@@ -202,8 +216,8 @@ def compress(head, lines=()):
 
 
 def pack(folders, most, room):
-    """The data of the page, and all warnings. It has the rollouts of as many iterations as fit into so many bytes: of
-    the first and the last one of each split, then of one half-way between, then of two between these three, and so on.
+    """The data of the page, and its runs. It has the rollouts of as many iterations as fit into so many bytes: of the
+    first and the last one of each split, then of one half-way between, then of two between these three, and so on.
     """
     series = [find_iterations(f"{folder}/rollouts.jsonl", number) for number, folder in enumerate(folders)]
     runs = [load(folder, iterations) for folder, iterations in zip(folders, series)]
@@ -212,42 +226,37 @@ def pack(folders, most, room):
     texts = {}  # string -> its place
     packed = set()  # iterations
     data = compress({"runs": runs, "meanings": read_meanings()})
-    with tqdm(total=sum(map(len, splits)), unit=" iterations", disable=None) as progress:
-        while every:
-            known = len(texts)
-            lines = []
-            for iteration in sorted({x for times in splits for x in [*times[::every], times[-1]]} - packed):
-                packed.add(iteration)
-                lines += pack_iteration(iteration, runs[iteration.run], most, texts)
-                progress.update()
-            more = compress({"every": every, "texts": list(texts)[known:]}, lines)
-            if known and len(data) + len(more) > room:
-                break
-            data += more
-            if len(data) + 1.8 * len(more) > room:  # the next step has twice as many iterations, and texts repeat
-                break
-            every //= 2
-    return data, chain(*(run["warnings"] for run in runs))
+    while every:
+        known = len(texts)
+        lines = []
+        more = sorted({x for times in splits for x in [*times[::every], times[-1]]} - packed)
+        for iteration in tqdm(more, unit=" iterations", leave=False, disable=None):
+            packed.add(iteration)
+            run = runs[iteration.run]
+            nodes = read_nodes(run["folder"], iteration)
+            add_returns(nodes, run["args"]["gamma"])
+            lines += [pack_node(node | {"run": iteration.run}, texts) for node in choose(nodes, most)]
+        level = compress({"every": every, "texts": list(texts)[known:]}, lines)
+        if known and len(data) + len(level) > room:
+            break
+        data += level
+        if len(data) + 1.8 * len(level) > room:  # the next step has twice as many iterations, and texts repeat
+            break
+        every //= 2
+    return data, runs
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", help="run folders")
-    parser.add_argument("--output", default="runs.html", help="the page")
-    parser.add_argument("--nodes", type=int, default=8, help="most nodes per iteration, split and turn")
-    parser.add_argument("--megabytes", type=float, default=20, help="a larger page has fewer iterations with rollouts")
-    args = parser.parse_args()
+    args = tyro.cli(Args, description=__doc__)
     folders = [folder for folder in args.runs if os.path.isfile(f"{folder}/rollouts.jsonl")]
     for folder in sorted({*args.runs} - {*folders}):
         print(f"{folder} is left out: it has no rollouts.jsonl")
     if not folders:
-        parser.error("no run folder is left; give one that a script made")
-    template = HERE / "view.html"
-    if not template.is_file():
-        parser.error("view.html, the page without data, is not in the folder of view.py; copy it there")
-
-    page = template.read_text(encoding="utf-8")
-    data, warnings = pack(folders, args.nodes, 1e6 * args.megabytes - len(page))
-    with open(args.output, "w", encoding="utf-8") as file:
-        file.write(page.replace("@DATA@", data))  # base64 has no letter that ends a <script>
-    print(f"{args.output}: {(len(page) + len(data)) / 1e6:.1f} MB, runs: {len(folders)}", *warnings, sep="\n")
+        sys.exit("error: no run folder is left; give one that a script made.")
+    page = (HERE / "view.html").read_text(encoding="utf-8")
+    data, runs = pack(folders, args.nodes, 1e6 * args.megabytes - len(page))
+    page = page.replace("@DATA@", data)  # base64 has no letter that ends a <script>
+    Path(args.output).write_text(page, encoding="utf-8")
+    print(f"{args.output}: {len(page) / 1e6:.1f} MB, runs: {len(folders)}")
+    for run in runs:
+        print(run["result"], *run["warnings"], sep="\n")

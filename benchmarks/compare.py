@@ -4,10 +4,10 @@
     python benchmarks/plot.py results/tldr.csv
 
 A row of results/<env>.csv is one evaluation of a run: env_kwargs (if there are any), script, seed, iteration, tokens
-(sampled by all agents so far), seconds (of training so far), update_seconds (its part that is spent in updates),
-train_zero_variance_groups and, of critics, train_explained_variance (means since the previous row), the evaluation's
-metrics, and peak_mib_0 (main memory of the process). The file's first line, after a #, has commit, versions and
-arguments. All scripts run with one thread, their defaults, and equal numbers of tasks, generations and iterations.
+(sampled by all agents so far), seconds (of training so far), train_zero_variance_groups and, of critics,
+train_explained_variance (means since the previous row), the evaluation's metrics, and peak_mib_0 (main memory of the
+process). The file's first line, after a #, has commit, versions and arguments. All scripts run with one thread, their
+defaults, and equal numbers of tasks, generations and iterations.
 """
 
 import glob
@@ -36,7 +36,7 @@ class Args:
     flags: str = ""  # further arguments of every script, as one string: --flags="--num-turns 2"
     name: str = ""  # of the file in results/; by default the environment
     keep: str = ""  # a folder for the run folders, which are deleted otherwise; a run that is there is continued
-    minutes: float = 0.0  # after so many a run saves and ends; with --keep the same command continues it. 0: no limit
+    minutes: float = 0.0  # ends a run after so many; with --keep the same command continues it. 0: no limit
 
 
 def train(args, folder, seed, env_kwargs, script):
@@ -47,22 +47,22 @@ def train(args, folder, seed, env_kwargs, script):
     command += args.flags.split()
     if env_kwargs:
         command += ["--env-kwargs", *env_kwargs.split()]
-    if script != "nano":  # which has no checkpoints
-        command += ["--save-every", str(args.num_iterations)]
     runs = f"{folder}/{args.env.replace(':', '.')}__{script}__{seed}__*"
     if checkpoints := glob.glob(f"{runs}/state.pt"):
         command += ["--resume", os.path.dirname(max(checkpoints))]
     if args.minutes:
-        command = ["timeout", "--preserve-status", f"{args.minutes}m", *command]
+        command = ["timeout", f"{args.minutes}m", *command]
     with tempfile.TemporaryFile("w+") as log:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
         _, status, usage = os.wait4(process.pid, 0)  # only this tells the memory of one process
-        if status != 0:
+        logs = glob.glob(f"{runs}/metrics.jsonl")
+        # 124: timeout ended it
+        if os.waitstatus_to_exitcode(status) not in (0, 124) or not logs:
             log.seek(0)
             print(f"{' '.join(command)} failed:\n{log.read()[-2000:]}", file=sys.stderr, flush=True)
             return []
-    rows = evaluations(max(glob.glob(runs)))  # the last one by its time
+    rows = evaluations(os.path.dirname(max(logs)))  # the last one by its time
     print(f"{script} seed {seed}: {rows[0]['return']:.3f} -> {rows[-1]['return']:.3f}", flush=True)
     about = {"env_kwargs": env_kwargs} if env_kwargs else {}
     about |= {"script": script, "seed": seed}
@@ -73,10 +73,9 @@ def evaluations(run_dir):
     """A row for each evaluation of a run."""
     lines = pd.read_json(f"{run_dir}/metrics.jsonl", lines=True)
     # nano.py logs no times
-    totals = lines.reindex(columns=["tokens", "time/iteration", "time/rollout"]).fillna(0).cumsum()
+    totals = lines.reindex(columns=["tokens", "time/iteration"]).fillna(0).cumsum()
     rows = lines[["iteration"]].assign(tokens=totals["tokens"].astype(int))
     rows["seconds"] = totals["time/iteration"].round(1)
-    rows["update_seconds"] = (totals["time/iteration"] - totals["time/rollout"]).round(1)
     evaluated = lines["eval/return"].notna()
     period = evaluated[::-1].cumsum()  # of each iteration, how many evaluations are still to come
     for name in ("zero_variance_groups", "explained_variance"):

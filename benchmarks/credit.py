@@ -24,21 +24,26 @@ import tyro
 from stamp import ROOT, stamp, write_rows
 
 # changes of nano.py: pairs of what is replaced, and by what
-MEAN = "advantages = returns - returns.mean()\n"
-CARRIED = "replace(node, groups={})"
-VALUE = "node.value = returns.mean(0)\n"
-LEAVE_ONE_OUT = [(MEAN, "advantages = returns - (returns.sum() - returns) / (G - 1)\n")]
-STANDARD_DEVIATION = [(MEAN, "advantages = (returns - returns.mean()) / max(returns.std(), 1e-4)\n")]
-ZERO = [(CARRIED, "replace(node, groups={}, value=np.zeros(N))")]
-ALIVE = [(CARRIED, ZERO[0][1].replace("zeros(N)", "full(N, np.nan)"))]
-ALIVE += [(MEAN, "advantages = returns - np.nanmean(returns)\n")]
-SHAPLEY = [(VALUE, VALUE + " " * 12 + "returns += [env.shapley(node.history, step) for step in node.steps]\n")]
-# each trajectory's loss is a mean over its turns
+MEAN = "group.advantages = group.returns - group.compared.mean()\n"
+CARRIED = "if node else last for"
+VALUE = "node.value = node.returns.mean(0)\n"
+OTHERS = "(group.compared.sum() - group.returns) / (len(group.compared) - 1)"
+LEAVE_ONE_OUT = [(MEAN, f"group.advantages = group.returns - {OTHERS}\n")]
+Z_SCORE = "(group.returns - group.compared.mean()) / max(group.compared.std(), 1e-4)"
+STANDARD_DEVIATION = [(MEAN, f"group.advantages = {Z_SCORE}\n")]
+ZERO = [(CARRIED, "if node else np.zeros(N) for")]
+ALIVE = [(CARRIED, "if node else np.full(N, np.nan) for")]
+ALIVE += [(MEAN, "group.advantages = group.returns - np.nanmean(group.compared)\n")]
+SHAPLEY = [(VALUE, VALUE + " " * 8 + "node.returns += [env.shapley(node.history, step) for step in node.steps]\n")]
+# each trajectory's loss is a mean over its turns, of which it has one or two
 TURNS = """
-for trajectory in zip(*turns):
-    own = [group for node in trajectory for group in node.groups.values()]
-    for group in own:
-        group.advantages *= N / len(own)
+(root,) = turns[0]
+for g, child in enumerate(root.children):
+    if child:
+        for group in root.groups.values():
+            group.advantages[g] /= 2
+        for group in child.groups.values():
+            group.advantages /= 2
 """
 
 
@@ -146,8 +151,8 @@ class Missing(Exception):
 
 def outcomes(env, G, branching, source, after="", gamma=1.0, baselines=1.0):
     """Of each outcome of a task's sampling: its probability, gradient (prompt -> number), completions and turns."""
-    names = {"__name__": "nano", "env": env, "N": env.num_agents, "T": env.num_turns, "B": 1, "G": G}
-    names |= {"args": SimpleNamespace(branching=branching, joint_mode="align", gamma=gamma)}
+    names = {"__name__": "nano", "env": env, "N": env.num_agents, "T": env.num_turns, "G": G}
+    names |= {"args": SimpleNamespace(branching=branching, joint_mode="align", gamma=gamma, num_tasks=1)}
     names |= {"policies": [None] * env.num_agents, "train_tasks": [{}], "metrics": {}}
     exec(compile(source, "nano.py", "exec"), names)
     section = re.search(r"( +# 1 ROLLOUT.*?) +# 3 UPDATE", source, re.S)[1]

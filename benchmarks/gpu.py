@@ -1,13 +1,13 @@
 """What one GPU does with our scripts and with others', next to what its bandwidth and matrix products allow.
 
-    python benchmarks/gpu.py --baseline a2c42e1               all steps; each writes FOLDER/gpu_STEP.csv, a row at once
+    python benchmarks/gpu.py --baseline 001bde1               all steps; each writes FOLDER/gpu_STEP.csv, a row at once
     python benchmarks/gpu.py --device cpu --shrink            a rehearsal: measures nothing
     python benchmarks/gpu.py --steps trl                      one step, of at most 9 minutes
 
 Steps, in this order: check (do all scripts run, and are tokens and log-probabilities right, for several kinds of
 models); decoding (milliseconds of a decoding step); qwen2.5-0.5b, qwen2.5-0.5b-turns and qwen3-1.7b (updates, with
-models of these shapes); comlrl and trl (where they are installed, see peers.py). --baseline adds a script of an older
-commit: a2c42e1, or a2c42e1:magrpo_cuda for one that has another name there.
+models of these shapes); comlrl and trl (where they are installed, see peers.py). --baseline adds magrpo.py of an older
+commit.
 Then a pretrained model, with the same command until its runs are finished: python benchmarks/real.py --dataset FILE
 --name gpu_real --seeds 3 --jobs 9 --eval-every 5 --keep runs/gpu_real --minutes 7
 
@@ -60,7 +60,8 @@ MODELS = {
 @dataclass
 class Args:
     steps: list[str] = field(default_factory=lambda: ["check", "decoding", *UPDATES])
-    baseline: str = ""  # COMMIT or COMMIT:SCRIPT
+    baseline: str = ""  # a commit
+    flags: str = ""  # further arguments of our script in updates, not of its baseline: --flags="--batch-size 64"
     updates: int = 2  # measured in each process, after one that warms up; the median counts
     seed: int = 1
     device: Literal["cpu", "cuda"] = "cuda"
@@ -106,22 +107,23 @@ def compare_samples(args, name, folder):
         config = AutoConfig.for_model(**MODELS[name])
         AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(path)
         make_tokenizer(config.vocab_size).save_pretrained(path)
-    policy = magrpo.load_policy(magrpo.Args(), path, torch.device(args.device), {})
+    policy = magrpo.load_policy(magrpo.Args(), path, {})
     prompts = [list(range(3, 40)), list(range(3, 60))]
     differences = []
-    with policy.autocast:
+    with magrpo.AUTOCAST:
         for prompt, pairs in zip(prompts, magrpo.sample(policy, prompts, 4, 1.0, 24)):
             for ids, logprobs in pairs:
-                logits = policy.model(torch.tensor([prompt + ids], device=args.device)).logits[0, len(prompt) - 1 : -1]
+                ids_of_both = torch.tensor([prompt + ids], device=magrpo.DEVICE)
+                logits = policy.model(ids_of_both).logits[0, len(prompt) - 1 : -1]
                 plain = logits.float().log_softmax(-1).cpu()[range(len(ids)), ids]
                 differences.append((plain - torch.tensor(logprobs)).abs().max().item())
     equal = 0
     # in float32: in bfloat16 the likeliest tokens are often equally likely
     for prompt, [(ids, _)] in zip(prompts, magrpo.sample(policy, prompts, 1, 0.0, 24)):
         options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": policy.stop_ids}
-        row = policy.model.generate(torch.tensor([prompt], device=args.device), **options)[0]
+        row = policy.model.generate(torch.tensor([prompt], device=magrpo.DEVICE), **options)[0]
         equal += row[len(prompt) :].tolist() == ids
-    captured = "captured" if policy.stream else "not captured"
+    captured = "captured" if policy.cuda_graphs else "not captured"
     return (
         f"{captured}; log-probabilities differ by at most {max(differences):.1e}; {equal} of 2 greedy ones are equal"
     )
@@ -145,7 +147,7 @@ def measure_decoding(args, work, jobs):
 def measure_updates(args, work, step, jobs):
     """Yields the rows of throughput.py, and how far sampling and training are from their floors."""
     job = jobs["qwen2.5-0.5b" if step in PEERS else step]
-    sides = sides_of("magrpo", step if step in PEERS else args.baseline, work, UPDATES[step])
+    sides = sides_of("magrpo", step if step in PEERS else args.baseline, work, UPDATES[step], args.flags)
     rates = measure_machine(args)
     sampling, training = (UPDATES[step] * floor for floor in floors(job, rates))
     for row in compare(job, sides, f"{work}/{step}", SECONDS / 2):

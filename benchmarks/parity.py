@@ -33,7 +33,7 @@ from aggregate import sign_flip_test
 from comlrl.trainers.reinforce import MAGRPOConfig, MAGRPOTrainer
 from datasets import Dataset
 from stamp import ROOT, stamp, write_rows
-from torch.nn.utils import parameters_to_vector
+from torch.nn.utils import clip_grad_norm_, parameters_to_vector
 from trl import GRPOConfig, GRPOTrainer
 
 sys.path.insert(0, ROOT)
@@ -63,22 +63,23 @@ def train_magrpo(args, folder):
 
 
 def load(args, name):
-    return magrpo.load_policy(args, name, torch.device("cpu"), {})
+    return magrpo.load_policy(args, name, {})
 
 
 def load_inputs(args):
     """What the peers need: tokenizer, tasks of all updates with their prompts, as in magrpo.py, and reward."""
-    env, tasks, _ = magrpo.load_environment(args)
+    env = magrpo.load_environment(args)
+    tasks = env.tasks("train")
     policy = load(args, TINY)
     order = np.random.default_rng(args.seed).permutation(len(tasks))[: args.num_iterations * args.num_tasks]
     rows = []
     for k in order.tolist():
-        prompt_ids = [magrpo.encode(policy, prompt, LENGTH) for prompt in env.observe(tasks[k][1], [])]
+        prompt_ids = [magrpo.encode(policy, prompt) for prompt in env.observe(tasks[k], [])]
         prompts = policy.tokenizer.batch_decode(prompt_ids)
         rows.append({"k": k, "prompt": prompts[0], "all_prompts": prompts})
 
     def reward(k, completions):
-        return env.step([(tasks[k][1], [], completions)])[0].reward
+        return env.step([(tasks[k], [], completions)])[0].reward
 
     return policy.tokenizer, Dataset.from_list(rows), reward
 
@@ -206,7 +207,9 @@ def replay(args, path, name):
         if not gradients:
             gradients = [parameters_to_vector(p.grad for p in policy.trained.values()).double(), updates[0][1]]
         policy.optimizer.param_groups[0]["lr"] = RATE * (1 - number / len(updates) if args.anneal_lr else 1.0)
-        magrpo.optimizer_step(policy, args.max_grad_norm)
+        clip_grad_norm_(policy.trained.values(), args.max_grad_norm)
+        policy.optimizer.step()
+        policy.optimizer.zero_grad()
     ours, theirs = gradients
     start, end, replayed = [weights_of(each) for each in (load(args, TINY), load(args, name), policy)]
     return {
@@ -248,7 +251,8 @@ def compare(args, contestant, gradients, returns):
     names = sorted(glob(f"{folder}/**/agent_*", recursive=True))
     for path, name in zip(sorted(glob(f"{folder}/updates_*")), names):  # there are none of ours
         gradients.append(row | {"agent": path[-1]} | replay(args, path, name))
-    env, _, tasks = magrpo.load_environment(args)
+    env = magrpo.load_environment(args)
+    tasks = list(enumerate(env.tasks("test")))
     policies = [load(args, name) for name in names]
     for sampler, draw in ("full", draw_full), ("narrow", draw_narrow):
         magrpo.draw = draw

@@ -17,7 +17,7 @@ interval of the mean, drawn for at most three lines in a panel. --over seconds: 
     <!-- figures {"rows": "results/tldr.csv: script == '{0}'", "columns": ["return mean end", "seconds range end"]} -->
 
 rows: a file and the rows of it that count, with {0} for the first word of the table's row; or a list with one for each
-row. columns, from the table's second: metric, statistic and place, as in "pass@1 range end" or, from another file,
+row. columns, from the table's second: metric, statistic and place, as in "return range end" or, from another file,
 "return mean end of results/tldr.csv"; null is not checked; a list: several in one cell. A statistic is mean, interval
 (95% t), range or seeds, or p (exact permutation test over seeds against the table's first row, two-sided, of the
 means); a place first, end, all rows or a number of tokens, which needs evaluations within a tenth of the run.

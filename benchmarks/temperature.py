@@ -42,7 +42,7 @@ def judge(args, agents, folder, seed, temperature):
     pattern = f"{folder}/*/metrics.jsonl"
     if not glob(pattern):
         flags = ["--env", args.env, "--seed", str(seed), "--num-iterations", "0", "--model", *agents]
-        run("magrpo", folder, *flags, "--eval-temperature", temperature, "--eval-generations", "4")
+        run("magrpo", folder, *flags, "--temperature", temperature, "--eval-generations", "4")
     metrics = pd.read_json(*glob(pattern), lines=True).iloc[0]
     return {name: metrics[f"eval/{name}"] for name in ("return", "agent_0/entropy", "agent_1/entropy")}
 

@@ -1,9 +1,8 @@
 """Processor time and memory of an iteration: a script against nano.py, an earlier commit of it, or another library.
 
     python benchmarks/throughput.py                       magrpo.py against nano.py
-    python benchmarks/throughput.py --baseline a2c42e1    against magrpo.py at that commit
+    python benchmarks/throughput.py --baseline 001bde1    against magrpo.py at that commit
     python benchmarks/throughput.py --baseline comlrl     against comlrl's trainer, or trl's (see peers.py)
-    python benchmarks/throughput.py --operators           counts the operators of a decoding step
 
 Every run is a process of its own, on one thread. Our scripts play timed.py's environment, which notes the processor
 time when the script asks for prompts (sampling begins), when it calls step() (scoring begins), when that returns
@@ -15,7 +14,6 @@ Workloads are those of workloads.py. Where completions stop by themselves the si
 their tokens differ.
 """
 
-import importlib
 import itertools
 import math
 import os
@@ -25,12 +23,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import ClassVar
 
-import numpy as np
 import pandas as pd
-import torch
 import tyro
 from stamp import ROOT, checkout, stamp, write_rows
-from torch.utils._python_dispatch import TorchDispatchMode
 from workloads import PEERS, Contestant, measure, prepare
 
 MEASURES = ["sampling_s", "scoring_s", "update_s", "iteration_s", "tokens", "peak_mib"]
@@ -44,17 +39,17 @@ class Args:
     rounds: int = 5
     updates: int = 6  # measured in each process, after one that warms up; at most 18
     seed: int = 1  # for models and prompts; sampling uses seed + round
+    flags: str = ""  # further arguments of the script, not of its baseline: --flags="--batch-size 64"
     output: str = ""  # where to write the rows, as CSV
-    operators: bool = False  # counts the script's operators; measures no time
     # gpu.py sets them
     device: ClassVar[str] = "cpu"
     shrink: ClassVar[bool] = False
 
 
-def sides_of(script, baseline, work, num_agents=2):
+def sides_of(script, baseline, work, num_agents=2, flags=""):
     """The contestants, by the names of their columns."""
     num_agents = PEERS.get(baseline, num_agents)
-    sides = {"present": Contestant(script, ROOT, num_agents)}
+    sides = {"present": Contestant(script, ROOT, num_agents, flags)}
     if baseline in PEERS or os.path.exists(f"{ROOT}/{baseline}.py"):
         sides["baseline"] = Contestant(baseline, ROOT, num_agents)
     elif baseline:
@@ -79,48 +74,11 @@ def compare(job, sides, folder, timeout=None):
     return rows
 
 
-class Counter(TorchDispatchMode):
-    """Counts the operators that Python launches: those that a CUDA graph repeats, and others."""
-
-    counts = np.zeros(2, int)
-    place = 1  # 0 in a decoding step
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        self.counts[self.place] += 1
-        return operator(*args, **(kwargs or {}))
-
-
-def count_operators(name):
-    """Operators of a decoding step of models/tiny, views too, in bfloat16 autocast as on a GPU."""
-    script = importlib.import_module(name)
-    counter = Counter()
-    decode_step = script.FixedCache.decode_step
-
-    def counted(cache):
-        counter.place = 0
-        logits = decode_step(cache)
-        counter.place = 1
-        return logits
-
-    script.FixedCache.decode_step = counted
-    policy = script.load_policy(script.Args(), "tiny", torch.device("cpu"), {})
-    policy.stop_ids = [-1]  # never drawn
-    # the second call has 32 steps more
-    for steps in (8, 40):
-        counter.counts *= -1
-        with counter, torch.autocast("cpu", torch.bfloat16):
-            script.sample(policy, [list(range(3, 23))], 4, 1.0, steps)
-    inside, outside = counter.counts / 32
-    print(f"{name}.py: operators of a decoding step: {inside:.0f} that a CUDA graph repeats, {outside:.0f} others")
-
-
 def main(args):
-    if args.operators:
-        return count_operators(args.script)
     about = stamp(args)  # before the runs, which take long: the code may change meanwhile
     rows = []
     with tempfile.TemporaryDirectory() as work:
-        sides = sides_of(args.script, args.baseline, work)
+        sides = sides_of(args.script, args.baseline, work, flags=args.flags)
         jobs = [prepare(name, f"{work}/{name}", args) for name in args.workloads]
         for round, job in itertools.product(range(args.rounds), jobs):
             rows += compare(job | {"seed": args.seed + round}, sides, f"{work}/{round}/{job['workload']}")

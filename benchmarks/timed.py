@@ -111,10 +111,10 @@ def time_decoding(name):
     """Milliseconds of a decoding step for each number of completions: the difference of two lengths."""
     job = read_job()
     script = import_module(name)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # load_policy of older commits makes an optimizer with it
-    args = script.Args(learning_rate=job["learning_rate"])
-    policy = script.load_policy(args, job["model"], device, {})
+    # scripts up to commit 001bde1 give each policy a device
+    devices = [] if hasattr(script, "DEVICE") else [torch.device("cuda" if torch.cuda.is_available() else "cpu")]
+    policy = script.load_policy(script.Args(), job["model"], *devices, {})
+    autocast = policy.autocast if devices else script.AUTOCAST
     short, long = job["lengths"]
     milliseconds = {}
     for rows in job["rows"]:
@@ -123,7 +123,7 @@ def time_decoding(name):
         # the first time warms up
         for length in [short, long] * 4:
             began = clock()
-            with policy.autocast:
+            with autocast:
                 script.sample(policy, prompts, 8, 1.0, length)
             seconds[length].append(clock() - began)
         difference = median(seconds[long][1:]) - median(seconds[short][1:])

@@ -82,6 +82,7 @@ class Contestant:
     script: str  # one of ours, or a trainer of PEERS
     tree: str = ROOT  # the folder with the script
     num_agents: int = 2
+    flags: str = ""  # further arguments of the script
 
 
 def shrunk(workload):
@@ -205,6 +206,7 @@ def measure(job, contestant, folder, timeout=None):
         command += ["--model", job["model"], "--num-tasks", job["num_tasks"]]
         command += ["--num-generations", job["num_generations"], "--max-new-tokens", job["completion_tokens"]]
         command += ["--learning-rate", job["learning_rate"]]
+    command += contestant.flags.split()
     result = run(job, command, folder, contestant.tree, timeout)
     if "error" in result:
         return result

@@ -123,7 +123,7 @@ class Mixture:
         return self.environments[task["env"]].observe(task["task"], history)
 
     def step(self, branches):
-        """Parts bear their environment's name, except all_passed, from which pass@k is estimated."""
+        """Parts bear their environment's name, except all_passed, which view.py counts."""
         steps = [None] * len(branches)
         for name, env in self.environments.items():  # each scores its branches as one batch
             places = [k for k, (task, _, _) in enumerate(branches) if task["env"] == name]

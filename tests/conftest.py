@@ -9,7 +9,6 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # the same everywhere: much o
 import json
 import pathlib
 import runpy
-import signal
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -32,6 +31,17 @@ CHAT = (
 )
 END, START, STOP = 0, 1, 2  # ids of <|endoftext|> (the pad), <|im_start|> and <|im_end|>
 STOP_IDS = {STOP, *range(10, 30)}  # of models made here: 21 of 259 tokens, so that completions stop early
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "optional(package): needs a package that is not in requirements.txt")
+
+
+def pytest_runtest_setup(item):
+    """Skips a test whose optional package is not installed."""
+    for mark in item.iter_markers("optional"):
+        (package,) = mark.args
+        pytest.importorskip(package, reason=f"optional: pip install {package}")
 
 
 def make_tokenizer(chat_template=CHAT, pad="<|endoftext|>"):
@@ -84,22 +94,10 @@ def slow_logprobs(model, prompt_ids, completion_ids, temperature=1.0):
     return logprobs[range(len(completion_ids)), list(completion_ids)]
 
 
-def refused(run, capsys, script, *args):
-    """The sentence with which the script ends; it must be one line, and the exit status 2."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        run(script, *args)
-    assert end.value.code == 2
-    lines = capsys.readouterr().err.splitlines()
-    (line,) = [line for line in lines if line.strip() and "it/s" not in line and "s/it" not in line]  # of the bar
-    assert line.startswith("error: ")
-    return line
-
-
 def load_policy(script, path, **arguments):
     """The policy of a saved model, by the function of a script (its module, or a namespace of its names)."""
     args = script.Args(**arguments)
-    return script.load_policy(args, path, torch.device("cpu"), {})
+    return script.load_policy(args, path, {})
 
 
 def policies_of(names):
@@ -161,11 +159,6 @@ def run(monkeypatch, tmp_path):
         monkeypatch.syspath_prepend(str(ROOT))
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr("atexit.register", lambda *args: None)  # its line would come at the end of all tests
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            return runpy.run_path(str(script), run_name="__main__")
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+        return runpy.run_path(str(script), run_name="__main__")
 
     return run

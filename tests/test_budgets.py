@@ -9,18 +9,18 @@ PATHS = sorted(ROOT.glob("*.py"))
 for folder in "envs", "rewards", "models", "tests", "benchmarks":
     PATHS += sorted((ROOT / folder).rglob("*.py"))
 MOST = {  # nodes of a file; of a folder, all together
-    "nano.py": 1730,
-    "magrpo.py": 6270,
-    "marloo.py": 6270,
-    "maremax.py": 6270,
-    "mareinforce.py": 6270,
-    "ippo.py": 7250,
-    "mappo.py": 7300,
-    "madpo.py": 7100,
-    "magrpo_fsdp.py": 6650,
-    "sft.py": 1750,
+    "nano.py": 1780,
+    "magrpo.py": 4700,
+    "marloo.py": 4710,
+    "maremax.py": 4700,
+    "mareinforce.py": 4700,
+    "ippo.py": 5800,
+    "mappo.py": 5900,
+    "madpo.py": 5500,
+    "magrpo_fsdp.py": 5100,
+    "sft.py": 1700,
     "tests": 32100,
-    "benchmarks": 13200,
+    "benchmarks": 12400,
 }
 MOST_A_LINE = {"nano.py": 7.8, "tests": 9.0, "benchmarks": 9.0}  # of a file, or of each in a folder; else 8.6
 

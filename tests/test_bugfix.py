@@ -1,15 +1,13 @@
-"""bugfix: what a repair is worth, who speaks when, the sample programs and public ones."""
+"""bugfix: what a repair is worth, and who speaks when."""
 
 from operator import itemgetter
 
 import pytest
-from conftest import ROOT
 from toy import play
 
 import envs
-from envs.bugfix import _answer
 from rewards.bugfix import Repair, bugfix_rewards
-from rewards.coding import Answer, coding_rewards
+from rewards.coding import Answer
 
 TESTS = "assert f([]) == 0\nassert f([2, 3]) == 5\nassert f([1]) == 1\nassert f([1, 1, -1]) == 2"
 BUGGY = "def f(n):\n    total = 0\n    for x in n:\n        if x > 1:\n            total += x\n    return total\n"
@@ -79,36 +77,3 @@ def test_each_agent_speaks_once_and_reads_the_note_before_it(count, offset, loca
         assert (task["symptom"] in prompt) == (turn == 0)
         assert (task["program"] in prompt) == fixes
         assert prompt.count("why ") == (27 if fixes and count > 1 else 0)
-
-
-def test_sample_programs_have_one_bug_that_some_tests_find():
-    """Fails if a mutant passes or fails all, its verdicts are not the sandbox's, or a test program is in train."""
-    env = envs.make("bugfix", num_agents=1)
-    trained = {task["entry_point"] for task in env.tasks("train")}
-    tasks = env.tasks("test")
-    programs = coding_rewards([_answer(task, [task["program"]]) for task in tasks])
-    for task, score in zip(tasks, programs):
-        assert task["entry_point"] not in trained
-        assert task["passing"] == score.findings["passing"]
-        assert 0 < len(task["passing"]) < 5
-        failing = score.findings["examples"][:1]
-        assert task["symptom"] == "".join(f"{example} fails: {outcome}." for example, outcome in failing)
-        lines = task["program"].splitlines()
-        lines[task["line"] - 1] = task["reference"].splitlines()[task["line"] - 1]
-        assert "\n".join(lines) == task["reference"] != task["program"]
-    steps = env.step([(task, [], [task["reference"]]) for task in tasks])
-    assert {step.reward for step in steps} == {2.0}
-
-
-@pytest.mark.parametrize("name, test, count", [("humanevalfix", 15, 81), ("quixbugs", 2, 19)])
-def test_public_references_earn_all_and_their_programs_nothing(name, test, count):
-    """Fails if the sandbox or a rule of reading refuses a program of people's, or leaving the bug in is paid."""
-    path = ROOT.parent / f"shared/data/{name}.jsonl"
-    if not path.exists():
-        pytest.skip("no data folder next to the repository")
-    env = envs.make("bugfix", num_agents=1, dataset=str(path), timeout=1)  # seconds; the reference of one takes two
-    tasks = [task for part in env.splits.values() for task in part if task["task_id"] != "levenshtein"]
-    assert (len(env.tasks("test")), len(tasks)) == (test, count)
-    for key, reward in ("reference", 2.0), ("program", 0.0):
-        steps = env.step([(task, [], [task[key]]) for task in tasks])
-        assert {step.reward for step in steps} == {reward}

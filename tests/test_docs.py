@@ -17,7 +17,6 @@ OTHERS_FLAGS = {
     "nproc_per_node",
     "rdzv_backend",
     "rdzv_endpoint",
-    "shutdown_timeout",
     "help",
     "enable_lora",
     "lora_modules",

@@ -1,10 +1,12 @@
 """The environments: what make() returns, what is read from data sets, and what agents are asked and paid."""
 
 import json
+import runpy
+import sys
 
 import datasets
 import pytest
-from toy import Cases, Letters
+from toy import Cases, Letters, Step
 
 import envs
 from envs import samples
@@ -73,6 +75,64 @@ def test_what_nothing_knows_is_refused(name, options, remedy):
     """Fails if an option or its value is ignored in silence, or a file is taken for an environment."""
     with pytest.raises(ValueError, match=remedy):
         envs.make(name, **options)
+
+
+def check(monkeypatch, *words):
+    """python -m envs with these words."""
+    monkeypatch.setattr(sys, "argv", ["envs", *words])
+    runpy.run_module("envs", run_name="__main__")
+
+
+@pytest.mark.parametrize("words", ["tldr", "tldr+gsm8k --num-agents 3", "toy:SelfishInTurn --num-turns 3"])
+def test_a_right_environment_passes_its_check(words, monkeypatch, capsys):
+    """Fails if an environment with silent agents, rewards of their own or several turns is refused."""
+    check(monkeypatch, *words.split())
+    assert words.split()[0] in capsys.readouterr().out
+
+
+class Forgetful(Letters):
+    """Scores all branches by the task that it was asked about last."""
+
+    def observe(self, task, history):
+        self.last = task
+        return super().observe(task, history)
+
+    def step(self, branches):
+        return super().step([(self.last, history, actions) for _, history, actions in branches])
+
+
+def steps(**fields):
+    return [Step(["", ""], 0.0, {}, False)._replace(**fields)] * 2
+
+
+@pytest.mark.parametrize("method, returned, named", [
+    ("tasks", [], "tasks"),
+    ("observe", "ab", "observe"),
+    ("observe", ["a"], "observe"),
+    ("observe", ["a", 5], "observe"),
+    ("observe", [None, None], "observe"),
+    ("step", steps()[:1], "step"),
+    ("step", steps(reward=[1.0]), "reward"),
+    ("step", steps(reward="1"), "reward"),
+    ("step", steps(reward=float("nan")), "reward"),
+    ("step", steps(parts=[1.0]), "parts"),
+    ("step", steps(parts={"odd": None}), "odd"),
+    ("step", steps(parts={"odd": float("inf")}), "odd"),
+    ("step", steps(parts={"return": 1.0}), "return"),
+    ("step", steps(parts={"agent_0/entropy": 1.0}), "agent_0/entropy"),
+    ("step", steps(done=None), "done"),
+])  # fmt: skip
+def test_the_check_names_what_is_wrong(method, returned, named, monkeypatch):
+    """Fails if a fault that would end a run, or spoil it in silence, passes."""
+    monkeypatch.setattr(Letters, method, lambda *args: returned)
+    with pytest.raises(SystemExit, match=f"error: .*{named}"):
+        check(monkeypatch, "toy:Letters")
+
+
+def test_the_check_finds_state(monkeypatch):
+    """Fails if an environment may score a branch by the task of another one."""
+    with pytest.raises(SystemExit, match="error: played again"):
+        check(monkeypatch, "test_envs:Forgetful")
 
 
 def test_a_client_says_at_once_that_it_waits_for_its_server(monkeypatch, capsys):

@@ -6,6 +6,7 @@ in float64, sums the log-probabilities of its tokens, and weighs them with the c
 
 from dataclasses import dataclass
 from itertools import chain, pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -42,8 +43,8 @@ PLAIN = [
 ]
 # configurations of magrpo.py and its copies
 MORE = [
-    "--max-batch-tokens 1",
-    "--share-policy --num-turns 2 --max-batch-tokens 150",
+    "--batch-size 1",
+    "--share-policy --num-turns 2 --batch-size 3",
     "--share-policy --num-turns 3 --joint-mode cross --env toy:Sequential",
     "--share-policy --num-turns 3 --gamma 0.5 --env toy:SelfishInTurn",
 ]
@@ -78,9 +79,10 @@ def updates(monkeypatch):
 def advantages_of(script, returns):
     """The script's algorithm block, run on `returns`."""
     block = script.read_text().split("# >>> ALGORITHM\n")[1].split("# <<< ALGORITHM")[0]
-    names = {"returns": returns, "np": np}
+    group = SimpleNamespace(returns=returns, compared=returns, advantages=None)
+    names = {"returns": returns, "group": group, "np": np}
     exec("\n".join(line.strip() for line in block.splitlines()), names)
-    return names["advantages"]
+    return names.get("advantages", group.advantages)
 
 
 def visits(node, chance, turn):
@@ -140,7 +142,8 @@ def test_gradient_is_the_slow_one(script, flags, run, updates, model_dir):
     logged = check(updates, algorithm, [model_dir], gamma=gamma, temperature=temperature)
     assert len(updates) == (1 if "--share-policy" in words else names["N"])
     for i, (loss, grad_norm) in enumerate(logged):
-        assert names["metrics"][f"agent_{i}/loss"] == pytest.approx(loss, rel=1e-3, abs=1e-5)
+        if script in CRITIC_FREE:  # nano.py logs no loss
+            assert names["metrics"][f"agent_{i}/loss"] == pytest.approx(loss, rel=1e-3, abs=1e-5)
         assert names["metrics"][f"agent_{i}/grad_norm"] == pytest.approx(grad_norm, rel=1e-3)
     last_ids = set()
     for node in chain(*names["turns"]):
@@ -188,9 +191,7 @@ class Equal(Letters):
 def test_equal_rewards_leave_no_gradient(script, run, updates, model_dir):
     """Fails if rounding errors of equal returns are trained on."""
     run(script, *TOY, "--env", "test_gradient:Equal", "--model", model_dir, "--joint-mode", "align")
-    assert len(updates) == 2
-    for gradient in chain(*(update.gradients for update in updates)):
-        assert gradient.abs().max() == 0
+    assert not updates
 
 
 @two_scripts

@@ -39,6 +39,24 @@ GAE_BY_HAND = """
 """
 
 
+def advantages_of(script, gamma, gae_lambda, rewards, values):
+    """The script's advantages of the tokens of a trajectory of one agent, a list for each turn as the values are."""
+    node = None
+    for turn in reversed(range(len(rewards))):
+        group = script.Group("", [], [""], [[]], [[]], [True])
+        groups = {0: group} if values[turn] else {}
+        steps = [SimpleNamespace(reward=rewards[turn])]
+        node = script.Node(0, {}, [], steps * turn, 1.0, groups, steps=steps, children=[node], value=[0.0])
+    (path,) = script.trajectory_of(SimpleNamespace(gamma=gamma), node, 0, defaultdict(list))
+    for experience in path:
+        experience.old_values = torch.tensor(values[experience.turn])
+    script.gae(path, gae_lambda)
+    advantages = [[] for _ in rewards]
+    for experience in path:
+        advantages[experience.turn] = experience.advantages.tolist()
+    return advantages
+
+
 @pytest.mark.parametrize("options, rewards, values, advantages", rows_of(GAE_BY_HAND))
 def test_gae_by_hand(options, rewards, values, advantages, script):
     """Fails if a discount or a reward is at the wrong token, or a silent turn's is not that of the turn before."""
@@ -48,7 +66,7 @@ def test_gae_by_hand(options, rewards, values, advantages, script):
 
     (rewards,) = turns(rewards)
     (options,) = turns(options)
-    assert script.gae(rewards, turns(values), *options) == turns(advantages)
+    assert advantages_of(script, *options, rewards, turns(values)) == turns(advantages)
 
 
 @pytest.fixture
@@ -79,11 +97,11 @@ class Slow:
 
     def __init__(self, weights, path):
         self.actor = self.critic = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
-        num_turns = len(weights["critic.0.bias"])
+        num_turns = len(weights["critic.head.bias"])
         self.head = torch.nn.Linear(self.actor.config.hidden_size, num_turns, dtype=torch.float64)
-        parts = {"": self.actor, "critic.0.": self.head}
-        if "critic.1.lm_head.weight" in weights:
-            self.critic = parts["critic.1."] = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
+        parts = {"": self.actor, "critic.head.": self.head}
+        if "critic.model.lm_head.weight" in weights:
+            self.critic = parts["critic.model."] = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
         self.trained = {}
         for prefix, part in parts.items():
             self.trained |= {prefix + name: p for name, p in part.named_parameters()}
@@ -116,7 +134,8 @@ def speeches_of(update, slow, agent, node, j):
             speeches.append(speech)
             values[-1] = speech.values.tolist()
         node, j = node.children[j], 0
-    advantages = update.names["gae"](rewards, values, args.gamma, args.gae_lambda)  # by hand above
+    script = SimpleNamespace(**update.names)
+    advantages = advantages_of(script, args.gamma, args.gae_lambda, rewards, values)  # by hand above
     for speech in speeches:
         speech.advantages = torch.tensor(advantages[speech.turn], dtype=torch.float64)
     return speeches
@@ -197,12 +216,12 @@ def check(updates, names, path):
         "--num-turns 2 --gamma 0.5 --gae-lambda 0.9 --ent-coef 0.1 --temperature 0.7",
         "--num-turns 2 --use-separate-critic --vf-coef 2.0",
         "--num-iterations 2 --use-separate-critic --critic-learning-rate 0.01 --num-agents 1",
-        "--num-turns 2 --share-policy --max-batch-tokens 1",
+        "--num-turns 2 --share-policy --batch-size 1",
         "--env toy:Sequential --num-turns 4 --num-agents 3 --gamma 0.5 --gae-lambda 0.9",
         "--env toy:SelfishInTurn --num-turns 3 --share-policy --gamma 0.5 --gae-lambda 0.9",
         f"{LARGE_STEPS} --num-turns 2 --gae-lambda 0.9",
         f"{LARGE_STEPS} --num-turns 2 --no-clip-vloss --clip-coef 0.1 --ent-coef 0.1",
-        f"{LARGE_STEPS} --use-separate-critic --temperature 0.7 --max-batch-tokens 150",
+        f"{LARGE_STEPS} --use-separate-critic --temperature 0.7 --batch-size 2",
         f"{LARGE_STEPS} --env toy:SelfishInTurn --num-turns 3 --share-policy --gamma 0.5",
     ],
 )
@@ -255,7 +274,7 @@ def test_values_start_at_the_first_rewards(run, model_dir):
     names = run(SCRIPT, *TOY, "--model", model_dir, *flags.split())
     first = metrics_of(names["run_dir"])[1]
     second_turn = first["train/reward_turn2"]
-    both_turns = first["train/reward_turn1"] + second_turn
+    both_turns = first["train/return"]
     assert both_turns - second_turn > 0.1
     for critic in names["critics"]:
         assert critic.head.bias.tolist() == pytest.approx([both_turns, second_turn])
@@ -272,3 +291,31 @@ def test_learning_rates_decay_together(flag, run, updates, model_dir):
     actor_ids, critic_ids = [set(map(id, group["params"])) for group in policy.optimizer.param_groups]
     assert actor_ids == set(map(id, policy.model.parameters()))
     assert critic_ids == {id(p) for name, p in policy.trained.items() if name.startswith("critic.")}
+
+
+def test_each_policy_and_its_critic_have_their_rates_and_their_own_clipping(run, updates, model_dir):
+    """Fails if all are trained at one agent's rates, or a gradient is not clipped, or that of both together."""
+    flags = "--learning-rate 0.001 0.0001 --max-grad-norm 0.01"
+    run(SCRIPT, *TOY, "--model", model_dir, *flags.split())
+    for update, rate in zip(updates, [0.001, 0.0001], strict=True):
+        assert update.learning_rates == pytest.approx([rate, 10 * rate])
+        norms = torch.stack([gradient.norm() for gradient in update.gradients.values()])
+        assert norms.norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_an_agent_that_is_silent_makes_no_step(run, updates, model_dir):
+    """Fails if momentum moves an agent that has nothing to learn from."""
+    flags = "--env toy:Sequential --num-turns 2 --num-agents 3 --num-iterations 2"
+    run(SCRIPT, *TOY, "--model", model_dir, *flags.split())
+    assert [update.agents for update in updates] == [[0], [1]] * 2
+
+
+def test_explained_variance_by_hand(script):
+    """Fails if it is a share of standard deviations, is of means, or is a number where all returns are equal."""
+    first = SimpleNamespace(returns=torch.tensor([1.0, 2.0]), advantages=torch.tensor([2.0, 2.0]))
+    second = SimpleNamespace(returns=torch.tensor([6.0]), advantages=torch.tensor([-1.0]))
+    # the variance of 1, 2 and 6 is 14 / 3, that of the errors 2, 2 and -1 is 2
+    assert script.explained_variance([first, second]) == pytest.approx(1 - 2 / (14 / 3))
+    second.returns = torch.tensor([2.0])
+    first.returns = torch.tensor([2.0, 2.0])
+    assert script.explained_variance([first, second]) is None

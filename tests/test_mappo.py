@@ -47,7 +47,7 @@ def test_the_critic_reads_what_others_read(model_dir):
     node = script.Node(0, {"worth": 1}, [], [], 1.0, groups)
 
     def read(env):
-        return policy.tokenizer.decode(script.joint_ids(script.Args(max_new_tokens=8), env, policy, 2, node))
+        return policy.tokenizer.decode(script.joint_ids(env, policy, 2, node))
 
     assert "user\nAgent 0 reads:\nask\n\nAgent 3 reads:\nsee\n\nown" in read(Told(4, 1, "", 1))
     assert "user\n" + "-" * 20 + "\n\nown" in read(Told(4, 1, "", 1, "yes"))

@@ -6,8 +6,10 @@ import subprocess
 
 import pytest
 import test_gradient
-from conftest import CHAT, CRITIC_FREE, ROOT, STOP, make_tokenizer, save_model
+import torch
+from conftest import CHAT, CRITIC_FREE, END, ROOT, STOP, STOP_IDS, make_tokenizer, save_model
 from toy import Letters
+from transformers import AutoModelForCausalLM, GenerationMixin
 
 NANO = ROOT / "nano.py"
 TOY = test_gradient.TOY
@@ -47,40 +49,106 @@ def test_without_a_baseline_equal_returns_are_trained(run, updates, model_dir, t
     test_gradient.check(updates, CRITIC_FREE[3], [model_dir])
 
 
-def test_equal_returns_leave_no_gradient(run, model_dir):
-    """Fails if rounding errors of equal returns are trained on."""
-    flags = ("--env", "test_gradient:Equal", "--joint-mode", "align")
-    metrics = run(NANO, *TOY, *flags, "--model", model_dir)["metrics"]
-    assert metrics["agent_0/grad_norm"] == 0
+class Equal(Letters):
+    """From the third call on, after the first evaluation and the first rollout, all answers earn 0.7."""
 
-
-class Faulty(Letters):
-    """Prompts or Steps of another number than asked for."""
-
-    def __init__(self, fault, **setup):
-        super().__init__(**setup)
-        self.fault = fault
-
-    def observe(self, task, history):
-        prompts = super().observe(task, history)
-        return {"a string": prompts[0], "few prompts": prompts[:1], "many prompts": prompts * 2}.get(
-            self.fault, prompts
-        )
+    calls = 0
 
     def step(self, branches):
-        return super().step(branches)[self.fault == "few steps" :]
+        self.calls += 1
+        steps = super().step(branches)
+        return [step._replace(reward=0.7) for step in steps] if self.calls > 2 else steps
 
 
-@pytest.mark.parametrize("fault", ["a string", "few prompts", "many prompts", "few steps"])
-def test_an_environment_that_miscounts_is_refused(fault, run, model_dir):
-    """Fails if letters of a string are taken for prompts, one prompt is left out, or a Step is missing."""
-    with pytest.raises(ValueError, match="zip"):
-        run(NANO, *TOY, "--model", model_dir, "--env", "test_nano:Faulty", "--env-kwargs", "fault", fault)
+@pytest.mark.parametrize("alike", [False, True], ids=["equal returns", "equal answers"])
+def test_without_a_gradient_a_policy_does_not_move(alike, run, model_dir, tmp_path, monkeypatch):
+    """Fails if momentum or rounding errors move a policy whose answers earn the same, or are alike."""
+    original, calls = GenerationMixin.generate, []
+
+    def generate(model, *args, **options):
+        calls.append(model)
+        sequences = original(model, *args, **options)
+        # of agent 0 in the second update; agent 1's answers differ, and so do returns
+        return sequences[:1].expand_as(sequences) if alike and len(calls) == 5 else sequences
+
+    monkeypatch.setattr(GenerationMixin, "generate", generate)
+    flags = ("--model", model_dir, "--joint-mode", "align", "--num-tasks", 1)
+    flags = (*flags, "--env", "toy:Letters" if alike else "test_nano:Equal")
+    weights = [AutoModelForCausalLM.from_pretrained(model_dir).lm_head.weight]
+    for num_iterations in 1, 2:
+        calls.clear()
+        names = run(
+            NANO, *TOY, *flags, "--num-iterations", num_iterations, "--output-dir", tmp_path / str(num_iterations)
+        )
+        weights.append(names["policies"][0].model.lm_head.weight)
+    if alike:
+        assert abs(names["turns"][0][0].groups[0].advantages).max() > 1e-3
+    assert not torch.equal(weights[0], weights[1])
+    assert torch.equal(weights[1], weights[2])
 
 
-@pytest.mark.parametrize("template", [PARTS, {"rag": CHAT}, None])
-def test_a_model_that_cannot_be_used_is_refused(template, run, tmp_path):
-    """Fails if a chat template without the prompt is trained on, or there is no sentence about a missing one."""
-    path = save_model(tmp_path / "model", tokenizer=make_tokenizer(template))
+def test_the_templates_end_of_turn_ends_a_completion(run, tmp_path):
+    """Fails if a base model, whose own stop token is another one, writes on after its turn."""
+    tokenizer = make_tokenizer()
+    tokenizer.eos_token = "<|endoftext|>"
+    path = save_model(tmp_path / "model", tokenizer=tokenizer, stops=[END])
+    groups = run(NANO, *TOY, "--model", path, "--num-generations", 20, "--max-new-tokens", 50)["groups"]
+    rows = [ids for group in groups for ids in group.completion_ids]
+    assert any(ids[-1] == STOP for ids in rows)
+    assert not any(STOP in ids[:-1] for ids in rows)
+
+
+def test_an_opened_thought_is_put_back(run, tmp_path):
+    """Fails if environments cannot see that a completion begins inside a thought, and grade it as the answer."""
+    tokenizer = make_tokenizer(CHAT.replace("assistant\n{% endif", "assistant\n<think>\n{% endif"))
+    path = save_model(tmp_path / "model", tokenizer=tokenizer)
+    for group in run(NANO, *TOY, "--model", path)["groups"]:
+        for text, ids in zip(group.completions, group.completion_ids):
+            assert text == "<think>" + tokenizer.decode([token for token in ids if token not in STOP_IDS])
+
+
+@pytest.mark.parametrize("most", [1e-3, 0, -1])
+def test_a_gradient_is_clipped_to_its_norm(most, run, updates, model_dir):
+    """Fails if it is not, or if 0 or less, which is no clipping, makes it 0 or turns it round."""
+    names = run(NANO, *TOY, "--model", model_dir, "--max-grad-norm", most)
+    assert len(updates) == 2
+    for i, update in enumerate(updates):
+        norm = torch.cat([gradient.flatten() for gradient in update.gradients]).norm()
+        assert norm == pytest.approx(most if most > 0 else names["metrics"][f"agent_{i}/grad_norm"], rel=1e-3)
+
+
+class Infinite(Letters):
+    """Rewards that are no numbers."""
+
+    def step(self, branches):
+        return [step._replace(reward=float("nan")) for step in super().step(branches)]
+
+
+REFUSED = ["--num-generations 1", "--learning-rate -0.1", "--env test_nano:Infinite"]
+
+
+@pytest.mark.parametrize("flags", REFUSED)
+def test_what_cannot_be_trained_ends_the_run(flags, run, model_dir):
+    """Fails if a run goes on that trains nothing, or away from the reward."""
+    with pytest.raises(SystemExit, match="error: "):
+        run(NANO, *TOY, "--model", model_dir, *flags.split())
+
+
+class Careless(Letters):
+    """Gives a string in place of a list."""
+
+    def observe(self, task, history):
+        return super().observe(task, history)[0]
+
+
+def test_letters_are_no_prompts(run, model_dir):
+    """Fails if each agent gets a letter of a string as its prompt."""
+    with pytest.raises(ValueError):
+        run(NANO, *TOY, "--model", model_dir, "--env", "test_nano:Careless")
+
+
+def test_a_template_without_the_prompt_is_refused(run, tmp_path):
+    """Fails if completions of an empty chat are trained."""
+    path = save_model(tmp_path / "model", tokenizer=make_tokenizer(PARTS))
     with pytest.raises(SystemExit, match="--model"):
         run(NANO, *TOY, "--model", path)

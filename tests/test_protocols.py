@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT
 from toy import play
 
 import envs
@@ -75,11 +74,3 @@ def test_silent_agents_have_no_turn_and_answers_are_cut():
     turns, (_, last) = play(env, {}, lambda turn, i, prompt: answers[i])
     assert last.feedback == answers
     assert f"Answer of agent 1:\n{'b' * SHOWN} [cut off]\n" in turns[1][2]
-
-
-def test_a_run_and_its_resume(run):
-    """Fails if the script does not see the turns, or refuses a resume for them."""
-    flags = f"--env tldr --env-kwargs protocol sequential --num-iterations 2 {SMALL}"
-    names = run(ROOT / "magrpo.py", *flags.split())
-    assert names["metrics"]["eval/reward_turn2"] == names["metrics"]["eval/return"]
-    run(ROOT / "magrpo.py", "--resume", names["run_dir"], "--num-iterations", 3)

@@ -2,31 +2,20 @@
 
 import base64
 import hmac
-import json
 import pathlib
 import pickle
 import threading
 from fractions import Fraction
-from http.client import HTTPConnection
 
 import pytest
 from conftest import ROOT, lines_of, metrics_of
-from toy import Letters, Step, rows_of
+from toy import Letters, Step
 
 import envs
 from envs import remote
 
 TASK = {"split": "train", "number": 0}
 # Status | path | body | a header
-REFUSED = """
-401 | about   | {}                                                                      | Authorization: Bearer sesamf
-413 | step    | {}                                                                      | Content-Length: 99999999
-400 | step    | {}                                                                      | Content-Length: -1
-400 | step    | {"branches": [[{"split": "train", "number": 0}, [], ["one", null]]]}    | Accept: *
-400 | observe | {"task": {"split": "train", "number": -1}, "history": []}               | Accept: *
-400 | observe | {"task": {"split": "train", "number": 0}, "history": [["a", 1.0, {}]]}  | Accept: *
-500 | step    | {"branches": [[{"split": "train", "number": 0}, [], ["raise", ""]]]}    | Accept: *
-"""
 
 
 class Odd(Letters):
@@ -89,28 +78,3 @@ def test_a_step_that_the_server_did_not_make_is_not_loaded(url, tmp_path):
             env.observe(TASK, [step._replace(sealed=base64.b64encode(seal + data).decode())])
     assert not (tmp_path / "loaded").exists()
     assert env.state(TASK, [step]).endswith("[{1: (['a', 'b'], Fraction(2, 7))}]")
-
-
-@pytest.mark.parametrize("status, path, body, header", rows_of(REFUSED))
-def test_a_request_that_cannot_be_answered_is_refused(status, path, body, header, url):
-    """Fails if a request is answered without the token, or a bad one is not answered, or ends the server."""
-    connection = HTTPConnection(url.removeprefix("http://"), timeout=20)
-    headers = {"Authorization": "Bearer sesame"} | dict([header.split(": ")])
-    connection.request("POST", f"/{path}", body, headers)
-    response = connection.getresponse()
-    assert response.status == int(status)
-    assert "\n" not in json.loads(response.read())
-    assert envs.make("remote", 2, 2, url=url).observe(TASK, [])
-
-
-def test_a_server_is_for_its_own_clients(url, monkeypatch):
-    """Fails if a run goes on with another environment, or if everybody can use a server."""
-    with pytest.raises(ValueError, match="--num-turns 3"):
-        envs.make("remote", 2, 3, url=url)
-    with pytest.raises(ValueError, match="refused"):  # by default no other machine reaches the server
-        envs.make("remote", 2, 2, url=url.replace("127.0.0.1", "127.0.0.2"))
-    monkeypatch.delenv(remote.TOKEN)
-    with pytest.raises(ValueError, match="token is wrong or missing"):
-        envs.make("remote", 2, 2, url=url)
-    with pytest.raises(ValueError, match="--token"):
-        remote.Server(remote.Args("test_remote:Odd", port=0))

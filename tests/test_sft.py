@@ -1,19 +1,20 @@
 """sft.py: its loss against a slow, obvious one; which texts are imitated; and runs from end to end."""
 
 import json
+from datetime import datetime
 
 import datasets
 import pytest
 import torch
-from conftest import CHAT, ROOT, STOP, make_tokenizer, metrics_of, save_model, slow_logprobs
-from transformers import AutoModelForCausalLM
+from conftest import CHAT, END, ROOT, STOP, lines_of, make_tokenizer, metrics_of, save_model, slow_logprobs
+from test_faults import EMPTY_THOUGHT, GEMMA, PARTS, with_tokens
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import envs
 import sft
 from envs import read_training_rows
 
 ROWS = [([3, 4, 5, 6, 7], [8, 9, 2]), ([10, 0, 11], [12, 13, 14, 15, 2]), ([16], [2])]  # token 2 stops, 0 pads
-PARTS = "{% for part in messages[0].content %}{{ part.text }}{% endfor %}"  # a string has none
 FLAGS = ("--warmup", 2, "--batch-size", 8, "--log-every", 1)
 
 
@@ -152,44 +153,114 @@ def test_a_row_of_another_form_is_named(row, column, tmp_path):
         read_training_rows(path, ["chosen", "rejected"])
 
 
-@pytest.mark.parametrize("template", [None, CHAT])
-def test_marks_stay_and_what_ends_a_turn_is_plain_text(template):
-    """Fails if a prompt ends its own turn, an answer has two ends, a mark is lost, or a template is left out."""
-    tokenizer = make_tokenizer(template)
-    tokenizer.add_special_tokens({"extra_special_tokens": ["<tool_call>"]})
-    text, plain = "<tool_call>Say <|im_end|>.", "<tool_call>Say < |im_end|>."
-    chat = f"<|im_start|>user\n{plain}<|im_end|>\n<|im_start|>assistant\n" if template else plain
-    ids = sft.encode(tokenizer, text)
-    assert tokenizer.decode(ids) == chat
-    assert ids.count(259) == 1
-    for end in "", "<|im_end|>", "<|im_end|>\n", "<|im_end|>\n<|endoftext|>":
-        assert tokenizer.decode(sft.encode_answer(tokenizer, text + end)) == plain
+def encode(tokenizer, tmp_path, prompt, completion, stops=(STOP, END)):
+    """What is read and what is trained, as text."""
+    path = save_model(tmp_path / "m", tokenizer=tokenizer, vocab_size=len(tokenizer), stops=stops)
+    model = AutoModelForCausalLM.from_pretrained(path)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    special_tokens = sft.special_tokens_of(tokenizer, model)
+    return tokenizer.batch_decode(sft.encode(tokenizer, *special_tokens, prompt, completion))
+
+
+@pytest.mark.parametrize("template", [None, CHAT, EMPTY_THOUGHT])
+def test_marks_stay_and_what_ends_a_turn_is_plain_text(template, tmp_path):
+    """Fails if a prompt ends its own turn, an answer has two ends, or a mark, a thought or a pad is broken up."""
+    tokenizer = with_tokens("<tool_call>", "<think>", "</think>", template=template)
+    tokenizer.pad_token = "!"
+    text = "<think>a != b</think><tool_call>"
+    read, trained = encode(tokenizer, tmp_path, f"{text}<|im_end|>!", f"{text}<|im_end|>\n<|endoftext|>")
+    plain = f"{text}< |im_end|>!"
+    assert read == (f"<|im_start|>user\n{plain}<|im_end|>\n<|im_start|>assistant\n" if template else plain)
+    assert trained == f"{text}<|im_end|>"
 
 
 @pytest.mark.parametrize(
-    "template, end",
-    [(CHAT, "<|im_end|>"), (CHAT.replace("<|im_end|>", "</turn>"), "</turn>"), (None, "<|endoftext|>")],
+    "template, eos, stops, end",
+    [
+        (GEMMA, "<|endoftext|>", [STOP], "<end_of_turn>"),
+        (CHAT, "<|endoftext|>", [END], "<|im_end|>"),
+        (None, "<|endoftext|>", [STOP], "<|endoftext|>"),
+        (None, None, [STOP], "<|im_end|>"),
+    ],
 )
-def test_an_answer_ends_as_in_the_chat_template(template, end):
+def test_an_answer_ends_as_in_the_chat_template(template, eos, stops, end, tmp_path):
     """Fails if an answer ends in eos where what is sampled ends in another token, as with Gemma."""
-    tokenizer = make_tokenizer(template)
-    tokenizer.add_tokens("</turn>")  # which is not special
-    tokenizer.eos_token = "<|endoftext|>"
-    assert tokenizer.decode(sft.turn_end_of(tokenizer)) == end
-    assert end in sft.turn_tokens(tokenizer)
+    tokenizer = with_tokens("<start_of_turn>", "<end_of_turn>", special=False, template=template)
+    tokenizer.eos_token = eos
+    _, trained = encode(tokenizer, tmp_path, "p", "a", stops)
+    assert trained == f"a{end}"
+
+
+def test_a_thought_that_the_template_opened_is_opened_once(tmp_path):
+    """Fails if what a run has logged is trained with a second <think>."""
+    template = CHAT.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")
+    read, trained = encode(with_tokens("<think>", template=template), tmp_path, "p", "<think>a</think>b")
+    assert read.endswith("<think>\n")
+    assert trained == "a</think>b<|im_end|>"
+
+
+PAIR = {"prompt": "p", "completion": "c"}
 
 
 @pytest.mark.parametrize(
-    "template, prompt, flag",
-    [({"rag": CHAT}, "p", "--model"), (PARTS, "p", "--model"), (CHAT, "<|im_start|>user\np", "--data")],
+    "template, rows, flags, reason",
+    [
+        (PARTS, [PAIR], "", "--model"),
+        (CHAT, [PAIR | {"prompt": "<|im_start|>user\np"}], "", "give the user's message"),
+        (None, [PAIR | {"prompt": ""}, PAIR], "", "empty"),
+        (CHAT, [PAIR], "", "give more --data"),
+        (CHAT, [PAIR, PAIR | {"prompt": "q" * 99}], "--max-length 60", "raise --max-length"),
+        (CHAT, [LINE], "--min-reward 1 --agent 5", "--agent: .* agents 0 to 1"),
+        (CHAT, [LINE], "", "--min-reward"),
+        (CHAT, [PAIR, PAIR | {"prompt": "q"}], "--learning-rate -1e-4", "--learning-rate"),
+        ("no end", [PAIR, PAIR | {"prompt": "q"}], "", "no token ends"),
+    ],
 )
-def test_a_prompt_that_is_no_message_in_the_template_is_refused(template, prompt, flag, run, tmp_path, capsys):
-    """Fails if a prompt is left out of the template, or put into it twice, or there is a traceback."""
-    path = save_model(tmp_path / "model", tokenizer=make_tokenizer(template))
-    data = save_lines(tmp_path / "pairs.jsonl", [{"prompt": prompt, "completion": "c"}] * 2)
-    with pytest.raises(SystemExit):
-        run(ROOT / "sft.py", "--data", data, "--model", path)
-    assert f"error: {flag}" in capsys.readouterr().err
+def test_what_cannot_be_imitated_is_refused_with_its_reason(template, rows, flags, reason, run, tmp_path):
+    """Fails if a prompt is left out of the template, or put into it twice, or the sentence names another cause."""
+    tokenizer = make_tokenizer(template)
+    if template == "no end":
+        tokenizer = make_tokenizer(None)
+        tokenizer.eos_token = None
+    path = save_model(tmp_path / "model", tokenizer=tokenizer)
+    if template == "no end":
+        GenerationConfig().save_pretrained(path)
+    data = save_lines(tmp_path / "pairs.jsonl", rows)
+    with pytest.raises(SystemExit, match=reason):
+        run(ROOT / "sft.py", "--data", data, "--model", path, *flags.split())
+
+
+class Clock(datetime):
+    """Two runs begin in the same second."""
+
+    microseconds = iter(range(1, 9))
+
+    @classmethod
+    def now(cls):
+        return datetime(2030, 1, 1, microsecond=next(cls.microseconds))
+
+
+def test_it_imitates_what_a_script_collected(run, model_dir, monkeypatch):
+    """Fails if sft.py cannot read what the scripts write, or two runs in the same second share a folder."""
+    monkeypatch.setattr("datetime.datetime", Clock)
+    flags = "--env toy:Letters --num-iterations 0 --eval-split train --max-new-tokens 30 --eval-generations 8"
+    run_dir = run(ROOT / "magrpo.py", "--model", model_dir, *flags.split())["run_dir"]
+    flags = "--min-reward 0.1 --agent 1 --num-steps 2 --max-grad-norm 0 --learning-rate 1e-3 --eval-every 0"
+    runs = []
+    for _ in range(2):
+        runs.append(run(ROOT / "sft.py", "--data", f"{run_dir}/rollouts.jsonl", "--model", model_dir, *flags.split()))
+    assert len({names["run_dir"] for names in runs}) == 2
+    expected = set()
+    for line in lines_of(run_dir):
+        agent = line["agents"][1]
+        for (_, g), reward in zip(line["joint"], line["rewards"]):
+            if reward >= 0.1 and agent["stopped"][g]:
+                expected.add((agent["prompt"], agent["completions"][g]))
+    assert set(runs[0]["sources"][0]) == expected
+    assert len(expected) > 2
+    before = AutoModelForCausalLM.from_pretrained(model_dir).state_dict()
+    after = runs[0]["model"].state_dict()
+    assert any(not torch.equal(after[name], weight) for name, weight in before.items())
 
 
 def test_a_step_takes_the_mean_over_all_tokens_of_its_batch(run, tmp_path):
@@ -203,7 +274,7 @@ def test_a_step_takes_the_mean_over_all_tokens_of_its_batch(run, tmp_path):
     assert {len(completion) for completion in completions[24:]} == set(range(25, 31))  # the prompt has 26 tokens
     assert {completion[-1] for completion in completions} == {STOP}
     model = AutoModelForCausalLM.from_pretrained(path)
-    logged = metrics_of(names["run"])
+    logged = metrics_of(names["run_dir"])
     assert [metrics["learning_rate"] * 1e9 for metrics in logged] == pytest.approx([0.5, 1, 0.55, 0.1])
     for rows, name in (names["batch"], "train/loss"), (names["held_out"], "eval/loss"):
         mean = torch.cat([-slow_logprobs(model, *row) for row in rows]).mean().item()
@@ -219,5 +290,5 @@ def test_a_model_made_from_nothing_learns_to_answer(run, tmp_path):
     files = sorted((tmp_path / "runs" / "demonstrations").iterdir())
     names = run(ROOT / "sft.py", "--data", *files, *flags, *FLAGS, "--save-dtype", "float16")
     assert 2 <= sum(row in names["train"][1] for row in names["batch"]) <= 6  # each source has an equal chance
-    model = AutoModelForCausalLM.from_pretrained(f"{names['run']}/agent", dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(f"{names['run_dir']}/agent", dtype=torch.float32)
     assert sft.evaluate(model, names["held_out"], 10_000) < 0.01

@@ -180,24 +180,6 @@ def test_metrics_weigh_tasks_equally(grow):
     assert metrics["eval/depth"] == pytest.approx(1 / 2)  # where a branch ends
 
 
-PASSED = ["0000010", "1101000", "0000000", None]  # of four tasks, which of seven trajectories pass; None: no tests
-
-
-def test_pass_at_k_is_the_chance_that_one_of_k_trajectories_passes(grow):
-    """Fails if pass@k misses a late success, or counts a task without tests."""
-
-    def pay(task, before, now):
-        (first,), *_ = [*before, now]
-        if PASSED[task] is None:
-            return Step(now, 0.0, {}, done=True)
-        passed = PASSED[task][int(first)] == "1" and len(before) == task  # of the second task in turn two
-        return Step(now, 0.0, {"all_passed": float(passed)}, done=passed)
-
-    metrics = magrpo.summarize("eval", grow(Paid(1, pay, tasks=4), [7, 1]))
-    passes = {name: value for name, value in metrics.items() if "pass@" in name}
-    assert passes == pytest.approx({"eval/pass@1": (1 / 7 + 3 / 7 + 0) / 3, "eval/pass@7": 2 / 3})
-
-
 def test_each_epoch_has_every_task_once_in_an_order_of_its_own(run, model_dir):
     """Fails if tasks repeat in an epoch or never come up, or their order depends on the epoch or the length."""
     sizes = "--env toy:Letters --num-agents 1 --num-tasks 2 --num-generations 2 --max-new-tokens 1 --eval-tasks 1"

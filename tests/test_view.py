@@ -2,13 +2,14 @@
 
 import base64
 import gzip
+import importlib
 import json
 import random
 import re
 import shutil
 import subprocess
 import sys
-from itertools import accumulate, chain
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from runpy import run_path
@@ -20,8 +21,9 @@ from conftest import ROOT
 FLAGS = "--num-iterations 2 --num-generations 3 --num-tasks 2 --eval-every 1 --max-new-tokens 12"
 EVIL = "</script><script>document.body.id = 'broken'</script><img src=x onerror='document.body.id = 1'>"
 ARGS = """{"script": "magrpo.py", "commit": "0123456789", "args": {"env": "letters", "num_agents": 2, "num_turns": 1,
-    "gamma": 1.0, "seed": 1, "num_iterations": 9}}"""
-METRICS = Template("""{"iteration": $k, "train/return": $k, "agent_0/grad_norm": 0.0, "eval/agent_1/stopped": 0.0, \
+    "gamma": 1.0, "seed": 1, "num_iterations": 9, "eval_split": "test"}}"""
+METRICS = Template("""{"iteration": $k, "train/return": $k, "eval/return": $k, "eval/return_se": 0.5, \
+"time/iteration": $k, "agent_0/grad_norm": 0.0, "eval/agent_1/stopped": 0.0, \
 "train/a_part_of_the_reward_that_has_quite_a_long_name": $k}
 """)
 NODE = Template("""{"iteration": $k, "split": "train", "turn": 1, "task_number": $n, "path": [], \
@@ -30,15 +32,16 @@ NODE = Template("""{"iteration": $k, "split": "train", "turn": 1, "task_number":
 "feedback": [null, {"said": "$evil"}, null, null], "agents": [{"prompt": "$noise", \
 "completions": ["$evil 0 of A", "$evil 1 of A"], "stopped": [true, true], "returns": [$n$k.05, $n$k.25]}, \
 {"prompt": "$noise", "completions": ["$evil 0 of B", "$evil 1 of B"], "stopped": [true, false], \
-"returns": [$n$k.1, $n$k.2]}]}
+"returns": [$n$k.1, $n$k.2], "advantages": null}]}
 """)
-BRANCH = Template("""{"iteration": $k, "split": "train", "turn": 2, "task_number": $n, "path": [$j], \
+BRANCH = Template("""{"iteration": $k, "split": "train", "turn": 2, "task_number": $n, "path": [$j], "task": {}, \
 "joint": [[0, 0]], "rewards": [100.0], "parts": {"odd": [1.0]}, "feedback": [null], "agents": [null, {"prompt": "$j", \
 "completions": ["branch $j"], "stopped": [true], "returns": [100.0], "advantages": [$j.0]}]}
 """)
 LONG = "a_run_whose_name_is_longer_than_a_narrow_screen_is_wide"
 CHOSEN = ".tree >> nth=0 >> .on .text"
 TIME = itemgetter("iteration", "split")
+in_browser = pytest.mark.optional("playwright")
 
 
 def make_run(folder, tasks=("easy", "hard"), iterations=5, branches=0):
@@ -72,13 +75,13 @@ def page_of(folders, tmp_path, *flags):
     for level in levels:
         texts |= enumerate(next(level)["texts"], len(texts) - 1)
     for node in sorted(chain(*levels), key=TIME):
-        head["runs"][node.pop("run")]["nodes"].append(node)
+        head["runs"][node.pop("run")].setdefault("nodes", []).append(node)
     return head["runs"], texts
 
 
 def lines_of(folder, name):
     lines = Path(folder, name).read_text().splitlines()
-    return [json.loads(line, parse_float=lambda x: float(x) if "e" in x else round(float(x), 6)) for line in lines]
+    return [json.loads(line, parse_float=lambda x: float(f"{float(x):.7g}")) for line in lines]
 
 
 def compare(folder, runs, texts):
@@ -86,11 +89,10 @@ def compare(folder, runs, texts):
     (run,) = runs
     metrics = lines_of(folder, "metrics.jsonl")
     columns = {name: [line.get(name) for line in metrics] for name in run["columns"]}
-    columns["sampled tokens"] = list(accumulate(line.get("tokens", 0) for line in metrics))
-    assert run["columns"] == columns | {"seconds": run["columns"]["seconds"]}
+    assert run["columns"] == columns
     for node, line in zip(run["nodes"], sorted(lines_of(folder, "rollouts.jsonl"), key=TIME), strict=True):
         line["rewards"] = [x if isinstance(x, list) else [x] for x in line["rewards"]]
-        returns = node.pop("returns", line["rewards"])
+        returns = node.pop("returns")
         node["feedback"] = [json.loads(texts[place]) for place in node["feedback"]]
         node["task"] = json.loads(texts[node["task"]])
         for i, agent in enumerate(node["agents"]):
@@ -140,10 +142,28 @@ def test_a_cut_line_and_folders_without_rollouts(tmp_path):
     assert cut["logged"] == 9
 
 
-def test_a_copy_without_the_page(tmp_path):
-    """Fails if view.py alone ends in a traceback."""
-    done = view([make_run(tmp_path / "run")], tmp_path, script=shutil.copy(ROOT / "view.py", tmp_path))
-    assert (done.returncode, "view.html" in done.stderr) == (2, True)
+PASSED = [  # turn, task, path, all_passed of the joint actions; two trajectories of a task
+    (1, 1, [], [1.0, 0.0]), (1, 2, [], [1.0, 0.0]), (1, 3, [], [0.0, 1.0]), (1, 4, [], None),
+    (2, 1, [1], [0.0]), (2, 2, [0], [0.0]), (2, 2, [1], [0.0]), (2, 3, [0], [1.0]),
+]  # fmt: skip
+
+
+def test_how_many_pass(tmp_path):
+    """Fails if pass@n counts answers or tasks without tests, an earlier turn counts, or its iteration is another."""
+    folder = make_run(tmp_path / "run", iterations=1)
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write('{"iteration": 2, "eval/return": 2.4481, "eval/return_se": 0.0796}\n')
+    with open(folder / "rollouts.jsonl", "a") as file:
+        for turn, task, path, passed in PASSED:
+            J = 3 - turn
+            about = {"iteration": 2, "split": "test", "turn": turn, "task_number": task, "task": {}, "path": path}
+            parts = {"all_passed": passed} if passed else {}
+            scores = {"joint": [[j] for j in range(J)], "rewards": [0.0] * J, "parts": parts, "feedback": [None] * J}
+            file.write(json.dumps({**about, **scores, "agents": []}) + "\n")
+    (run,), _ = page_of([folder], tmp_path)
+    assert run["columns"]["eval/pass@1"] == [None, 0.5]
+    assert run["columns"]["eval/pass@2"] == [None, pytest.approx(2 / 3)]
+    assert "2.448 +- 0.080" in run["result"]
 
 
 @pytest.mark.parametrize("name, values, known", [
@@ -163,7 +183,7 @@ def test_why_the_reward_does_not_rise(name, values, known):
 
 @pytest.fixture(scope="module")
 def browser():
-    api = pytest.importorskip("playwright.sync_api")
+    api = importlib.import_module("playwright.sync_api")
     path = shutil.which("chromium") or pytest.skip("no browser is installed")
     with api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
@@ -192,6 +212,7 @@ def texts_of(page, selector):
     return " ".join(page.locator(selector).all_inner_texts()).replace(EVIL, "evil")
 
 
+@in_browser
 def test_clicks_and_the_slider(page):
     """Fails if a cell or the slider shows other texts, or if HTML from a model is more than text."""
     page.click(".cell >> nth=1")  # rows and columns are sorted by return
@@ -202,12 +223,14 @@ def test_clicks_and_the_slider(page):
     assert page.inner_text("#where") == "iteration 4"
 
 
+@in_browser
 def test_the_task(page):
     """Fails if the gold answer is nowhere, or is that of another task."""
     text = page.text_content(".tree >> nth=1 >> details >> nth=0")
     assert text == f"taskquestion hard\nanswer gold {EVIL}\n"
 
 
+@in_browser
 def test_the_keyboard(page):
     """Fails if a text or a cell cannot be reached or chosen by keyboard, or if the choice loses the focus."""
     page.focus("#order")
@@ -220,17 +243,7 @@ def test_the_keyboard(page):
     assert texts_of(page, CHOSEN) == "evil 1 of A evil 0 of B"
 
 
-def test_arrows_with_a_filter(page):
-    """Fails if the arrows stop at iterations without hits, or go on where there is none."""
-    page.select_option("#part", "odd")
-    page.fill("#than", "1")
-    page.click("h1")
-    for iteration, trees in ((5, 0), (4, 2), (2, 2), (2, 2)):
-        assert page.inner_text("#where") == f"iteration {iteration}"
-        assert page.locator(".tree").count() == trees
-        page.keyboard.press("ArrowLeft")
-
-
+@in_browser
 def test_the_order_over_the_whole_run(page):
     """Fails if a node of some iteration is not listed, if the order is wrong, or if the filters are left out."""
     page.select_option("#order", "run low")
@@ -244,6 +257,7 @@ def test_the_order_over_the_whole_run(page):
     assert texts_of(page, ".entry .cell.on") == "22.2"
 
 
+@in_browser
 def test_two_runs_side_by_side(page):
     """Fails if a task is next to another one, or next to another iteration."""
     page.select_option("#other", index=1)
@@ -252,6 +266,7 @@ def test_two_runs_side_by_side(page):
     assert texts_of(page, ".columns >> nth=1 >> .cell.on") == "24.3 114"  # there, it has another number
 
 
+@in_browser
 def test_branches_of_a_turn(page):
     """Fails if completions of a task that were compared with each other are on pages of their own, are left out of a
     page with few nodes, or lead to another one's branch."""
@@ -260,26 +275,23 @@ def test_branches_of_a_turn(page):
     assert texts_of(page, CHOSEN) == "evil 0 of A evil 1 of B branch 1"
 
 
+@in_browser
 def test_what_a_metric_means(page):
     """Fails if a metric that never changes is nowhere, or if the docs know a metric and its chart does not."""
     assert page.inner_text("section > p >> nth=0") == "constant: agent 0: grad_norm 0, agent 1: stopped 0"
     assert texts_of(page, ".title b[title]") == "return"
 
 
+@in_browser
+def test_what_was_spent(page):
+    """Fails if curves over seconds or tokens start anew at each line."""
+    columns = page.evaluate("data.runs[0].columns")
+    assert (columns["seconds"], columns["sampled tokens"]) == ([1, 3, 6, 10, 15], [0] * 5)
+
+
+@in_browser
 def test_warnings_are_seen(page, tmp_path):
     """Fails if a run's warning is not at its charts, or not in the terminal."""
     _, *lines = view([tmp_path / "run", tmp_path / LONG], tmp_path).stdout.splitlines()
-    assert len(lines) == 2
-    assert page.locator("section:has(.chart) > .warning").all_inner_texts() == lines
-
-
-def test_a_narrow_screen(page):
-    """Fails if a chart's title loses its numbers, the page is wider than the screen, or charts hide the texts."""
-    page.set_viewport_size({"width": 390, "height": 800})
-    page.wait_for_function("document.querySelectorAll('.chart').length == 1")
-    page.click("text=to the texts")
-    assert page.evaluate("texts.getBoundingClientRect().top < 400")
-    page.click("summary >> nth=0")
-    page.wait_for_selector(".chart >> nth=1")
-    boxes = "[...document.querySelectorAll('html, .title, .warning')]"
-    assert page.evaluate(f"{boxes}.every(box => box.scrollWidth <= box.clientWidth)")
+    assert [line.endswith("return 5.000 +- 0.500") for line in lines] == [True, False] * 2
+    assert page.locator("section:has(.chart) > .warning").all_inner_texts() == lines[1::2]

@@ -1,0 +1,89 @@
+"""Checks an environment before a model is loaded, by playing a few of its tasks.
+
+    python -m envs my:Env --num-turns 2        (class Env in my.py of the working folder)
+
+It ends at the first fault, with a sentence that says what is wrong.
+"""
+
+import re
+import sys
+from dataclasses import dataclass, field
+from types import NoneType
+
+import numpy as np
+import tyro
+
+from envs import make
+
+METRICS = r"return(_se)?|reward_turn\d+|zero_variance_groups|agent_\d+/.*"  # names that the scripts log
+
+
+@dataclass
+class Args:
+    env: tyro.conf.Positional[str]  # name of a built-in environment, several joined by +, or module:Class of your own
+    env_kwargs: dict[str, str] = field(default_factory=dict)  # its keyword arguments, e.g. reward grounded
+    num_agents: int = 2
+    num_turns: int = 1
+    dataset: str = "sample"
+    seed: int = 1
+
+
+def demand(holds, rule, value):
+    """Ends the program if a rule does not hold for a value."""
+    if not holds:
+        sys.exit(f"error: {rule}, not {value!r:.300}")
+
+
+def is_finite(value, *shapes):
+    """Whether it is a finite number, or an array of such, in one of these shapes."""
+    array = np.asarray(value)
+    return array.shape in shapes and array.dtype.kind in "biuf" and np.isfinite(array).all()
+
+
+def check_step(step, N):
+    demand(is_finite(step.reward, (), (N,)), f"reward has to be a finite number, or a list of {N}", step.reward)
+    demand(isinstance(step.parts, dict), "parts has to be a dict, name -> number", step.parts)
+    for name, number in step.parts.items():
+        demand(not re.fullmatch(METRICS, name), "a part has to have a name that no metric has", name)
+        demand(is_finite(number, ()), f"part {name} has to be a finite number", number)
+    demand(step.done in (True, False), "done has to be True or False", step.done)
+
+
+def play(env, task, other, N, T):
+    """In each turn agents give no answer in one branch, and repeat their prompts in another one.
+
+    Returns all prompts and rewards (means over agents), which do not depend on the other task.
+    """
+    history = []
+    seen = []
+    for turn in range(T):
+        prompts = env.observe(task, history)
+        holds = isinstance(prompts, list) and len(prompts) == N and {*map(type, prompts), NoneType} == {str, NoneType}
+        demand(holds, f"observe() has to return a list of {N} strings, or None for some of them", prompts)
+        env.observe(other, [])  # a task that is kept is now the wrong one
+        steps = env.step([(task, history, answers) for answers in ([""] * N, [prompt or "" for prompt in prompts])])
+        demand(len(steps) == 2, "step() has to return a list with a Step for each branch, here 2", steps)
+        for step in steps:
+            check_step(step, N)
+            seen.append((prompts, np.mean(step.reward)))
+        # alternately goes on with no answer and with one
+        history = [*history, steps[turn % 2]]
+        if history[-1].done:
+            break
+    return seen
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args, description=__doc__)
+    N = args.num_agents
+    env = make(args.env, N, args.num_turns, args.dataset, args.seed, **args.env_kwargs)
+    T = getattr(env, "num_turns", args.num_turns)
+    train = env.tasks("train")
+    test = env.tasks("test")
+    demand(train and test, "tasks() has to return a list of tasks for train and for test", (train, test))
+    rewards = []
+    for task in train[:4] + test[:4]:
+        seen, again = [play(env, task, other, N, T) for other in (train[0], test[0])]
+        demand(seen == again, f"played again, a task has to give the same prompts and rewards, {seen!r:.300}", again)
+        rewards += [reward for _, reward in seen]
+    print(f"{args.env}: {len(train)} + {len(test)} tasks, turns: {T}, rewards: {min(rewards):g} to {max(rewards):g}")
