@@ -435,9 +435,8 @@ def evaluate_tokens(args, policy, critic, experiences):
     written = tokens >= 0  # (R, C)
     logprobs = (outputs.logits[written] / args.temperature).log_softmax(-1)  # (K, V)
     chosen = logprobs.gather(1, tokens[written][:, None])[:, 0]
-    # without a bonus, its gradient would take memory for nothing
-    with torch.set_grad_enabled(args.ent_coef != 0):
-        entropies = -(logprobs.exp() * logprobs).sum(1)
+    # without a bonus for entropy nothing needs it
+    entropies = -(logprobs.exp() * logprobs).sum(1) if args.ent_coef else torch.zeros_like(chosen)
     states = outputs.hidden_states[-1][written] if critic.model is policy.model else None
     return chosen, entropies, values_of(critic, experiences, states)
 
