@@ -17,7 +17,7 @@ from transformers.utils import import_utils
 
 import magrpo
 
-PROMPTS = [[5, 6, 7], [40] * 31, [1, 0, 2, 9, 0], [200, 3, 200, 8] * 50, [7]]  # one of 200 tokens, some longer than a window of 9
+PROMPTS = [[5, 6, 7], [40] * 31, [1, 0, 2, 9, 0], [200, 3, 200, 8] * 50, [7]]  # up to 200 tokens
 GPT = {"num_heads": 4, "num_layers": 2, "attention_types": [[["global", "local"], 1]]}
 GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 9}
 SOFTCAPS = {"final_logit_softcapping": 2.0, "attn_logit_softcapping": 1.0}
