@@ -165,6 +165,7 @@ def load_policy(args, name, base_models):
     stop_ids, chat_markers = special_tokens_of(tokenizer, model)
     if not stop_ids:
         sys.exit(f"error: --model {path}: no token ends a completion; set eos_token_id in its generation_config.json.")
+    # changes the head in place, so that it stays tied to the embeddings
     model.get_output_embeddings().float().__class__ = Float32Head
     if args.lora_rank:
         base_models[path] = model
@@ -369,7 +370,7 @@ def sample(policy, prompt_ids, G, temperature, C):
             rows = running.nonzero()[:, 0]
             if len(rows) == 0:
                 break
-            # on a CPU, drop them when enough are done: it copies the cache, and a GPU is as fast with all
+            # on a CPU, drop finished rows when an eighth is done (it copies the cache); step() reads the new inputs
             if not ON_GPU and len(rows) <= 0.875 * len(running):
                 numbers = numbers[rows]
                 running = running[rows]
@@ -414,7 +415,7 @@ def read_completions(model, prompt_ids, experiences, logits_to_keep=0):
     Returns its outputs before each token, and these tokens: (R, C), -1 after their ends. logits_to_keep 0: all.
     """
     cache = DynamicCache()
-    # the last token of a prompt predicts the first one of its completions
+    # the last token of a prompt predicts the first one of its completions; -1 is padding, for prompts of one token
     _, real = prefill(model, cache, [ids[:-1] or [-1] for ids in prompt_ids])
     sequences = [
         torch.tensor([ids[-1], *experience.completion_ids]) for ids, experience in zip(prompt_ids, experiences)
@@ -473,8 +474,8 @@ def batches_of(args, experiences):
 
 
 def summarize(split, turns):
-    """The logged metrics of a rollout: means, each the first of two sums over the second."""
-    sums = defaultdict(lambda: np.zeros(2))  # name -> sum of values, sum of weights
+    """The logged metrics of a rollout: weighted means, each a sum of values divided by a sum of weights."""
+    sums = defaultdict(lambda: np.zeros(2))  # name -> the two sums
     parts = defaultdict(lambda: np.zeros(2))  # the same, of the environment's own names
     for root in turns[0]:
         sums["return"] += root.value.mean(), 1
@@ -491,12 +492,12 @@ def summarize(split, turns):
                 sums[f"agent_{i}/stopped"] += sum(group.stopped), G
             # probability of a joint action
             chance = node.weight / len(node.steps)
-            for step, child in zip(node.steps, node.children):
-                sums[f"reward_turn{t}"] += chance * np.asarray(step.reward).mean(), chance
+            for step, reward, child in zip(node.steps, node.rewards, node.children):
+                sums[f"reward_turn{t}"] += chance * reward.mean(), chance
                 # parts are logged where a branch ends
                 if child is None:
                     for name, value in step.parts.items():
-                        parts[name] += chance * value, chance
+                        parts[name] += chance * float(value), chance
     for name in parts.keys() & {*sums, "return_se", "zero_variance_groups"}:
         sys.exit(f"error: --env: {name} is the name of a metric; give that part of the reward another.")
     return {f"{split}/{name}": total / weight for name, (total, weight) in (sums | parts).items()}
@@ -518,7 +519,7 @@ def records(iteration, split, turns, num_roots=None):
             "path": node.path,
             "weight": node.weight,
             "joint": node.joint,
-            "rewards": [step.reward for step in node.steps],
+            "rewards": node.rewards,
             "parts": {name: [step.parts.get(name) for step in node.steps] for name in names},
             "feedback": [step.feedback for step in node.steps],
             "agents": [record_of(node.groups.get(i)) for i in range(len(node.value))],
@@ -626,6 +627,7 @@ class Node:
     groups: dict = field(default_factory=dict)  # agent -> Group; a silent agent has none
     joint: list = field(default_factory=list)  # J tuples, the index of each agent's completion
     steps: list = field(default_factory=list)  # J Steps
+    rewards: list = field(default_factory=list)  # J arrays: a reward that agents share (), or one for each (N,)
     children: list = field(default_factory=list)  # J Nodes; None where the branch ends
     returns: Any = None  # (J, N)
     value: Any = None  # (N,), mean return of each agent
@@ -636,15 +638,15 @@ def speak(args, env, players, nodes, G):
     seats = defaultdict(list)  # policy -> triples of node, agent and prompt
     for node in nodes:
         prompts = env.observe(node.task, node.history)
-        if not isinstance(prompts, list) or len(prompts) != len(players):
+        if isinstance(prompts, str):
             sys.exit("error: --env: observe() has to return a list: a string, or None where silent, for each agent.")
-        for i, prompt in enumerate(prompts):
+        for i, (policy, prompt) in enumerate(zip(players, prompts, strict=True)):
             if prompt is not None:
-                seats[players[i]].append((node, i, prompt))
+                seats[policy].append((node, i, prompt))
     # one batch per policy, for all agents that it plays
     for policy, own_seats in seats.items():
         groups = complete(args, policy, [prompt for _, _, prompt in own_seats], G)
-        for (node, i, _), group in zip(own_seats, groups):
+        for (node, i, _), group in zip(own_seats, groups, strict=True):
             node.groups[i] = group
 
 
@@ -679,6 +681,8 @@ def rollout(args, env, players, tasks, generations, joint_mode):
             path = [*node.path, len(node.steps)]
             child = Node(node.task_number, node.task, path, [*node.history, step], node.weight / len(node.joint))
             node.steps.append(step)
+            # also a tensor of any type, on any device
+            node.rewards.append(np.array(torch.as_tensor(step.reward, dtype=torch.float64).tolist()))
             node.children.append(None if step.done or t + 1 == len(generations) else child)
         turns.append(nodes)
         nodes = [child for node in nodes for child in node.children if child]
@@ -688,9 +692,8 @@ def rollout(args, env, players, tasks, generations, joint_mode):
     # returns, from the leaves to the roots; float64, so that equal returns stay equal
     for node in chain(*reversed(turns)):
         node.returns = np.zeros((len(node.joint), N))
-        for j, (step, child) in enumerate(zip(node.steps, node.children)):
-            # a shared number, or one per agent
-            node.returns[j] += np.asarray(step.reward)
+        for j, (reward, child) in enumerate(zip(node.rewards, node.children)):
+            node.returns[j] += reward
             if child:
                 node.returns[j] += args.gamma * child.value
         node.value = node.returns.mean(0)
@@ -722,7 +725,7 @@ def trajectory_of(args, node, j, critic_prompt_ids):
     trajectory = [[] for _ in node.value]
     while node:
         # a shared number, or one per agent
-        rewards = np.broadcast_to(node.steps[j].reward, len(trajectory)).tolist()
+        rewards = np.broadcast_to(node.rewards[j], len(trajectory)).tolist()
         for i, path in enumerate(trajectory):
             group = node.groups.get(i)
             if group:
@@ -990,7 +993,7 @@ if __name__ == "__main__":
             del policy.model.critic
             policy.model.save_pretrained(f"{run_dir}/agent_{i}")
             policy.tokenizer.save_pretrained(f"{run_dir}/agent_{i}")
-        print(f"the agents are in {run_dir}/agent_*; to see what they wrote: python view.py {run_dir}")
+        print(f"the agents are in {run_dir}/agent_*; to see what they wrote: python view.py {run_dir!r}")
     if WORLD_SIZE > 1:
         # pending collectives must release their tensors before exit, or Python aborts (pytorch 179291)
         dist.barrier()

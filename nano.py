@@ -19,9 +19,9 @@ Left out on purpose: division by the group's standard deviation or the completio
 import json
 import os
 import sys
-import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from datetime import datetime
 from importlib import import_module
 from itertools import chain, product
 from typing import Any, Literal
@@ -241,7 +241,7 @@ if __name__ == "__main__":
     eval_tasks = np.random.default_rng(0).permutation(env.tasks("test"))[: args.eval_tasks]
     policies = [load_policy(args) for _ in range(N)]
 
-    run_dir = f"{args.output_dir}/{args.env.replace(':', '.')}__nano__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+    run_dir = f"{args.output_dir}/{args.env.replace(':', '.')}__nano__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}"
     os.makedirs(run_dir)
     print(run_dir)
     with open(f"{run_dir}/args.json", "w") as file:

@@ -236,6 +236,7 @@ if __name__ == "__main__":
     with open(f"{run_dir}/args.json", "w") as file:
         commit = os.popen(f"git -C '{here}' rev-parse HEAD 2>/dev/null").read().strip()
         json.dump({"script": script, "args": asdict(args), "commit": commit}, file, indent=2)
+    agent_dir = f"{run_dir}/agent"
     print(f"{run_dir}, on {model.device}")
 
     # training
@@ -278,8 +279,8 @@ if __name__ == "__main__":
             metrics["eval/loss"] = evaluate(model, held_out, args.max_batch_tokens)
             tqdm.write(f"step {step}: loss {mean_loss:.3f}, held out {metrics['eval/loss']:.3f}")
             saved = copy.deepcopy(model).to(getattr(torch, args.save_dtype))
-            saved.save_pretrained(f"{run_dir}/agent")
-            tokenizer.save_pretrained(f"{run_dir}/agent")
+            saved.save_pretrained(agent_dir)
+            tokenizer.save_pretrained(agent_dir)
         with open(f"{run_dir}/metrics.jsonl", "a") as file:
             file.write(json.dumps(metrics) + "\n")
-    print(f"use it with --model {run_dir}/agent")
+    print(f"use it with --model {agent_dir!r}")

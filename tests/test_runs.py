@@ -53,7 +53,7 @@ def check_same(one, two):
 
 
 METRICS = """
-agent_0/loss agent_0/grad_norm agent_1/loss agent_1/grad_norm tokens time/iteration
+agent_0/grad_norm agent_1/grad_norm tokens time/iteration
 train/agent_0/entropy train/agent_0/completion_length train/agent_0/stopped train/agent_0/return
 train/return train/reward_turn1 train/reward_turn2 train/share
 """
