@@ -76,7 +76,10 @@ def play(env, task, other, N, T):
 if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
     N = args.num_agents
-    env = make(args.env, N, args.num_turns, args.dataset, args.seed, **args.env_kwargs)
+    try:
+        env = make(args.env, N, args.num_turns, args.dataset, args.seed, **args.env_kwargs)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
     T = getattr(env, "num_turns", args.num_turns)
     train = env.tasks("train")
     test = env.tasks("test")

@@ -8,7 +8,7 @@ import json
 import random
 
 from envs import Step
-from envs.data import read_rows
+from envs.data import drop_nulls, read_rows
 from envs.samples import _split_of
 from rewards.bfcl import parallel_reward
 
@@ -155,9 +155,7 @@ def _task(row):
     gold = row.get("ground_truth")
     try:
         if isinstance(gold, str):
-            gold = json.loads(gold)
-        # what is None belongs to other rows, where a column holds objects
-        gold = [{name: _without_none(accepted) for name, accepted in _without_none(call).items()} for call in gold]
+            gold = drop_nulls(json.loads(gold))
         if not gold or any(len(call) != 1 for call in gold) or len(gold) > MOST_GOLD:
             return f"ground_truth is no list of 1 to {MOST_GOLD} calls, each an object with one name"
         if not all(values for call in gold for accepted in call.values() for values in accepted.values()):
@@ -168,9 +166,5 @@ def _task(row):
         return "ground_truth does not list accepted values for the arguments of calls"
     function = row.get("function")
     if not isinstance(function, str):
-        function = json.dumps(function)
+        function = json.dumps(function, sort_keys=True)  # in a .parquet file all objects have one order
     return {"user_prompt": row["user_prompt"], "function": function, "gold": gold}
-
-
-def _without_none(columns):
-    return {key: value for key, value in columns.items() if value is not None}

@@ -12,7 +12,7 @@ import re
 from envs import Step, mutants
 from envs.coding import HUMANEVAL, SAMPLE_COUNTS, defined
 from envs.data import read_rows
-from envs.tried import RULES, TRIVIAL, example_asserts, read_limits, remembered, tried
+from envs.tried import RULES, example_asserts, read_limits, remembered, tried
 from rewards.bugfix import Repair, bugfix_rewards
 from rewards.coding import Answer, coding_rewards
 from rewards.sandbox import require_protection
@@ -204,15 +204,10 @@ def _task(row):
         "entry_point": entry_point,
         "names": [entry_point, *[node.name for node in classes]],
         "tests": tests,
-        "asserts": [tests],
         "examples": example_asserts(description or ast.get_docstring(function) or ""),
         "prelude": prelude,
         "setup": prelude,
-        "base": prelude,
-        "bound": entry_point,
         "reference": reference,
-        "others": [],
-        "trivial": TRIVIAL,
     }
 
 

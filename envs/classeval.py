@@ -21,7 +21,7 @@ SAMPLE_COUNTS = {"train": 512, "validation": 64, "test": 64}
 BENCHMARK = {
     "hub": "FudanSELab/ClassEval",
     "hub_splits": {"all": "test"},
-    "columns": ["task_id", "skeleton", "test", "class_name", "solution_code"],
+    "columns": ["skeleton", "task_id", "test", "class_name", "solution_code"],
     "published": (r"ClassEval_(\d{1,9})", {"train": range(66), "validation": range(82, 100), "test": range(66, 82)}),
 }
 
@@ -141,8 +141,8 @@ def _task(row):
     """What the agents read and what tests their answers; rows are trusted, so they are parsed here.
 
     Keys: task_id, problem, class_name, methods (the names to be written, in order), base (source of the module
-    that they are put into), names (defined in that module, for the tests), tests, setup, examples; and what
-    envs/tried.py needs: of the reference solution only the asked methods, as agents write them.
+    that they are put into), names (defined in that module, for the tests), tests, setup, examples, reference (only the
+    asked methods, as agents write them); and for envs/tried.py trivial, bound and others.
     """
     solution = ast.parse(row["solution_code"])
     base = ast.parse(row["skeleton"])
@@ -171,7 +171,6 @@ def _task(row):
         "setup": "\n".join([*missing, *imports]),
         "examples": [e for node in todo for e in example_asserts(ast.get_docstring(node) or "", after_all=True)],
         "reference": "\n\n".join(methods),
-        "asserts": [row["test"]],
         "trivial": [TRIVIAL[k] for k in (0, 1, 3, 6)],  # few: some tests take seconds
         "bound": " = ".join(f"{row['class_name']}.{name}" for name in names),
         "others": [names],

@@ -25,7 +25,7 @@ SAMPLE_COUNTS = {"train": 512, "validation": 64, "test": 64}
 HUMANEVAL = {"train": range(33, 133), "validation": range(32), "test": range(133, 164)}
 COOPHUMANEVAL = {"train": range(50), "validation": range(50, 66), "test": range(66, 82)}
 MBPP = {"train": range(601, 975), "validation": range(511, 601), "test": range(11, 511)}
-FORM = {"hub_splits": {"all": "test"}, "columns": ["task_id", "prompt", "entry_point", "test"]}
+FORM = {"hub_splits": {"all": "test"}, "columns": ["prompt", "task_id", "entry_point", "test"]}
 BENCHMARKS = {
     "humaneval": {"hub": "openai/openai_humaneval", "published": (r"HumanEval/(\d{1,9})", HUMANEVAL), **FORM},
     "coophumaneval": {
@@ -37,7 +37,7 @@ BENCHMARKS = {
         "hub": "google-research-datasets/mbpp",
         "hub_config": "sanitized",
         "hub_splits": {"all": "train+test+validation+prompt"},
-        "columns": ["task_id", "prompt", "code"],
+        "columns": ["prompt", "task_id", "code"],
         "published": (r"(?:Mbpp/)?(\d{1,9})(?:\.0)?", MBPP),
     },
 }
@@ -180,14 +180,14 @@ def _task(row):
     """Brings rows with HumanEval's or MBPP's columns into one form.
 
     Keys: task_id, problem (what all agents read), entry_point, names (defined by the answer and used by the tests),
-    tests, examples (asserts that may be shown), prelude (source before the answer), setup (source before the tests);
-    for sample tasks also helper and main; and what envs/tried.py needs. The rows are trusted, so they are parsed here;
-    what models write never is.
+    tests, examples (asserts that may be shown), prelude (source before the answer), setup (source before the tests),
+    reference; of MBPP also asserts and trivial, see envs/tried.py; of sample tasks also helper and main. The rows are
+    trusted, so they are parsed here; what models write never is.
     """
     task = _mbpp_task(row) if "test_list" in row else _humaneval_task(row)
     if re.fullmatch(r"aux\d*", task["entry_point"]):
         raise ValueError(f"its function is called {task['entry_point']}, as a helper")
-    return {**task, "task_id": row["task_id"], "base": task["setup"], "bound": task["entry_point"], "others": []}
+    return {**task, "task_id": row["task_id"]}
 
 
 def _humaneval_task(row):
@@ -206,12 +206,10 @@ def _humaneval_task(row):
         "entry_point": entry_point,
         "names": [entry_point, *classes],
         "tests": tests,
-        "asserts": [tests],
         "examples": example_asserts(ast.get_docstring(function) or ""),
         "prelude": prelude,
         "setup": prelude,
         "reference": None if solution is None else row["prompt"] + solution,
-        "trivial": TRIVIAL,
         **{key: row[key] for key in ("helper", "main") if key in row},
     }
 

@@ -4,11 +4,10 @@ import ast
 import csv
 import gzip
 import json
-import math
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from decimal import Decimal
 
 csv.field_size_limit(2**31 - 1)  # letters; by default 131,072, and a conversation may have more
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
@@ -19,7 +18,7 @@ def read_file(path, flag):
     """The rows of a file with one of ENDINGS: list of dict. Raises ValueError with one sentence about `flag`.
 
     JSON is a list, or an object a line, whatever the ending. .csv holds strings, separated as its first line is, by
-    commas, semicolons or tabs. Blank lines are no rows.
+    commas, semicolons or tabs. Blank lines are no rows. A field that is null is left out.
     """
     if not path.endswith(ENDINGS):
         raise ValueError(f"{flag} {path}: a data file ends in one of {', '.join(ENDINGS)}; give such a file.")
@@ -34,7 +33,16 @@ def read_file(path, flag):
         raise ValueError(f"{flag} {path}: a row has to be an object with named columns; fix the file.")
     if not rows:
         raise ValueError(f"{flag} {path}: it has no rows; give a file that has some.")
-    return rows
+    return drop_nulls(rows)
+
+
+def drop_nulls(value):
+    """Rows, or a value in one, without the fields that are null: Arrow gives each object the fields of all rows."""
+    if isinstance(value, dict):
+        return {key: drop_nulls(field) for key, field in value.items() if field is not None}
+    if isinstance(value, list):
+        return [drop_nulls(element) for element in value]
+    return value
 
 
 def _parse_file(path):
@@ -137,23 +145,14 @@ def _messages(value):
 def _content(value, roles):
     """The text of a number, or of a list with one message of this role; any other value as it is."""
     value = _messages(value)
-    if type(value) in (int, float) and math.isfinite(value):
-        return str(value)
+    if type(value) in (int, float, Decimal):
+        number = Decimal(str(value))
+        # written out, since 1e-05 is not read as a number in an answer
+        return format(number, "f") if number.is_finite() else value
     return value[0]["content"] if _roles(value) == roles else value
 
 
 # ---------------------------------------------------------------- --dataset: what environments ask
-
-
-@dataclass
-class Row:
-    """A row of a data set, until it is a task."""
-
-    name: str  # for messages: "row 3 (task HumanEval/2)"
-    part: str  # "file", or the split of the hub that it is in
-    columns: dict
-    split: str | None = None  # "" if it is not used, None if it is not known
-    fault: str = ""  # why it cannot be used
 
 
 def read_rows(dataset, columns, hub, hub_splits, hub_config=None, published=None, judge=None):
@@ -161,7 +160,8 @@ def read_rows(dataset, columns, hub, hub_splits, hub_config=None, published=None
 
     dataset: "hub" for the environment's own set, another hub id (its splits train and test), or a file with one of
         ENDINGS. A column `split` is obeyed; without one, a file's last tenth is test.
-    columns: those that must hold text; a prompt may be a list with one message of a user, as in chat data
+    columns: those that must hold text, first the one that agents are asked; a prompt may be a list with one message
+        of a user, as in chat data
     hub, hub_config, hub_splits: id and configuration of the own set, and the slice of it for each split
     published: (pattern of a task_id with its number, dict(split -> numbers)), which goes before: most rows are such
     judge: (rows) -> for each row its task, or a string that says why it cannot be used
@@ -169,72 +169,68 @@ def read_rows(dataset, columns, hub, hub_splits, hub_config=None, published=None
     A row that cannot be used is left out and named. It is a ValueError if train or test is empty then.
     """
     rows = _load(dataset, hub, hub_splits, hub_config)
-    for row in rows:
-        _check_columns(row, columns)
-    sound = [row for row in rows if not row.fault]
-    _set_splits(sound, published)
-    splits = {"train": [], "test": []}  # split -> its rows
-    for row in sound:
-        if row.split is None:
-            row.fault = "it has no split, or a task_id of another form than most rows"
-        elif row.split:
-            splits.setdefault(row.split, []).append(row)
+    read = {name: _read_texts(row, columns) for name, row in rows.items()}
+    sound = {name: row for name, row in read.items() if isinstance(row, dict)}
+    split_of = _find_splits(sound, published)
+    faults = dict.fromkeys(sound.keys() - split_of.keys(), "its column split, or else its task_id, is in no split")
 
+    parts = {"train": [], "test": []}  # split -> names of its rows
+    for name, split in split_of.items():
+        parts.setdefault(split, []).append(name)
+    limit = LIMIT if judge else None
+    used = [name for part in parts.values() for name in part[:limit]]
+    judged = [sound[name] for name in used]
     if judge:
-        used = {split: part[:LIMIT] for split, part in splits.items()}
-        tried = [row for part in used.values() for row in part]
-        for row, task in zip(tried, judge([row.columns for row in tried])):
-            if isinstance(task, str):
-                row.fault = task
-            else:
-                row.columns = task
-    else:
-        used = splits
-    tasks = {split: [row.columns for row in part if not row.fault] for split, part in used.items()}
+        judged = judge(judged)
+    results = read | faults | dict(zip(used, judged))  # name -> task, or why it cannot be used
+    usable = {split: [n for n in part[:limit] if not isinstance(results[n], str)] for split, part in parts.items()}
 
-    counts = [f"{split} {len(tasks[split])} of {len(part)} rows" for split, part in splits.items()]
-    if used != splits:
-        counts.append(f"where no more than the first {LIMIT} of a split are tried and used")
-    print(f"--dataset {dataset}: {', '.join(counts)}")
-    faults = describe_faults(rows)
-    if faults:
-        print(f"--dataset {dataset}: {faults}")
+    report = ", ".join(f"{split} {len(usable[split])} of {len(part)} rows" for split, part in parts.items())
+    if len(used) < len(split_of):
+        report += f", where no more than the first {LIMIT} of a split are tried and used"
+    asked = {name: " ".join(row[columns[0]].split()) for name, row in sound.items()}
+    trained = {asked[name] for name in usable["train"]}
+    repeated = sum(asked[name] in trained for name in usable["test"])
+    if repeated:
+        report += f"; {repeated} test rows are also in train"
+    report += _describe_faults(results)
     for split in "train", "test":
-        if not tasks[split]:
+        if not usable[split]:
             needed = f"it takes rows with text in {', '.join(columns)}"
-            raise ValueError(f"--dataset {dataset}: {split} has no row that can be used; {needed} ({faults}).")
-    return tasks
+            needed += "; a column split says train or test, and of a file without it the last tenth is test"
+            raise ValueError(f"--dataset {dataset}: {split} has no row that can be used ({report}); {needed}.")
+    print(f"--dataset {dataset}: {report}")
+    return {split: [results[name] for name in part] for split, part in usable.items()}
 
 
-def describe_faults(rows):
-    """The first ten rows that are left out, and why, in a line; "" if there are none."""
-    faults = [f"{row.name}: {row.fault}" for row in rows if row.fault]
+def _describe_faults(results):
+    """The first ten rows that are left out, and why; "" if there are none."""
+    faults = [f"{name}: {fault}" for name, fault in results.items() if isinstance(fault, str)]
     if not faults:
         return ""
     more = "; ..." if len(faults) > 10 else ""
-    return f"{len(faults)} rows are left out: {'; '.join(faults[:10])}{more}"
+    return f"; {len(faults)} rows are left out: {'; '.join(faults[:10])}{more}"
 
 
 def _load(dataset, hub, hub_splits, hub_config):
-    """list of Row, whose columns are not checked yet."""
+    """dict(name -> row), where a name is "row 3 (task HumanEval/2)"; if the hub has splits, rows hold theirs."""
     ending = os.path.splitext(dataset)[1]
     if os.path.isfile(dataset) or ending[1:2].isalpha():  # a hub id may end in a number, as in -1.5
-        parts = {"file": read_file(dataset, "--dataset")}
+        parts = {"all": read_file(dataset, "--dataset")}
+    elif dataset == "hub":
+        parts = _load_from_hub(dataset, hub, hub_config, hub_splits)
     else:
-        if dataset == "hub":
-            source = hub, hub_config, hub_splits
-        else:
-            source = dataset, None, {"train": "train", "test": "test"}
-        parts = _load_from_hub(dataset, *source)
-    rows = []
-    for part, records in parts.items():
-        for number, columns in enumerate(records, 1):
+        parts = _load_from_hub(dataset, dataset, None, {"train": "train", "test": "test"})
+    rows = {}
+    for split, part in parts.items():
+        for number, row in enumerate(part, 1):
             name = f"row {number}"
             if len(parts) > 1:
-                name += f" of {part}"
-            if "task_id" in columns:
-                name += f" (task {columns['task_id']})"
-            rows.append(Row(name, part, columns))
+                name += f" of {split}"
+                row = {"split": split, **row}
+            if "task_id" in row:
+                name += f" (task {row['task_id']})"
+            rows[name] = row
     return rows
 
 
@@ -242,41 +238,36 @@ def _load_from_hub(dataset, path, config, slices):
     from datasets import load_dataset  # here, since the import takes seconds and sample tasks do not need it
 
     try:
-        return {split: list(load_dataset(path, config, split=part)) for split, part in slices.items()}
+        parts = {split: list(load_dataset(path, config, split=part)) for split, part in slices.items()}
     except Exception as error:  # network and hub raise many types
         why = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         remedy = "check its name, splits and network, or give sample or a .jsonl file"
         raise ValueError(f"--dataset {dataset}: it could not be loaded ({why}); {remedy}.") from None
+    return drop_nulls(parts)
 
 
-def _check_columns(row, columns):
-    """Sets the fault of a row without the text that it needs, and makes one message, or a number, a string."""
+def _read_texts(row, columns):
+    """The row with one message, or a number, as a string; or, if a column has no text, why it cannot be used."""
+    texts = {}
     for column in columns:
-        value = row.columns.get(column)
-        if column != "task_id":
-            value = _content(value, ["user"] if column == "prompt" else ["assistant"])
-            row.columns = {**row.columns, column: value}
-        kinds = (str, int, float) if column == "task_id" else str
+        text = _content(row.get(column), ["user"] if column == "prompt" else ["assistant"])
         may_be_blank = column == "completion"  # it is a reference
-        if not isinstance(value, kinds) or not (may_be_blank or str(value).strip()):
-            row.fault = row.fault or f"no text in {column}"
+        if not isinstance(text, str) or not (may_be_blank or text.strip()):
+            return f"no text in {column}"
+        texts[column] = text
+    return row | texts
 
 
-def _set_splits(rows, published):
-    """Sets the split of each row."""
-    if any("split" in row.columns for row in rows):
-        for row in rows:
-            row.split = row.columns.get("split") or None
-        return
-    pattern, ranges = published or ("(?!)", {})  # which matches nothing
-    matches = [re.fullmatch(pattern, str(row.columns.get("task_id"))) for row in rows]
-    if 2 * sum(map(bool, matches)) > len(rows):  # the benchmark's own tasks, perhaps a part of them
-        split_of = {number: split for split, numbers in ranges.items() for number in numbers}
-        for row, match in zip(rows, matches):
-            row.split = split_of.get(int(match[1]), "") if match else None
-        return
+def _find_splits(rows, published):
+    """dict(name -> split), without the rows that are in none."""
+    if any("split" in row for row in rows.values()):
+        return {name: str(row["split"]) for name, row in rows.items() if row.get("split")}
+    if published:
+        pattern, ranges = published
+        matches = {name: re.fullmatch(pattern, str(row.get("task_id"))) for name, row in rows.items()}
+        numbers = {name: int(match[1]) for name, match in matches.items() if match}
+        if 2 * len(numbers) > len(rows):  # the benchmark's own tasks, perhaps a part of them
+            split_of = {number: split for split, part in ranges.items() for number in part}
+            return {name: split_of[number] for name, number in numbers.items() if number in split_of}
     cut = len(rows) - max(1, len(rows) // 10)
-    for place, row in enumerate(rows):
-        row.split = row.part
-        if row.part == "file":
-            row.split = "train" if place < cut else "test"
+    return {name: "train" if place < cut else "test" for place, name in enumerate(rows)}

@@ -112,7 +112,7 @@ class Reasoning:
         for row in rows:
             shares, _ = deal(row["question"], 2)
             if not self.right(row, answer(solution(row["answer"]))):
-                row = f"its result after #### is no number and no string of 1 to {LONGEST} characters"
+                row = f"its result after #### is no number without exponent and no string of 1 to {LONGEST} characters"
             elif self.roles == "split" and not all(map(NUMBER.search, shares)):
                 row = "numbers in fewer than two sentences, too little for roles split to deal out"
             judged.append(row)

@@ -84,7 +84,8 @@ class Tools:
             calls = self.num_turns - (2 if num_agents == 3 else 1)
             self.splits = {s: tools_samples.tool_tasks(s, n, seed, calls) for s, n in SAMPLE_COUNTS.items()}
         else:
-            self.splits = read_rows(dataset, ["question", "tools"], None, None, judge=lambda rows: map(_task, rows))
+            columns = ["question", "tools", "answer"]
+            self.splits = read_rows(dataset, columns, None, None, judge=lambda rows: map(_task, rows))
         if any("python" in task["tools"].split() for part in self.splits.values() for task in part):
             require_protection(self.limits[1])
         self.search = Search(tools_samples.articles(corpus, seed))
@@ -228,7 +229,7 @@ def _task(row):
         return "files is no object, or needed no text"
     if unknown:
         return f"it names the tool {min(unknown)}, and there are only {', '.join(TOOLS)}"
-    if not isinstance(gold, (str, int, float)) or not is_right(str(gold), str(gold)):
+    if not is_right(answer(f"\\boxed{{{gold}}}"), gold):
         return "its answer is no number and no string"
     files = {name: text for name, text in files.items() if isinstance(text, str)}  # others are names of other rows
-    return row | {"answer": str(gold), "needed": needed, "files": files}
+    return row | {"needed": needed, "files": files}

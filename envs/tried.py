@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 import warnings
+from contextlib import suppress
 
 from rewards.sandbox import Job, run_tests
 
@@ -30,7 +31,7 @@ def passes(returned, number):
     suite.run(outcome := unittest.TestResult())
     return outcome.wasSuccessful()
 """
-RULES = 2  # counts the changes of what is tried
+RULES = 3  # counts the changes of what is tried
 
 
 def read_limits(timeout, allow_unsafe_code):
@@ -44,9 +45,10 @@ def read_limits(timeout, allow_unsafe_code):
 def tried(rows, parse, answer, score, limits):
     """For each row its task, or why it cannot be used: its reference and trivial answers are run once.
 
-    parse: (row) -> task, with examples and, to be tried: asserts (its tests one by one, or as a whole), reference (the
-        completion of a single agent, or None), others (what else `answer` takes), trivial (what trivial answers
-        return), base (source before these) and bound (what is bound to them)
+    parse: (row) -> task, with tests, setup, examples and reference, the completion of a single agent, or None. What it
+        may have besides, with what stands for it otherwise: asserts (the tests one by one; all as one), trivial (what
+        trivial answers return; TRIVIAL), base (source before these; setup), bound (what is bound to them;
+        entry_point), others (what else `answer` takes; [])
     answer: (task, completions, others) -> what `score` takes a list of
     score: (answers, *limits) -> list of Score
 
@@ -54,21 +56,24 @@ def tried(rows, parse, answer, score, limits):
     asserts one is to be shown and not scored: the first without which no trivial answer passes. What `trivial` holds
     beyond TRIVIAL, such as the constants of the asserts, is only a preference.
     """
-    tasks = []
+    results = []  # for each row
     for row in rows:
         try:
             with warnings.catch_warnings(action="ignore"):  # some regular expressions in the benchmarks are not raw
-                tasks.append(parse(row))
+                results.append(parse(row))
         except Exception as error:  # including the parser's MemoryError and RecursionError
-            tasks.append(f"{type(error).__name__}: {error}".splitlines()[0][:200])
-    parsed = [task for task in tasks if isinstance(task, dict)]
-    key = ["references and trivial answers", RULES, limits, parsed]
-    verdicts = iter(remembered(key, lambda: _verdicts(parsed, answer, score, limits)))
-    return [_finished(task, *next(verdicts)) if isinstance(task, dict) else task for task in tasks]
+            results.append(f"{type(error).__name__}: {error}".splitlines()[0][:200])
+    parsed = [place for place, result in enumerate(results) if isinstance(result, dict)]
+    tasks = [results[place] for place in parsed]
+    key = ["references and trivial answers", RULES, limits, tasks]
+    verdicts = remembered(key, lambda: _verdicts(tasks, answer, score, limits))
+    for place, verdict in zip(parsed, verdicts):
+        results[place] = _finished(results[place], *verdict)
+    return results
 
 
 def _finished(task, fault, examples, shown):
-    """The task with the examples that hold, or its fault; an assert that is shown is in the problem, not scored."""
+    """The task with the examples that hold, or its fault. An assert that is shown is in the problem, not scored."""
     if fault:
         return fault
     if shown is None:
@@ -81,6 +86,7 @@ def _finished(task, fault, examples, shown):
 
 def _verdicts(tasks, answer, score, limits):
     """For each task: why it cannot be used or "", its examples that hold, the number of the assert to show or None."""
+    tasks = [_with_defaults(task) for task in tasks]
     solved = [place for place, task in enumerate(tasks) if task["reference"] is not None]
     answers = [answer(tasks[place], [tasks[place]["reference"]], tasks[place]["others"]) for place in solved]
     score_of = dict(zip(solved, score(answers, *limits)))  # number of a task with a reference -> its Score
@@ -103,6 +109,11 @@ def _verdicts(tasks, answer, score, limits):
             fault = f"its tests fail on trivial answers by an error of their own: {trial.reason}"
         verdicts.append([fault, [source for source in task["examples"] if source not in failing], shown])
     return verdicts
+
+
+def _with_defaults(task):
+    defaults = {"asserts": [task["tests"]], "trivial": TRIVIAL, "base": task["setup"], "others": []}
+    return {**defaults, "bound": task.get("entry_point"), **task}
 
 
 def _trial(task):
@@ -138,21 +149,31 @@ def remembered(key, find):
     """
     cache = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tutti")
     path = os.path.join(cache, f"verdicts-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:20]}.json")
-    if not os.path.exists(path):
-        print(f"tries the {key[0]} of {len(key[-1])} tasks; the verdicts are kept in {path}")
-        verdicts = find()
-        try:
-            os.makedirs(cache, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=cache) as file:
-                json.dump(verdicts, file)
-                file.flush()
-                os.link(file.name, path)  # whole or not at all; fails if another process was first
-        except FileExistsError:
-            pass
-        except OSError:
+    count = len(key[-1])
+    verdicts = _read_verdicts(path, count)
+    if verdicts is not None:
+        return verdicts
+    print(f"tries the {key[0]} of {count} tasks; the verdicts are kept in {path}")
+    verdicts = find()
+    with suppress(OSError):  # nothing can be written, or another process was first
+        os.makedirs(cache, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=cache) as file:
+            json.dump(verdicts, file)
+            file.flush()
+            os.link(file.name, path)  # whole or not at all
+    return _read_verdicts(path, count) or verdicts
+
+
+def _read_verdicts(path, count):
+    """The verdicts in a file, or None if there is none, or a broken one, which is removed."""
+    with suppress(OSError, ValueError, TypeError):
+        with open(path) as file:
+            verdicts = json.load(file)
+        if len(verdicts) == count:
             return verdicts
-    with open(path) as file:
-        return json.load(file)
+    with suppress(OSError):
+        os.remove(path)
+    return None
 
 
 def example_asserts(docstring, after_all=False):

@@ -37,7 +37,8 @@ NUMBER = re.compile(
     rf"({DIGITS})(?: ?/ ?(\d*[1-9]\d*))? ?[%$€£]?((?:{SHORT_UNIT})?(?:(?: | ?/ ?){UNIT})*)",
     re.ASCII,
 )
-REMARK = re.compile(r"\d.*(?<![\\A-Za-z])[A-Za-z]{3}", re.DOTALL)  # a number and a word: 18 (each)
+# A number and a word, or one with an exponent: 18 (each), 1e-05
+REMARK = re.compile(r"\d.*(?<![\\A-Za-z])[A-Za-z]{3}|\d[eE][+-]?\d", re.DOTALL)
 # With these words it is another number, or several: 3 million, 18 minus two, 3 quarters
 NO_UNITS = set(
     words("""
@@ -77,11 +78,12 @@ def answer(completion):
 def is_right(attempt, gold):
     """Whether an answer, or None, equals the gold one: as numbers if gold is one, else as strings in any case.
 
-    Nothing equals a gold answer that is neither: an empty one, or a number in a sentence, such as 18 (each).
+    Nothing equals a gold answer that is neither: an empty or a long one, or a number in a form that is not read, such
+    as 18 (each) or 1e-05.
     """
     gold = _plain(gold)
-    usable = number(gold) is not None or (gold and not REMARK.search(gold))
-    return bool(usable) and is_same(attempt, gold)
+    usable = number(gold) is not None or (0 < len(gold) <= LONGEST and not REMARK.search(gold))
+    return usable and is_same(attempt, gold)
 
 
 def is_same(one, other):

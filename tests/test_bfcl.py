@@ -41,11 +41,24 @@ def test_what_a_joint_answer_earns():
         assert parts["all_passed"] == (parts["exact"] > 0)
 
 
-def test_calls_are_matched_for_the_greatest_sum():
-    """Fails if a call takes the gold call of another."""
-    gold = [{"f": {"x": ["a", "b"]}}, {"f": {"x": ["a"]}}]
-    a, b = (written({"name": "f", "arguments": {"x": text}}) for text in "ab")
-    assert parallel_reward([a, b], gold)[0] == parallel_reward([b, a], gold)[0] == 1
+# What gold accepts for the arguments of each call | those of the calls, one an agent | what right arguments earn
+ARGUMENTS = """
+[{"x": ["a", "b"]}, {"x": ["a"]}] | [{"x": "a"}, {"x": "b"}] | 0.5
+[{"x": ["a", "b"]}, {"x": ["a"]}] | [{"x": "b"}, {"x": "a"}] | 0.5
+[{"x": [1], "unit": ["km", ""], "year": [""]}] | [{"x": 1}] | 0.5
+[{"x": [1], "unit": ["km", ""], "year": [""]}] | [{"x": 1, "unit": "mi"}] | 0.25
+[{"x": [1], "unit": ["km", ""], "year": [""]}] | [{"unit": "km"}] | 0.25
+"""
+
+
+def test_calls_are_matched_for_the_greatest_sum_and_may_leave_out_what_is_optional():
+    """Fails if a call takes another's gold one, or if a missing optional argument costs marks and a wrong one none."""
+    for row in ARGUMENTS.strip().splitlines():
+        accepted, calls, level = map(json.loads, row.split(" | "))
+        gold = [{"f": arguments} for arguments in accepted]
+        _, parts = parallel_reward([written({"name": "f", "arguments": arguments}) for arguments in calls], gold)
+        assert parts["arguments"] == level, row
+        assert parallel_reward(["".join(written(gold_call(call)) for call in gold)], gold)[0] == 1
 
 
 # A value | the gold one, or what it accepts | whether they are the same; all in JSON
@@ -77,17 +90,21 @@ def test_an_optional_argument_may_be_left_out_and_not_be_wrong():
         assert parts["arguments"] == level, arguments
 
 
-def test_rows(tmp_path):
-    """Fails if columns that hold objects are refused or mixed up, or a row without calls ends the run."""
-    row = {"user_prompt": "Set them.", "function": [{"name": "set"}], "ground_truth": GOLD}
-    last = row | {"ground_truth": [{"get": {"x": [1], "year": [""]}}]}
-    no_gold = [[], [{}], [{"f": 1}], [{"f": {"x": []}}], GOLD * 3]
-    bad = [row | {"ground_truth": gold} for gold in no_gold]
-    # in a table each call has the names of all rows
-    datasets.Dataset.from_list([row, last]).to_parquet(tmp_path / "a.parquet")
-    strings = row | {"function": "[]", "ground_truth": json.dumps(GOLD)}
-    (tmp_path / "a.json").write_text(json.dumps([*bad, strings, last]))
-    for path in tmp_path.iterdir():
-        env = envs.make("bfcl", dataset=str(path))
-        golds = [env.tasks(split)[0]["gold"] for split in ("train", "test")]
-        assert golds == [GOLD, last["ground_truth"]]
+# The first two have no gold call that an answer can equal
+ROWS = """
+{"user_prompt": "a", "ground_truth": [], "function": []}
+{"user_prompt": "b", "ground_truth": [{"f": {"x": []}}], "function": []}
+{"user_prompt": "c", "ground_truth": [{"f": {"x": [1], "y": [""]}}], "function": [{"p": {"x": {"t": 1}}, "name": "f"}]}
+{"user_prompt": "d", "ground_truth": [{"g": {"z": [{"u": [2]}]}}], "function": [{"name": "g", "p": {"z": {"t": 2}}}]}
+{"user_prompt": "e", "ground_truth": [{"f": {"x": [3]}}, {"g": {}}], "function": [{"name": "f", "p": {}}]}
+"""
+
+
+def test_rows_are_the_same_in_every_form(tmp_path):
+    """Fails if the objects of a table have the names of all rows, or another order, or a row without gold is used."""
+    rows = list(map(json.loads, ROWS.strip().splitlines()))
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_text(ROWS)
+    table, lines = (envs.make("bfcl", dataset=str(tmp_path / name)).splits for name in ("a.parquet", "a.jsonl"))
+    assert table == lines
+    assert [task["gold"] for task in lines["train"] + lines["test"]] == [row["ground_truth"] for row in rows[2:]]

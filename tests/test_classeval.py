@@ -1,11 +1,9 @@
 """The class reward: how a class is put together, what its levels are worth, how methods are read."""
 
-import re
-
 import pytest
 from test_sandbox import sections
 
-from rewards.classeval import DOUBLED, TESTS, WRITTEN, ClassAnswer, class_rewards
+from rewards.classeval import ClassAnswer, class_rewards
 
 BASE = '''
 import math
@@ -81,6 +79,14 @@ TWO
 ---
 ONE
 TWO
+## three agents, of whom two write what is another's: 1, 2.4, -0.5
+ADD
+---
+ADD
+SIZE
+---
+ADD
+SIZE
 ## a stub of another agent's: 2, 4, 0
 ONE
 def size(self): pass
@@ -110,36 +116,18 @@ TWO
 """
 
 
-def read(table):
-    """(names, answers) of a table of texts."""
-    methods = {"ONE": ONE, "TWO": TWO, "ADD": ADD, "SIZE": SIZE, "DOUBLE": DOUBLE}
-    texts = [
-        re.sub(r"^[A-Z]+\n", lambda line: methods[line[0].strip()], text, flags=re.M)
-        for text in sections(table).values()
-    ]
-    return list(sections(table)), [text.split("---\n") for text in texts]
-
-
 def test_each_level_is_worth_what_the_docstring_says():
-    """Fails if a constant changes, a stub is paid for, or a level is paid for what does not compile."""
-    assert (WRITTEN, TESTS, DOUBLED) == (2.0, 4.0, -1.0)
-    names, answers = read(LEVELS)
-    for name, score in zip(names, scores(*answers)):
+    """Fails if a stub is paid for, a level is paid for what does not compile, or each writer doubles a method."""
+    table = LEVELS
+    for name, code in ("ONE\n", ONE), ("TWO\n", TWO), ("ADD\n", ADD), ("SIZE\n", SIZE), ("DOUBLE\n", DOUBLE):
+        table = table.replace(name, code)
+    names = sections(table)
+    for name, score in zip(names, scores(*[text.split("---\n") for text in names.values()])):
         levels = [score.parts[key] for key in ("written", "tests", "doubled")]
         assert ", ".join(f"{level:g}" for level in levels) == name.partition(": ")[2], name
         assert score.reward == pytest.approx(sum(levels)), name
         assert (score.parts["all_passed"], score.parts["compiles"]) == (levels[1] == 4, levels[1] > 0), name
         assert "-0.0" not in str(score.parts)  # as it would be logged
-
-
-def test_methods_are_doubled_once_whoever_writes_them():
-    """Fails if methods are counted as doubled once a writer, or the share is of the wrong total."""
-    fails = "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(Box().size(), -1)"
-    texts = [ADD, "", ADD + SIZE, ADD + SIZE, ADD + SIZE]  # the last three write what is the first two's
-    dealt = [["add"], ["size"], ["double"], ["area"], ["more"]]
-    (score,) = class_rewards([ClassAnswer(texts, dealt, "Box", BASE, fails, ["Box"])])
-    assert score.findings["doubled"] == ["add", "size"]
-    assert (score.parts["written"], score.parts["doubled"], score.reward) == (0.4, -0.4, 0.0)
 
 
 def test_each_agent_is_told_of_its_own_methods():

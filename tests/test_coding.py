@@ -8,7 +8,7 @@ from conftest import ROOT
 from test_sandbox import sections
 
 from rewards import answers
-from rewards.coding import HELPER, IGNORED, MAIN, NO_WRAPPER, SYNTAX, TESTS, USES, Answer, coding_rewards
+from rewards.coding import Answer, coding_rewards
 
 ASSERTS = "assert f([1, 2, 3]) == 12\nassert f([5]) == 10\nassert f([]) == 0\nassert f([-1]) == -2"
 AUX = "def aux(x):\n    return 2 * x\n"
@@ -24,14 +24,11 @@ def scores(*pairs, **options):
 
 def check(table):
     """The Scores of a table: after each line "## name: reward" come texts, divided by ---."""
-    texts = []
-    for text in sections(table).values():
-        for name, code in ("AUX\n", AUX), ("USER\n", USER), ("ALONE\n", ALONE):
-            text = text.replace(name, code)
-        texts.append(text.encode().decode("raw_unicode_escape").split("---\n"))
-    found = scores(*texts)
-    expected = dict(name.rsplit(": ", 1) for name in sections(table))
-    assert {name: f"{round(score.reward, 6):g}" for name, score in zip(expected, found)} == expected
+    for name, code in ("AUX\n", AUX), ("USER\n", USER), ("ALONE\n", ALONE):
+        table = table.replace(name, code)
+    texts = sections(table.encode().decode("raw_unicode_escape"))
+    found = scores(*[text.split("---\n") for text in texts.values()])
+    assert [f"{name.rpartition(': ')[0]}: {score.reward:.6g}" for name, score in zip(texts, found)] == list(texts)
     return found
 
 
@@ -84,8 +81,7 @@ def f(numbers):
 
 
 def test_each_level_is_worth_what_the_docstring_says():
-    """Fails if a constant changes, a level is paid without the one that it presupposes, or levels do not add up."""
-    assert (HELPER, MAIN, SYNTAX, TESTS, USES, NO_WRAPPER, IGNORED) == (0.4, 0.6, 0.5, 1.0, 0.5, 1.0, -0.5)
+    """Fails if a level has another worth, is paid without the one that it presupposes, or levels do not add up."""
     for score in check(LEVELS):
         levels = score.parts.keys() - {"all_passed", "passed_share", "useful_helper"}
         assert sum(score.parts[level] for level in levels) == pytest.approx(score.reward)
@@ -141,29 +137,30 @@ def test_cooperation_is_what_the_tests_lose_without_it(name, rows):
     check(table)
 
 
+# Several helpers share their levels, and none may do it all
 SEVERAL = r"""
 ## both: 4
-AUX1
+def aux1(x): return 2 * x
 ---
-AUX2
+def aux2(x): return 2 * x
 ---
 def f(numbers): return sum(map(aux1, numbers[:1])) + sum(map(aux2, numbers[1:]))
 ## one: 3.75
-AUX1
+def aux1(x): return 2 * x
 ---
-AUX2
+def aux2(x): return 2 * x
 ---
 def f(numbers): return sum(aux1(x) for x in numbers)
 ## one in vain: 2.25
-AUX1
+def aux1(x): return 2 * x
 ---
-AUX2
+def aux2(x): return 2 * x
 ---
 def f(numbers):
     aux2(numbers)
     return 2 * sum(numbers)
 ## one missing: 2.3
-AUX1
+def aux1(x): return 2 * x
 ---
 ---
 def f(numbers): return sum(aux1(x) for x in numbers)
@@ -180,14 +177,6 @@ def aux2(numbers): return 2 * sum(numbers)
 ---
 def f(numbers): return aux1(numbers) + aux2(numbers)
 """
-
-
-def test_several_helpers_share_their_levels():
-    """Fails if one helper of two, or a dropped call, is paid whole, or the second helper may do it all."""
-    table = SEVERAL
-    for name in "aux1", "aux2":
-        table = table.replace(f"{name.upper()}\n", AUX.replace("aux", name))
-    check(table)
 
 
 def test_feedback_names_the_agent_that_broke_the_program_and_the_example_that_fails():
@@ -423,24 +412,23 @@ class S:
 """
 
 
-@pytest.mark.parametrize("table", [FORMS, FOREIGN, NOTHING], ids=["forms", "foreign", "nothing"])
+@pytest.mark.parametrize("table", [SEVERAL, FORMS, FOREIGN, NOTHING], ids=["several", "forms", "foreign", "nothing"])
 def test_the_function_is_found_in_the_forms_that_models_write(table):
-    """Fails, row by row, at a form that earns nothing, at a text that undoes another agent's, and at what is none."""
+    """Fails at a helper that is paid for another, a form that earns nothing, a text that undoes another agent's."""
     check(table)
 
 
 def test_real_answers_are_read_as_a_careful_reader_does():
     """Fails if the rules of reading fit imagined answers and not those of a real model."""
-    missed = []
     rows = [json.loads(line) for line in (ROOT / "tests" / "data" / "real_answers.jsonl").open()]
-    for row in rows:
-        tree, _ = answers.prepare([row["text"]], [], row["entry"])
-        body = tree.body if tree else answers.read_code(row["text"], [row["entry"]])[0]
-        if definition(body, row["entry"]) != definition(ast.parse(row["expected"]).body, row["entry"]):
-            missed.append(row["text"])
+    missed = [
+        row for row in rows if definition(row["text"], row["entry"]) != definition(row["expected"], row["entry"])
+    ]
     assert len(missed) <= 0.05 * len(rows), missed
 
 
-def definition(body, name):
-    pairs = [pair for node in body for pair in answers.find_bindings(node)]
+def definition(text, name):
+    """The last value that is bound to a name, in the program that is made of a text."""
+    tree, _ = answers.prepare([text], [], name)
+    pairs = [pair for node in tree.body for pair in answers.find_bindings(node)] if tree else []
     return [ast.dump(value) for bound, value in pairs if bound == name][-1:]

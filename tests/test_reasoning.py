@@ -5,6 +5,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from toy import play, rows_of
 
 import envs
 from envs import Step
@@ -168,7 +169,7 @@ The answer is $18. | None
 \boxed{17} \boxed{18} | None
 """
 # These are read in one pass.
-LONG = ["9" * 10**6, " " * 10**6 + "x", "\\boxed{" * 30_000, "\\frac{" * 200_000, "= " * 32, "½²" * 10**5]
+LONG = ["9" * 10**6, " " * 10**6, "\\boxed{" * 30_000, "\\frac{" * 200_000, "= " * 32]
 VERDICTS = r"""
 VERDICT: right | True
 x\n**Verdict: Right.** \ny | True
@@ -188,12 +189,6 @@ VERDICT: right\nVERDICT: maybe | None
 """
 
 
-def rows_of(table):
-    """The rows of a table, each a list of its columns; escapes such as \n stand for characters."""
-    for row in table.strip().splitlines():
-        yield row.replace("\\n", "\n").split(" | ")
-
-
 def test_usual_forms_are_read_and_none_as_another_number():
     """Fails if a form that models write is refused, or pays for a number that it is not."""
     for form, gold, judgement in rows_of(FORMS.replace("THIN", "\u202f").replace("NONE", "\u200b")):
@@ -204,7 +199,7 @@ def test_usual_forms_are_read_and_none_as_another_number():
 def test_only_one_answer_in_its_place_is_right():
     """Fails if candidates, a number in passing, a thought or the box of a prompt counts, or if a long one hangs."""
     for completion, attempt in rows_of(COMPLETIONS):
-        assert str(answer(completion)) == attempt, completion
+        assert str(answer(completion.replace("\\n", "\n"))) == attempt, completion
     for text in LONG:
         assert not is_right(answer(f"\\boxed{{{text}}}"), "18"), text[:30]
 
@@ -212,7 +207,7 @@ def test_only_one_answer_in_its_place_is_right():
 def test_a_verdict_is_the_first_word_of_its_line():
     """Fails if a missing or garbled verdict, or one of each kind, counts as one, or many lines hang."""
     for completion, value in rows_of(VERDICTS):
-        assert str(verdict(completion)) == value, completion
+        assert str(verdict(completion.replace("\\n", "\n"))) == value, completion
     assert verdict("\n" * 10**6) is None
 
 
@@ -234,25 +229,23 @@ def test_only_right_answers_and_true_verdicts_are_paid():
         completion = f"VERDICT: {judgement}\n\\boxed{{{box}}}"
         solutions = [f"\\boxed{{{text}}}" for text in boxes.split(" ")]
         total, parts = team_reward(completion, lambda attempt: is_right(attempt, "18"), solutions)
-        assert total == pytest.approx(float(reward)), completion
-        assert total == pytest.approx(parts["correct"] + parts["verdict"] + parts["solver_correct"])
+        assert total == pytest.approx(float(reward)) == parts["correct"] + parts["verdict"] + parts["solver_correct"]
         names = diagnostics.split()
         assert [f"{parts[name]:g}" for name in names[::2]] == names[1::2], completion
 
 
 def test_gold_answers_that_nothing_can_equal_are_left_out():
     """Fails if a row whose answer no completion gives is trained on, or one with a unit is left out."""
-    golds = ["18 dollars", "18m", "(1, 2)", "x", "18 (each)", "3 million", "9" * 65, " "]
+    golds = ["18 dollars", "18m", "(1, 2)", "x", "0.00001", "18 (each)", "3 million", "9" * 65, " ", "1e-05", "1E+16"]
     rows = [{"question": "How many?", "answer": f"#### {gold}"} for gold in golds]
     for judge in envs.make("gsm8k").judge, right_answers:
-        assert [isinstance(row, dict) for row in judge(rows)] == [True] * 4 + [False] * 4
+        assert [isinstance(row, dict) for row in judge(rows)] == [True] * 5 + [False] * 6
+    assert not any(is_right(gold, gold) for gold in golds[5:])
 
 
 def test_an_answer_that_is_written_in_another_way_is_the_same():
     """Fails if an agent that says 18 in both rounds flips, or a box as in the prompt is parsed."""
-    _, parts = debate_reward([["\\boxed{18}", "\\boxed{answer}"], ["\\boxed{18 eggs}", "#### "]], "17")
-    assert (parts["flips"], parts["parsed"], parts["agree"]) == (0, 0.5, 0)
-    _, parts = debate_reward([["\\boxed{3 million}"] * 2, ["\\boxed{3 million}", "\\boxed{3}"]], "17")
+    _, parts = debate_reward([["\\boxed{18}", "\\boxed{answer}"], ["\\boxed{18 eggs}", "\\boxed{3}"]], "17")
     assert (parts["flips"], parts["parsed"], parts["agree"]) == (0.5, 1, 0)
 
 
@@ -264,19 +257,17 @@ def first(actions):
     return [Step(actions, 0.0, {}, False)]
 
 
-@pytest.mark.parametrize("num_agents, num_turns", [(1, 2), (2, 1), (3, 2)])
-def test_solvers_then_a_checker(num_agents, num_turns):
+@pytest.mark.parametrize("num_agents", [1, 2, 3])
+def test_solvers_then_a_checker(num_agents):
     """Fails if a checker speaks too early, does not read a solution or reads a thought, or if one agent has one."""
-    env = envs.make("gsm8k", num_agents, num_turns)
-    task = env.tasks("test")[0]
+    env = envs.make("gsm8k", num_agents, 2)
     solvers = max(1, num_agents - 1)
-    silent = [prompt is None for prompt in env.observe(task, [])]
-    assert silent == [False] * solvers + [True] * (num_agents - solvers)
-    solutions = [f"<think>so 100;</think>{'long ' * 200} so {i};" for i in range(101, 101 + num_agents)]
-    *others, prompt = env.observe(task, first(solutions))
-    assert others == [None] * (num_agents - 1)
-    assert re.findall("so (10.);", prompt) == ["101", "102"][:solvers]
-    assert prompt.count("long") <= 80 * solvers
+    solution = f"<think>so 100;</think>{'long ' * 200} so "
+    turns, _ = play(env, env.tasks("test")[0], lambda turn, i, prompt: f"{solution}10{i};")
+    silent = [[prompt is None for prompt in prompts] for prompts in turns]
+    assert silent == [[i >= solvers for i in range(num_agents)], [True] * (num_agents - 1) + [False]]
+    assert re.findall("so (10.);", turns[1][-1]) == ["100", "101"][:solvers]
+    assert turns[1][-1].count("long") <= 80 * solvers
 
 
 @pytest.mark.parametrize("num_agents", [2, 3, 5])
@@ -284,16 +275,12 @@ def test_a_problem_is_dealt_out(num_agents):
     """Fails if two agents or none know a fact, or if a message is longer than allowed or read by nobody."""
     env = envs.make("gsm8k", num_agents, roles="split")
     task = env.tasks("test")[0]
-    facts = re.split(r"\. ", task["question"])[:-1]
-    *tellers, listener = env.observe(task, [])
-    assert listener is None
-    messages = [" ".join(f"w{i}-{k}" for k in range(30)) for i in range(num_agents)]
-    *_, prompt = env.observe(task, first(messages))
-    for agent, text in enumerate([*tellers, prompt]):
-        known = [fact for fact in facts if text and fact in text]
-        assert known == facts[agent::num_agents]
-        length = 16 if agent < num_agents - 1 and known else 0
-        assert re.findall(rf"w{agent}-\d+", prompt) == messages[agent].split()[:length]
+    facts = task["question"].split(". ")[:-1]
+    words = [f"w{k}" for k in range(30)]
+    (tellers, listener), _ = play(env, task, lambda turn, i, prompt: " ".join(words))
+    for agent, prompt in enumerate([*tellers[:-1], listener[-1]]):
+        assert [fact for fact in facts if fact in str(prompt)] == facts[agent::num_agents]
+    assert re.findall(r"w\d+", listener[-1]) == words[:16] * min(num_agents - 1, len(facts))
     assert env.state(task, []) == task["question"]
 
 
@@ -313,42 +300,33 @@ def test_only_the_last_completion_is_the_answer(roles, best):
     env = envs.make("gsm8k", 2, roles=roles)
     task = env.tasks("train")[0]
     box = f"\\boxed{{{gold(task)}}}"
-    early, late, wrong = env.step(
-        [
-            (task, [], [box, ""]),
-            (task, first([box, ""]), ["", box]),
-            (task, first([box, box]), [box, "no"]),
-        ]
-    )
-    assert [step.done for step in (early, late, wrong)] == [False, True, True]
-    assert [step.reward for step in (early, late, wrong)] == pytest.approx([0, best, best - 1])
+    for last, reward in (box, best), ("no", best - 1):
+        _, steps = play(env, task, lambda turn, i, prompt, last=last: last if turn else box)
+        assert [step.reward for step in steps] == pytest.approx([0, reward])
 
 
 class Generator:
     """A stand-in for a data set of reasoning-gym. Its scorer evaluates answers, as some do, and pays for form."""
 
     def __init__(self, name, size, seed):
-        self.entries = [{"question": f"A is {k}. B is 0. What is A?", "answer": str(k)} for k in range(1, size)]
-        self.entries += self.entries[:50]
+        self.size = size
 
     def __iter__(self):
-        return iter(self.entries)
+        for k in [*range(1, self.size), *range(1, 50)]:
+            yield {"question": f"A is {k}. B is 0. What is A?", "answer": str(k)}
 
     def score_answer(self, answer, entry):
         return 1.0 if eval(answer) == eval(entry["answer"]) else 0.01
 
 
-@pytest.mark.parametrize("roles", ["check", "split"])
-def test_a_generator_of_reasoning_gym(roles, monkeypatch):
+def test_a_generator_of_reasoning_gym(monkeypatch):
     """Fails if model-written text is evaluated, partial credit counts as right, or trained tasks are in the test."""
     monkeypatch.setitem(sys.modules, "reasoning_gym", SimpleNamespace(create_dataset=Generator))
-    env = envs.make("reasoning", 2, roles=roles, task="sums")
-    train = {task["question"]: task for task in env.tasks("train")}
+    env = envs.make("reasoning", 2, task="sums")
+    train = [task["question"] for task in env.tasks("train")]
     assert not any(task["question"] in train for task in env.tasks("test"))
-    task = train["A is 18. B is 0. What is A?"]
-    evaluated = []
-    monkeypatch.setattr("builtins.evaluated", evaluated, raising=False)
-    boxes = ["18", "17", "evaluated.append(1) or 18", "9**9**9**9", "18e0", ""]
+    task = env.tasks("train")[17]
+    monkeypatch.setattr("builtins.evaluate", pytest.fail, raising=False)
+    boxes = ["18", "17", "evaluate(1) or 18", "9**9**9**9", "18e0", ""]
     steps = env.step([(task, first(["", ""]), ["", f"\\boxed{{{box}}}"]) for box in boxes])
     assert [step.reward for step in steps] == [1, 0, 0, 0, 0, 0]
-    assert not evaluated
