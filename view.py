@@ -133,11 +133,11 @@ def load(folder, iterations):
     return {
         "folder": os.path.normpath(folder),
         "script": about["script"].removesuffix(".py"),
-        "commit": about["commit"][:7],
         "args": about["args"],
         "columns": columns,
         "warnings": list(find_warnings(folder, columns)),
-        "result": f"{folder}: {', '.join(shown)}".replace(", return_se", " +-"),
+        # without the standard error where all answers earn the same
+        "result": f"{folder}: {', '.join(shown)}".replace(", return_se", " +-").replace(" +- 0.000", ""),
         "logged": sum(iteration.nodes for iteration in chain(*iterations.values())),
     }
 
@@ -200,7 +200,7 @@ def pack_node(node, texts):
         string = x if isinstance(x, str) else json.dumps(x, ensure_ascii=False)
         return texts.setdefault(string, len(texts))
 
-    node["task"] = place(node.get("task"))  # logs of earlier versions have it on lines of turn 1, or nowhere
+    node["task"] = place(node["task"])
     node["feedback"] = [place(x) for x in node["feedback"]]
     for agent in filter(None, node["agents"]):
         agent["prompt"] = place(agent["prompt"])
@@ -215,6 +215,17 @@ def compress(head, lines=()):
     return base64.b64encode(data).decode() + "\n"
 
 
+def pack_iterations(iterations, runs, most, texts):
+    """Yields the chosen nodes of some iterations as lines of JSON, and adds their strings to `texts`."""
+    for iteration in tqdm(iterations, unit=" iterations", leave=False, disable=None):
+        run = runs[iteration.run]
+        nodes = read_nodes(run["folder"], iteration)
+        add_returns(nodes, run["args"]["gamma"])
+        for node in choose(nodes, most):
+            node["run"] = iteration.run
+            yield pack_node(node, texts)
+
+
 def pack(folders, most, room):
     """The data of the page, and its runs. It has the rollouts of as many iterations as fit into so many bytes: of the
     first and the last one of each split, then of one half-way between, then of two between these three, and so on.
@@ -222,26 +233,24 @@ def pack(folders, most, room):
     series = [find_iterations(f"{folder}/rollouts.jsonl", number) for number, folder in enumerate(folders)]
     runs = [load(folder, iterations) for folder, iterations in zip(folders, series)]
     splits = [iterations for run in series for iterations in run.values()]
-    every = 1 << max(map(len, splits), default=1).bit_length()
     texts = {}  # string -> its place
     packed = set()  # iterations
     data = compress({"runs": runs, "meanings": read_meanings()})
-    while every:
+    every = 1
+    while every < max(map(len, splits), default=1):
+        every *= 2
+    while every >= 1:
+        more = set()
+        for iterations in splits:
+            more.update(iterations[::every], iterations[-1:])
+        more -= packed
         known = len(texts)
-        lines = []
-        more = sorted({x for times in splits for x in [*times[::every], times[-1]]} - packed)
-        for iteration in tqdm(more, unit=" iterations", leave=False, disable=None):
-            packed.add(iteration)
-            run = runs[iteration.run]
-            nodes = read_nodes(run["folder"], iteration)
-            add_returns(nodes, run["args"]["gamma"])
-            lines += [pack_node(node | {"run": iteration.run}, texts) for node in choose(nodes, most)]
+        lines = list(pack_iterations(sorted(more), runs, most, texts))
         level = compress({"every": every, "texts": list(texts)[known:]}, lines)
-        if known and len(data) + len(level) > room:
+        if packed and len(data) + len(level) > room:
             break
         data += level
-        if len(data) + 1.8 * len(level) > room:  # the next step has twice as many iterations, and texts repeat
-            break
+        packed |= more
         every //= 2
     return data, runs
 
@@ -249,10 +258,11 @@ def pack(folders, most, room):
 if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
     folders = [folder for folder in args.runs if os.path.isfile(f"{folder}/rollouts.jsonl")]
-    for folder in sorted({*args.runs} - {*folders}):
-        print(f"{folder} is left out: it has no rollouts.jsonl")
+    for folder in args.runs:
+        if folder not in folders:
+            print(f"{folder} is left out: it has no rollouts.jsonl")
     if not folders:
-        sys.exit("error: no run folder is left; give one that a script made.")
+        sys.exit("error: no run folder has answers to show: nano.py does not write them, the other scripts do.")
     page = (HERE / "view.html").read_text(encoding="utf-8")
     data, runs = pack(folders, args.nodes, 1e6 * args.megabytes - len(page))
     page = page.replace("@DATA@", data)  # base64 has no letter that ends a <script>

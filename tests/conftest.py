@@ -94,10 +94,9 @@ def slow_logprobs(model, prompt_ids, completion_ids, temperature=1.0):
     return logprobs[range(len(completion_ids)), list(completion_ids)]
 
 
-def load_policy(script, path, **arguments):
+def load_policy(script, path):
     """The policy of a saved model, by the function of a script (its module, or a namespace of its names)."""
-    args = script.Args(**arguments)
-    return script.load_policy(args, path, {})
+    return script.load_policy(script.Args(), path, {})
 
 
 def policies_of(names):

@@ -1,7 +1,5 @@
 """bugfix: what a repair is worth, and who speaks when."""
 
-from operator import itemgetter
-
 import pytest
 from toy import play
 
@@ -44,19 +42,10 @@ def test_a_repair_is_worth_what_the_docstring_says():
     """Fails, row by row, if a level is paid for doing nothing, a constant or a trade of tests, or is not paid."""
     score_of = dict(zip(VALUES, scores(VALUES, [0, 1], [2, 3])))
     assert {text: score.reward for text, score in score_of.items()} == pytest.approx(VALUES)
-    diagnostics = itemgetter("edit_distance", "unchanged", "regressed")
-    assert diagnostics(score_of[RIGHT].parts) == (1, 0, 0)
-    assert diagnostics(score_of[BUGGY].parts) == (0, 1, 0)
-    assert diagnostics(score_of[CONSTANT].parts) == (5, 0, 1)
+    assert score_of[CONSTANT].parts["edit_distance"] == 5
     # where nothing can be lost, one test of four is not worth all of `kept`
     (score,) = scores(["def f(n):\n    return 0\n"], [], [0, 1, 2, 3])
     assert score.reward == pytest.approx(0.2 + 1.3 / 4)
-
-
-@pytest.fixture(autouse=True)
-def few(monkeypatch, tmp_path):
-    monkeypatch.setattr("envs.bugfix.SAMPLE_COUNTS", {"train": 40, "validation": 2, "test": 40})
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize("count, offset, located", [(1, 0, None), (2, -1, 1), (2, 2, 0), (3, 0, 1)])
@@ -69,11 +58,8 @@ def test_each_agent_speaks_once_and_reads_the_note_before_it(count, offset, loca
     turns, steps = play(env, task, lambda turn, i, prompt: completions[turn])
     assert [step.reward for step in steps] == pytest.approx([0.0] * (count - 1) + [2.0])
     assert steps[-1].parts.get("located") == located
-    assert len(turns) == env.num_turns == count
-    for turn, prompts in enumerate(turns):
-        prompt = prompts[turn]
-        fixes = turn == count - 1
-        assert [other for other in prompts if other] == [prompt]
-        assert (task["symptom"] in prompt) == (turn == 0)
-        assert (task["program"] in prompt) == fixes
-        assert prompt.count("why ") == (27 if fixes and count > 1 else 0)
+    assert sum(prompt is not None for prompts in turns for prompt in prompts) == count
+    texts = [prompts[turn] for turn, prompts in enumerate(turns)]
+    assert [task["symptom"] in text for text in texts] == [True] + [False] * (count - 1)
+    assert [task["program"] in text for text in texts] == [False] * (count - 1) + [True]
+    assert [text.count("why ") for text in texts] == [0] * (count - 1) + [27 * (count > 1)]

@@ -59,8 +59,8 @@ def last_step(env, task, known):
 
 @pytest.mark.parametrize("name, options, best, share", rows_of(CASES))
 def test_right_answers_earn_all_and_test_tasks_are_new(name, options, best, share, monkeypatch):
-    """Fails if a right answer is refused, if one without the filter, or the same one for all tasks, earns as much, if
-    agents read the same, or if a test task was trained on."""
+    """Fails if a right answer is refused, if one without the filter, or the same one for all tasks, earns as much, or
+    if a test task was trained on."""
     for module in "coding", "classeval", "bugfix":  # fewer, since tests are run
         monkeypatch.setattr(f"envs.{module}.SAMPLE_COUNTS", {"train": 96, "validation": 1, "test": 24})
     env = envs.make(name, **json.loads(options))
@@ -76,7 +76,5 @@ def test_right_answers_earn_all_and_test_tasks_are_new(name, options, best, shar
             guess = {"reference": re.sub(r"if [^\]:]+", "if True", task["reference"])}
         right, guessed = (last_step(env, task, known) for known in (task, guess))
         assert right.reward == pytest.approx(float(best))
-        assert right.parts.get("answer_in_output", 1) == 1
-        assert len({*env.observe(task, [])}) == env.num_agents
         guesses += guessed.reward == right.reward
     assert guesses <= float(share) * len(tasks)

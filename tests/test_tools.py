@@ -3,10 +3,10 @@
 import json
 import re
 
-import pytest
+from toy import play, rows_of
 
 import envs
-from rewards.tools import calculator, read_call
+from rewards.tools import calculator, read_call, tools_reward
 
 QUESTION = {
     "question": "How many?",
@@ -57,29 +57,15 @@ READ = call("read_file", name="a")
 WORDS = {"ADD": ADD, "BOX": BOX, "LOOK": LOOK, "NOTE": call("write_file", name="a", text=BOX), "READ": READ}
 
 
-def play(env, *messages, task=QUESTION):
-    """(steps, prompts) of a branch: the one agent who may speak writes these messages; prompts: (agent, prompt)."""
-    steps, prompts = [], []
-    for message in messages:
-        observed = env.observe(task, steps)
-        ((agent, prompt),) = [(i, prompt) for i, prompt in enumerate(observed) if prompt]
-        actions = [message if i == agent else "" for i in range(env.num_agents)]
-        steps += env.step([(task, [*steps], actions)])
-        prompts.append((agent, prompt))
-    assert not any(step.done for step in steps[:-1])
-    return steps, prompts
-
-
-def outputs(env, *messages, task=QUESTION):
-    steps, _ = play(env, *messages, task=task)
-    return [step.feedback["output"] for step in steps]
+def say(env, *messages, task=QUESTION):
+    """The prompts and Steps of a branch in which whoever may speak in a turn writes its message."""
+    return play(env, task, lambda turn, *_: messages[turn])
 
 
 def test_calculator():
     """Fails if a value is wrong, an error is raised, a name is evaluated, or a number never ends."""
-    for row in SUMS.strip().splitlines():
-        expression, value = row.split(" | ")
-        assert calculator(expression) == value, row
+    for expression, value in rows_of(SUMS):
+        assert calculator(expression) == value, expression
     for expression in NO_SUMS.splitlines() + NESTED:
         assert calculator(expression).startswith("error: "), expression
 
@@ -100,26 +86,31 @@ CALLS = r"""
 
 def test_a_call_ends_where_its_json_does():
     """Fails if a tag or a line break in a string ends a call, an object that is no call is one, or nobody says why."""
-    for row in CALLS.strip("\n").splitlines():
-        text, arguments = row.replace("NESTED", "[" * 1998).split(" | ")
-        text = text.replace("\\n", "\n").replace("\\t", "\t")
+    for row, arguments in rows_of(CALLS):
+        text = row.replace("NESTED", "[" * 1998).replace("\\n", "\n").replace("\\t", "\t")
         message, error, rest = read_call(f"<tool_call>{text}</tool_call> rest")
         assert (str(message and message["arguments"]), rest) == (arguments, " rest"), row
         assert bool(error) == (message is None), row
-    assert "Expecting property name" in read_call("<tool_call>{1}")[1]  # the parser's own words
     assert read_call(ADD.removesuffix("</tool_call>"))[0] is None
 
 
+# Agents | what they say | who speaks in each turn
+SPEAKERS = """
+1 | ADD BOX | 0 0
+2 | ADD DONE BOX | 0 0 1
+3 | plan ADD ADD BOX | 0 1 1 2
+"""
+
+
 def test_who_speaks():
-    """Fails if an answerer never speaks or calls, or if a caller reads no outputs."""
-    _, prompts = play(envs.make("tools", 2, 3), ADD, "DONE", BOX)
-    assert [agent for agent, _ in prompts] == [0, 0, 1]
-    assert ["search(query)" in prompt for _, prompt in prompts] == [True, True, False]
-    assert ["53 * 2" in prompt for _, prompt in prompts] == [False, True, True]
-    _, prompts = play(envs.make("tools", 3, 4), "word " * 41, ADD, ADD, BOX)
-    assert [agent for agent, _ in prompts] == [0, 1, 1, 2]
-    steps, _ = play(envs.make("tools", 1), ADD, BOX)
-    assert steps[-1].done
+    """Fails if an answerer never speaks, is offered tools or reads no outputs, or if two speak at once."""
+    for num_agents, messages, speakers in rows_of(SPEAKERS):
+        messages = [WORDS.get(word, word) for word in messages.split()]
+        turns, _ = say(envs.make("tools", int(num_agents), len(messages)), *messages)
+        spoken = [[i for i, prompt in enumerate(prompts) if prompt] for prompts in turns]
+        assert spoken == [[int(i)] for i in speakers.split()]
+        assert "53 * 2" in turns[-1][-1]
+        assert "search(query)" not in turns[-1][-1]
 
 
 # What agents say | the reward
@@ -141,31 +132,27 @@ LOOK BOX DONE Yes. | 0.0
 def test_only_a_right_box_of_the_answerer_is_paid():
     """Fails if a call, its repetition, or an answer of the wrong agent, in a call, an output or a thought is paid."""
     env = envs.make("tools", 2, 4)
-    for row in PLAYS.strip().splitlines():
-        messages, reward = row.split(" | ")
-        messages = [re.sub("|".join(WORDS), lambda word: WORDS[word[0]], each) for each in messages.split()]
-        steps, _ = play(env, *messages)
+    for row, reward in rows_of(PLAYS):
+        messages = [re.sub("|".join(WORDS), lambda word: WORDS[word[0]], each) for each in row.split()]
+        _, steps = say(env, *messages)
         assert [str(step.reward) for step in steps] == ["0.0"] * (len(messages) - 1) + [reward], row
         assert steps[-1].parts["all_passed"] == (reward != "0.0")
-        assert steps[-1].done
 
 
 def test_many_calls():
     """Fails if a right answer is worth less than half, or if calls cost where the least number is not known."""
-    env = envs.make("tools", 2, 20)
-    for needed, reward in {"calculator": 0.5, "": 1}.items():
-        steps, _ = play(env, *[ADD] * 14, "DONE", BOX, task={**QUESTION, "needed": needed})
-        assert steps[-1].reward == reward
+    calls = [{"call": None, "output": "error"}] * 14
+    assert tools_reward("106", "106", calls, ["calculator"])[0] == 0.5
+    assert tools_reward("106", "106", calls, [])[0] == 1
 
 
-def test_files_belong_to_their_branch():
-    """Fails if another branch reads a file, or if a text that no prompt can hold is in one."""
+def test_files():
+    """Fails if a file is not listed or read, or if a text that no prompt can hold is in one."""
     env = envs.make("tools", 2, 5)
     write = call("write_file", name="a", text="seven\ud800" + "x" * 900)
-    _, listed, text, _ = outputs(env, write, call("list_files"), READ, "DONE")
-    assert listed == "a.csv, a"
-    assert text.startswith("seven?x")
-    assert outputs(env, READ, call("read_file", name="a.csv")) == ["error: there is no such file", "1\n2"]
+    _, (_, listed, text, *_) = say(env, write, call("list_files"), READ, "DONE", BOX)
+    assert listed.feedback["output"] == "a.csv, a"
+    assert text.feedback["output"].startswith("seven?x")
 
 
 # Cells of one branch, and what agents read of each
@@ -177,18 +164,12 @@ CELLS = {
 }
 
 
-def test_python_cells_are_replayed(tmp_path, monkeypatch):
+def test_python_cells_are_replayed():
     """Fails if a later cell lacks names, another branch has them, or output is not what was printed."""
-    path = tmp_path / "a.json"
-    row = {"question": "How many?", "answer": 7, "tools": "python", "files": '{"a.csv": "12"}'}
-    path.write_text(json.dumps([row] * 2))
-    env = envs.make("tools", 2, 6, str(path))
-    task = env.tasks("train")[0]
+    env = envs.make("tools", 2, 5)
+    task = QUESTION | {"tools": "python", "files": {"a.csv": "12"}}
     cells = [call("python", code=code) for code in CELLS]
-    assert outputs(env, *cells, task=task) == list(CELLS.values())
-    history, _ = play(env, cells[0], task=task)
-    steps = env.step([(task, history, [call("python", code=f"print(x + {k})"), ""]) for k in (1, 2)])
+    _, history = say(env, *cells, BOX, task=task)
+    assert [step.feedback["output"] for step in history[:4]] == list(CELLS.values())
+    steps = env.step([(task, history[:1], [call("python", code=f"print(x + {k})"), ""]) for k in (1, 2)])
     assert [step.feedback["output"] for step in steps] == ["13", "14"]
-    monkeypatch.setattr("envs.tools.require_protection", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        envs.make("tools", dataset=str(path))
