@@ -1,27 +1,26 @@
-"""Trains algorithm scripts on the sample posts from several seeds, and writes results/*.csv.
+"""Trains algorithm scripts from several seeds, and writes results/*.csv. With --num-iterations 0 it only evaluates.
 
     python benchmarks/compare.py --seeds 5 --jobs 2
     python benchmarks/plot.py results/tldr.csv
 
 A row of results/<env>.csv is one evaluation of a run: env_kwargs (if there are any), script, seed, iteration, tokens
 (sampled by all agents so far), seconds (of training so far), train_zero_variance_groups and, of critics,
-train_explained_variance (means since the previous row), the evaluation's metrics, and peak_mib_0 (main memory of the
-process). The file's first line, after a #, has commit, versions and arguments. All scripts run with one thread, their
-defaults, and equal numbers of tasks, generations and iterations.
+train_explained_variance (means since the previous row), and the evaluation's metrics. The file's first line, after a
+#, has commit, versions and arguments. All scripts run with one thread, their defaults, and equal numbers of tasks,
+generations and iterations.
 """
 
-import glob
 import os
-import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from glob import glob
 from itertools import chain, product
 
 import pandas as pd
 import tyro
-from stamp import ROOT, stamp, write_rows
+from stamp import ROOT, run_script, stamp, write_rows
 
 
 @dataclass
@@ -36,37 +35,28 @@ class Args:
     flags: str = ""  # further arguments of every script, as one string: --flags="--num-turns 2"
     name: str = ""  # of the file in results/; by default the environment
     keep: str = ""  # a folder for the run folders, which are deleted otherwise; a run that is there is continued
-    minutes: float = 0.0  # ends a run after so many; with --keep the same command continues it. 0: no limit
+    minutes: float | None = None  # ends a run after so many; with --keep the same command continues it
 
 
 def train(args, folder, seed, env_kwargs, script):
     """Rows of one run; none if it fails, so that hours of other runs are not lost."""
     folder = os.path.join(folder, env_kwargs.replace(" ", "_"))
-    command = [sys.executable, f"{ROOT}/{script}.py", "--env", args.env, "--seed", str(seed), "--output-dir", folder]
-    command += ["--num-iterations", str(args.num_iterations), "--eval-every", str(args.eval_every)]
-    command += args.flags.split()
+    words = [f"{ROOT}/{script}.py", "--env", args.env, "--seed", seed, "--output-dir", folder]
+    words += ["--num-iterations", args.num_iterations, "--eval-every", args.eval_every, *args.flags.split()]
     if env_kwargs:
-        command += ["--env-kwargs", *env_kwargs.split()]
+        words += ["--env-kwargs", *env_kwargs.split()]
     runs = f"{folder}/{args.env.replace(':', '.')}__{script}__{seed}__*"
-    if checkpoints := glob.glob(f"{runs}/state.pt"):
-        command += ["--resume", os.path.dirname(max(checkpoints))]
-    if args.minutes:
-        command = ["timeout", f"{args.minutes}m", *command]
-    with tempfile.TemporaryFile("w+") as log:
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
-        _, status, usage = os.wait4(process.pid, 0)  # only this tells the memory of one process
-        logs = glob.glob(f"{runs}/metrics.jsonl")
-        # 124: timeout ended it
-        if os.waitstatus_to_exitcode(status) not in (0, 124) or not logs:
-            log.seek(0)
-            print(f"{' '.join(command)} failed:\n{log.read()[-2000:]}", file=sys.stderr, flush=True)
-            return []
+    if checkpoints := glob(f"{runs}/state.pt"):
+        words += ["--resume", os.path.dirname(max(checkpoints))]
+    status = run_script(*words, seconds=args.minutes and 60 * args.minutes)
+    logs = glob(f"{runs}/metrics.jsonl")
+    # 124: its time was over
+    if status not in (0, 124) or not logs:
+        return []
     rows = evaluations(os.path.dirname(max(logs)))  # the last one by its time
     print(f"{script} seed {seed}: {rows[0]['return']:.3f} -> {rows[-1]['return']:.3f}", flush=True)
     about = {"env_kwargs": env_kwargs} if env_kwargs else {}
-    about |= {"script": script, "seed": seed}
-    return [about | row | {"peak_mib_0": usage.ru_maxrss // 2**10} for row in rows]  # from KiB
+    return [about | {"script": script, "seed": seed} | row for row in rows]
 
 
 def evaluations(run_dir):
@@ -90,8 +80,7 @@ def main(args):
     about = stamp(args)  # before the runs, which take long: the code may change meanwhile
     runs = list(product(range(1, args.seeds + 1), args.env_kwargs, args.scripts))
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(args.jobs) as threads:
-        folder = os.path.abspath(args.keep or temporary)
-        parts = list(threads.map(lambda run: train(args, folder, *run), runs))
+        parts = list(threads.map(lambda run: train(args, args.keep or temporary, *run), runs))
     path = os.path.join(ROOT, "results", f"{args.name or args.env}.csv")
     if any(parts):
         write_rows(path, about, chain(*parts))

@@ -4,7 +4,8 @@
 
 Two agents play small random games, in which an answer is one of two words. Every outcome of their sampling is
 enumerated, and on each the sections "# 1 ROLLOUT" and "# 2 ADVANTAGES" of nano.py run, or of a copy with a change. So
-mean and variance of a task's gradient are those of the code itself, in float64.
+mean and variance of a task's gradient are those of the code itself, in float64. RAE and Shapley values were measured
+by this script at commit 6e748cd.
 """
 
 import hashlib
@@ -23,18 +24,17 @@ import numpy as np
 import tyro
 from stamp import ROOT, stamp, write_rows
 
+from envs import Step
+
 # changes of nano.py: pairs of what is replaced, and by what
 MEAN = "group.advantages = group.returns - group.compared.mean()\n"
 CARRIED = "if node else last for"
-VALUE = "node.value = node.returns.mean(0)\n"
 OTHERS = "(group.compared.sum() - group.returns) / (len(group.compared) - 1)"
 LEAVE_ONE_OUT = [(MEAN, f"group.advantages = group.returns - {OTHERS}\n")]
 Z_SCORE = "(group.returns - group.compared.mean()) / max(group.compared.std(), 1e-4)"
 STANDARD_DEVIATION = [(MEAN, f"group.advantages = {Z_SCORE}\n")]
-ZERO = [(CARRIED, "if node else np.zeros(N) for")]
 ALIVE = [(CARRIED, "if node else np.full(N, np.nan) for")]
 ALIVE += [(MEAN, "group.advantages = group.returns - np.nanmean(group.compared)\n")]
-SHAPLEY = [(VALUE, VALUE + " " * 8 + "node.returns += [env.shapley(node.history, step) for step in node.steps]\n")]
 # each trajectory's loss is a mean over its turns, of which it has one or two
 TURNS = """
 (root,) = turns[0]
@@ -50,13 +50,6 @@ for g, child in enumerate(root.children):
 @dataclass
 class Args:
     seeds: list[int] = field(default_factory=lambda: list(range(1, 11)))  # of the games
-
-
-@dataclass
-class Step:
-    actions: list
-    reward: object
-    done: bool
 
 
 def uniform(*key):
@@ -84,15 +77,8 @@ class Game:
         for _, history, actions in branches:
             # agent 0 may end the game
             done = actions[0] == "b"
-            steps.append(Step(actions, self.reward(history, actions), done))
+            steps.append(Step(actions, self.reward(history, actions), {}, done))
         return steps
-
-    def shapley(self, history, step):
-        """Of two agents: each one's mean marginal contribution over both orders, less the reward: (2,)."""
-        first, second = step.actions
-        nothing, one, other = (self.reward(history, actions) for actions in (["", ""], [first, ""], ["", second]))
-        halves = np.array([one - other, other - one]) / 2
-        return halves + (step.reward - nothing) / 2 - step.reward
 
 
 def chance(prompt, word):
@@ -149,8 +135,8 @@ class Missing(Exception):
     """More words are drawn than are given: so many."""
 
 
-def outcomes(env, G, branching, source, after="", gamma=1.0, baselines=1.0):
-    """Of each outcome of a task's sampling: its probability, gradient (prompt -> number), completions and turns."""
+def outcomes(env, G, branching, source, after="", gamma=1.0):
+    """Of each outcome of a task's sampling: its probability, gradient (prompt -> number) and completions."""
     names = {"__name__": "nano", "env": env, "N": env.num_agents, "T": env.num_turns, "G": G}
     names |= {"args": SimpleNamespace(branching=branching, joint_mode="align", gamma=gamma, num_tasks=1)}
     names |= {"policies": [None] * env.num_agents, "train_tasks": [{}], "metrics": {}}
@@ -175,7 +161,7 @@ def outcomes(env, G, branching, source, after="", gamma=1.0, baselines=1.0):
         given = unseen.pop()
         drawn = []
         # of nano_rae.py, which changes it
-        run = names | {"baselines": np.zeros((env.num_turns, env.num_agents)) + baselines}
+        run = names | {"baselines": np.ones((env.num_turns, env.num_agents))}
         try:
             exec(code, run)
         except Missing as missing:
@@ -187,7 +173,7 @@ def outcomes(env, G, branching, source, after="", gamma=1.0, baselines=1.0):
                 w = node.weight / len(group.completions) * gamma ** len(node.history)
                 for word, advantage in zip(group.completions, group.advantages):
                     gradient[group.prompt_ids] += w * advantage * score(group.prompt_ids, word)
-        yield np.prod([chance(*word) for word in drawn]), gradient, len(drawn), run["turns"]
+        yield np.prod([chance(*word) for word in drawn]), gradient, len(drawn)
 
 
 def moments(*what, **options):
@@ -195,7 +181,7 @@ def moments(*what, **options):
     mean = defaultdict(float)
     square = 0.0
     completions = 0.0
-    for p, gradient, drawn, _ in outcomes(*what, **options):
+    for p, gradient, drawn in outcomes(*what, **options):
         square += p * sum(value**2 for value in gradient.values())
         completions += p * drawn
         for prompt, value in gradient.items():
@@ -203,30 +189,15 @@ def moments(*what, **options):
     return mean, square - sum(value**2 for value in mean.values()), completions
 
 
-def mean_returns(env):
-    """Of each agent, from each turn on, over the trajectories that reach the turn: (T, N)."""
-    sums = np.zeros((env.num_turns, env.num_agents))
-    reached = np.zeros((env.num_turns, 1))
-    for p, _, _, turns in outcomes(env, 1, "tree", source_of()):
-        for t, (node,) in enumerate(turns):
-            sums[t] += p * node.value
-            reached[t] += p
-    return sums / reached
-
-
-def row_of(method, env, *what, **options):
-    """How far the mean gradient is from the true one, and its variance at equal completions."""
-    mean, variance, completions = moments(env, *what, **options)
+def row_of(method, env, *what):
+    """The angle between the mean gradient and the true one, and its variance at equal completions."""
+    mean, variance, completions = moments(env, *what)
     true = true_gradient(env)
     x = np.array([mean[prompt] for prompt in true])
     y = np.array(list(true.values()))
     row = {"method": method, "seed": env.seed, "cosine": x @ y / np.linalg.norm(x) / np.linalg.norm(y)}
-    turns = np.array(["[]" not in prompt for prompt in true])  # 0 or 1
-    for turn in range(2):
-        own = turns == turn
-        row[f"scale_turn{turn + 1}"] = x[own] @ y[own] / (y[own] @ y[own])
     scale = x @ y / (y @ y)
-    return row | {"completions": completions, "variance": variance / scale**2 * completions}
+    return row | {"variance": variance / scale**2 * completions}
 
 
 def rows_of(env):
@@ -235,19 +206,14 @@ def rows_of(env):
     cases = [
         ("tree", 2, "tree", nano),
         ("trajectories", 3, "trajectories", nano),
-        ("ended count as 0", 3, "trajectories", source_of(ZERO)),
         ("only those alive", 3, "trajectories", source_of(ALIVE)),
         ("mean over turns", 3, "trajectories", nano, TURNS),
-        ("standard deviation, tree", 2, "tree", source_of(STANDARD_DEVIATION)),
         ("standard deviation, trajectories", 3, "trajectories", source_of(STANDARD_DEVIATION)),
-        ("difference reward, tree", 2, "tree", source_of(patch="nano_difference")),
         ("difference reward, trajectories", 3, "trajectories", source_of(patch="nano_difference")),
         ("Dr. MAS", 3, "trajectories", source_of(patch="nano_drmas")),
-        ("Shapley", 2, "tree", source_of(SHAPLEY)),
     ]
     for method, *what in cases:
         yield row_of(method, env, *what)
-    yield row_of("RAE", env, 1, "tree", source_of(patch="nano_rae"), baselines=mean_returns(env))
 
 
 if __name__ == "__main__":

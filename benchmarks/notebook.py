@@ -6,6 +6,7 @@
 The cells are run from top to bottom in a new clone, and the notebook keeps what they print and draw.
 """
 
+import os
 import re
 import subprocess
 import tempfile
@@ -49,28 +50,22 @@ def cells():
     return made
 
 
-def tidy(text):
-    """What is printed without empty lines and what progress bars draw over."""
-    lines = [line.split("\r")[-1].rstrip() for line in text.splitlines()]
-    return "\n".join(line for line in lines if line and not re.search(r"(it/s|s/it)\]$", line))
-
-
 def main():
     import nbclient
     from nbformat import v4, write
 
+    os.environ["TQDM_DISABLE"] = "1"  # no progress bars
     made = [getattr(v4, f"new_{kind}_cell")(text) for kind, text in cells()]
     notebook = v4.new_notebook(cells=made, metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
     with tempfile.TemporaryDirectory() as clone:
         subprocess.run(["git", "clone", "-q", ROOT, clone], check=True)
         made[1].source = ""  # the installation needs an address
-        nbclient.execute(notebook, clone, timeout=None, coalesce_streams=True)
+        nbclient.execute(notebook, clone, timeout=None, coalesce_streams=True, record_timing=False)
         made[1].source = INSTALL.strip()
     for cell in made:
-        cell.metadata = {}  # when it was run
         for output in cell.get("outputs", []):
             if output.output_type == "stream":
-                output.text = tidy(output.text.replace(f"{clone}/", ""))
+                output.text = output.text.replace("\r\n", "\n").replace(f"{clone}/", "")
     write(notebook, ROOT / "docs/lesson.ipynb")
 
 

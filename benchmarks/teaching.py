@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from glob import glob
@@ -20,7 +19,7 @@ from pathlib import Path
 import pandas as pd
 import plot
 import tyro
-from stamp import ROOT, checkout, stamp, write_rows
+from stamp import ROOT, checkout, run_script, stamp, write_rows
 
 
 @dataclass
@@ -30,17 +29,9 @@ class Args:
     jobs: int = 2  # runs at a time
 
 
-def patch_scripts():
-    """Makes the changed scripts: nano_z.patch makes nano_z.py of nano.py."""
-    for patch in Path("docs/lesson").glob("*.patch"):
-        shutil.copy(f"{patch.stem.partition('_')[0]}.py", f"{patch.stem}.py")
-        folder = os.path.relpath(os.getcwd(), ROOT)
-        subprocess.run(["git", "apply", f"--directory={folder}", patch.resolve()], cwd=ROOT, check=True)
-
-
 def start(words):
-    process = subprocess.run([sys.executable, *words], capture_output=True, text=True)
-    print(*words, process.stderr[-2000:] if process.returncode else "", flush=True)
+    print(*words, flush=True)
+    run_script(*words)
     for path in glob(f"{words[words.index('--output-dir') + 1]}/*/state.pt"):
         os.remove(path)  # the larger part of a run folder
 
@@ -51,22 +42,32 @@ def rows_of(number, words):
     args = tyro.cli(plot.Args, args=sources)
     plot.main(args)
     frame = pd.concat([plot.frame_of(path, args.labels) for path in args.sources])
-    frame = frame[frame["return"].notna() | (frame["iteration"] == 1)].filter(regex="^(?!train/|time/|origin)")
+    frame = frame[frame["return"].notna() | (frame["iteration"] == 1)].filter(regex="^(?!train/|time/)")
     return frame.assign(exercise=number).rename(columns={"name": "script"}).to_dict("records")
 
 
-if __name__ == "__main__":
-    args = tyro.cli(Args, description=__doc__)
+def main(args):
     about = stamp(args)
     shutil.rmtree(f"{ROOT}/runs/teaching", ignore_errors=True)
     os.chdir(checkout("HEAD", f"{ROOT}/runs/teaching"))
-    os.environ["OMP_NUM_THREADS"] = "1"
-    patch_scripts()
+    for patch in Path("docs/lesson").glob("*.patch"):
+        # nano_z.patch makes nano_z.py of nano.py
+        shutil.copy(f"{patch.stem.partition('_')[0]}.py", f"{patch.stem}.py")
+        subprocess.run(["patch", "-p1", "-i", patch], check=True)
     sections = re.split(r"^## \d\. ", Path("docs/teaching.md").read_text(), flags=re.MULTILINE)[1:]
     commands = [[line.split() for line in re.findall("^python (.*)", text, re.MULTILINE)] for text in sections]
-    runs = [words for number in sorted({0, *args.exercises}) for words in commands[number]]
-    runs = [[*words, "--seed", str(seed)] for words in runs if "plot" not in words[0] for seed in args.seeds]
+    runs = []
+    for number in sorted({0, *args.exercises}):
+        for words in commands[number]:
+            if "plot" not in words[0]:
+                runs += [[*words, "--seed", str(seed)] for seed in args.seeds]
     with ThreadPoolExecutor(args.jobs) as threads:
         list(threads.map(start, runs))
-    rows = [row for number in args.exercises for row in rows_of(number, commands[number][-1][1:])]
+    rows = []
+    for number in args.exercises:
+        rows += rows_of(number, commands[number][-1][1:])
     write_rows(f"{ROOT}/results/teaching.csv", about, rows)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__))

@@ -8,15 +8,12 @@ import glob
 import json
 import math
 import os
-import pathlib
-import subprocess
-import sys
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 
 import torch
 import transformers
-from stamp import ROOT
+from stamp import run_script
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -32,7 +29,7 @@ PAD, STOP = 0, 2  # ids of <|endoftext|> and <|im_end|>
 class Workload:
     config: dict = field(default_factory=dict)  # of a random model
     env: dict = field(default_factory=dict)  # in its place: options of envs.make, for the script's default run there
-    num_turns: int = 1  # T
+    num_agents: int = 2  # N
     prompt_tokens: int = 400  # P, with the chat template
     completion_tokens: int = 100  # C
     num_generations: int = 8  # G
@@ -46,8 +43,7 @@ TINY = {
     "tie_word_embeddings": True,
 }  # fmt: skip
 # the shapes of the real models, from their config.json
-LARGE = TINY | {"vocab_size": 151_936, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-6}
-LARGE |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
+LARGE = TINY | {"vocab_size": 151_936, "max_position_embeddings": 32_768}
 QWEN_05B = LARGE | {
     "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14, "head_dim": 64,
 }  # fmt: skip
@@ -58,7 +54,7 @@ QWEN_17B = LARGE | {
 WORKLOADS = {
     # the script's default run, with models/tiny; and one of two turns
     "tldr": Workload(env={"name": "tldr"}),
-    "split": Workload(env={"name": "gsm8k", "roles": "split"}, num_turns=2),
+    "split": Workload(env={"name": "gsm8k", "roles": "split"}),
     # the shape of models/tiny, with a vocabulary of 1,075
     "a": Workload(TINY),
     # a real vocabulary on a small model, so that the head is most of the work
@@ -70,19 +66,10 @@ WORKLOADS = {
     ),
     # completions of 1 to 100 tokens, 30 on average
     "c": Workload(TINY, num_tasks=8, stop=1 / 31),
-    # for a GPU; in the second turn each of 8 joint actions has 8 completions
+    # for a GPU
     "qwen2.5-0.5b": Workload(QWEN_05B, prompt_tokens=512, completion_tokens=256),
-    "qwen2.5-0.5b-turns": Workload(QWEN_05B, num_turns=2, prompt_tokens=512, completion_tokens=256),
-    "qwen3-1.7b": Workload(QWEN_17B, prompt_tokens=512, completion_tokens=256),
+    "qwen3-1.7b": Workload(QWEN_17B, num_agents=1, prompt_tokens=512, completion_tokens=256),
 }
-
-
-@dataclass
-class Contestant:
-    script: str  # one of ours, or a trainer of PEERS
-    tree: str = ROOT  # the folder with the script
-    num_agents: int = 2
-    flags: str = ""  # further arguments of the script
 
 
 def shrunk(workload):
@@ -116,10 +103,8 @@ def make_model(config, stop):
     same large term. In the stop token's row, coordinate 0 is chosen so that this token gets probability `stop`; the
     pad token, which some trainers take for the end of a completion, gets practically none.
     """
-    # top_k, top_p and temperature are written out: some versions of generate() fill them in otherwise
-    sampling = {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32).eval()
-    model.generation_config.update(eos_token_id=STOP, pad_token_id=PAD, **sampling)
+    model.generation_config.update(eos_token_id=STOP, pad_token_id=PAD)
     weight = model.get_input_embeddings().weight
     with torch.no_grad():
         weight[:, 0] = 8.0
@@ -135,14 +120,8 @@ def make_prompts(job, tokenizer):
     """As many as tasks, each used once, and one for our evaluation, which always runs."""
     # the template adds a token before the words, and two after them
     shape = (job["num_tasks"] * (job["updates"] + 1) + 1, job["prompt_tokens"] - 3)
-    prompts = []
-    for ids in torch.randint(3, len(tokenizer), shape).tolist():
-        words = tokenizer.convert_ids_to_tokens(ids)
-        # our scripts get the words as a user message; the peers get the text with the template
-        chat = [{"role": "user", "content": " ".join(words)}]
-        text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-        prompts.append({"words": words, "text": text})
-    return prompts
+    ids = torch.randint(3, len(tokenizer), shape).tolist()
+    return [" ".join(tokenizer.convert_ids_to_tokens(row)) for row in ids]
 
 
 def prepare(name, folder, args):
@@ -150,8 +129,8 @@ def prepare(name, folder, args):
     os.makedirs(folder)
     workload = shrunk(WORKLOADS[name]) if args.shrink else WORKLOADS[name]
     job = {"workload": name, "device": args.device, "seed": args.seed, "updates": args.updates}
-    job |= asdict(workload) | {"learning_rate": LEARNING_RATE, "prompts": f"{folder}/prompts.json"}
-    prompts = []
+    job |= asdict(workload) | {"learning_rate": LEARNING_RATE, "prompts": []}
+    job["num_agents"] = PEERS.get(args.baseline, workload.num_agents)
     if workload.config:
         torch.manual_seed(args.seed)
         transformers.utils.logging.disable_progress_bar()
@@ -159,71 +138,52 @@ def prepare(name, folder, args):
         make_model(workload.config, workload.stop).save_pretrained(job["model"])
         tokenizer = make_tokenizer(workload.config["vocab_size"])
         tokenizer.save_pretrained(job["model"])
-        prompts = make_prompts(job, tokenizer)
-    with open(job["prompts"], "w") as file:
-        json.dump(prompts, file)
+        job["prompts"] = make_prompts(job, tokenizer)
     return job
 
 
 # Processes
 
 
-def run(job, command, folder, tree=ROOT, timeout=None):
-    """Runs a process. Returns what it wrote to result.json, or {"error": its last line, and where its log is}."""
+def run(job, words, folder, seconds=None):
+    """What a process wrote to result.json; {} if it failed."""
     os.makedirs(folder, exist_ok=True)
     with open(f"{folder}/job.json", "w") as file:
         json.dump(job, file)
-    env = {"OMP_NUM_THREADS": "1", **os.environ, "HF_HUB_OFFLINE": "1", "BENCH_JOB": f"{folder}/job.json"}
-    env["PYTHONPATH"] = f"{tree}:{ROOT}/benchmarks"
     # none for the CPU, since our scripts use a GPU if they see one; else one, since trl refuses several in one process
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    env["CUDA_VISIBLE_DEVICES"] = visible if job["device"] == "cuda" else ""
-    command = [sys.executable, *map(str, command)]
-    with open(f"{folder}/log.txt", "w") as log:
-        try:
-            process = subprocess.run(command, cwd=tree, env=env, stdout=log, stderr=log, timeout=timeout)
-        except subprocess.TimeoutExpired:
-            return {"error": f"ended after {timeout:.0f} s ({folder}/log.txt)"}
-    if process.returncode:
-        last = pathlib.Path(folder, "log.txt").read_text(errors="replace").strip().splitlines()[-1:]
-        return {"error": f"{''.join(last)} (exit code {process.returncode}; {folder}/log.txt)"}
-    path = pathlib.Path(folder, "result.json")
-    return json.loads(path.read_text()) if path.exists() else {}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] if job["device"] == "cuda" else ""
+    variables = {"HF_HUB_OFFLINE": "1", "BENCH_JOB": f"{folder}/job.json", "CUDA_VISIBLE_DEVICES": visible}
+    if run_script(*words, seconds=seconds, **variables):
+        return {}
+    with open(f"{folder}/result.json") as file:
+        return json.load(file)
 
 
-def measure(job, contestant, folder, timeout=None):
-    """Lists of numbers, or an error: iteration_s and tokens of each update after one that warms up, and peak_mib.
+def measure(job, command, folder, seconds=None):
+    """Lists of numbers, {} if it failed: iteration_s and tokens of each update after one that warms up, and peak_mib.
 
-    Of our scripts also sampling_s, scoring_s and update_s.
+    Of our scripts also sampling_s, with the reward, and update_s.
     """
-    if contestant.script in PEERS:
-        return run(job, [f"{ROOT}/benchmarks/peers.py", contestant.script], folder, timeout=timeout)
-    command = [f"{contestant.script}.py", "--env", "timed:Timed", "--num-agents", contestant.num_agents]
-    command += ["--joint-mode", "align", "--seed", job["seed"], "--output-dir", folder]
+    if command[0].endswith("peers.py"):
+        return run(job, command, folder, seconds)
+    words = [*command, "--env", "timed:Timed", "--joint-mode", "align", "--output-dir", folder]
+    words += ["--num-agents", job["num_agents"], "--seed", job["seed"]]
     # an evaluation cannot be left out: one task before the first update, which is not timed
-    command += ["--num-iterations", job["updates"] + 2, "--eval-tasks", 1, "--eval-every", 10**6]
+    words += ["--num-iterations", job["updates"] + 2, "--eval-tasks", 1, "--eval-every", 10**6]
     if job["config"]:
-        command += ["--model", job["model"], "--num-tasks", job["num_tasks"]]
-        command += ["--num-generations", job["num_generations"], "--max-new-tokens", job["completion_tokens"]]
-        command += ["--learning-rate", job["learning_rate"]]
-    command += contestant.flags.split()
-    result = run(job, command, folder, contestant.tree, timeout)
-    if "error" in result:
-        return result
+        words += ["--model", job["model"], "--num-tasks", job["num_tasks"], "--learning-rate", job["learning_rate"]]
+        words += ["--num-generations", job["num_generations"], "--max-new-tokens", job["completion_tokens"]]
+    result = run(job, words, folder, seconds)
+    if not result:
+        return {}
     (path,) = glob.glob(f"{folder}/*/metrics.jsonl")
     with open(path) as file:
         tokens = [json.loads(line)["tokens"] for line in file.readlines()[2:]]
-    return result | phases(result["marks"]) | {"tokens": tokens}
-
-
-def phases(marks):
-    """Seconds of each iteration but the evaluation and the first one."""
-    lists = {"sampling_s": [], "scoring_s": [], "update_s": [], "iteration_s": []}
-    for (began, *turns), (after, *_) in pairwise(marks[2:]):
-        # of each turn when it called step(), and when that returned
-        scoring = sum(turns[1::2]) - sum(turns[0::2])
-        lists["scoring_s"].append(scoring)
-        lists["sampling_s"].append(turns[-1] - began - scoring)
-        lists["update_s"].append(after - turns[-1])
-        lists["iteration_s"].append(after - began)
-    return lists
+    # the evaluation and the first iteration are left out
+    marks = result.pop("marks")[2:]
+    result |= {"tokens": tokens, "sampling_s": [], "update_s": [], "iteration_s": []}
+    for (began, *scored), (after, *_) in pairwise(marks):
+        result["sampling_s"].append(scored[-1] - began)
+        result["update_s"].append(after - scored[-1])
+        result["iteration_s"].append(after - began)
+    return result

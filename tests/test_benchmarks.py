@@ -1,4 +1,4 @@
-"""A benchmark starts at its smallest size, and statistics are what their names say. Measurements are not checked."""
+"""A benchmark starts at its smallest size. Measurements are not checked."""
 
 import runpy
 import sys
