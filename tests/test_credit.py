@@ -56,12 +56,10 @@ def test_comparing_only_what_is_alive_shrinks_late_turns():
         np.testing.assert_allclose(scale, 1 / 2 if "[]" in prompt else alive / 2)
 
 
-def test_a_moving_mean_is_unbiased_and_a_standard_deviation_is_not():
-    """Fails if a baseline depends on the returns that it is subtracted from, or the other bias is not seen."""
+def test_a_moving_mean_is_unbiased():
+    """Fails if a baseline depends on the returns that it is subtracted from."""
     found = scales(ENVS[0], "tree", G=1, patch="nano_rae")
     np.testing.assert_allclose(list(found.values()), 1)
-    found = scales(ENVS[0], "trajectories", patch="nano_drmas").values()
-    assert max(found) - min(found) > 0.01
 
 
 def path(node, j):

@@ -4,6 +4,7 @@ The reference knows nothing of rows, packing, batches or masks: it takes one com
 in float64, sums the log-probabilities of its tokens, and weighs them with the chance of that completion.
 """
 
+import os
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from types import SimpleNamespace
@@ -21,12 +22,14 @@ from conftest import (
     save_model,
     slow_logprobs,
     trained_by,
-    two_scripts,
 )
 from toy import Letters
 from transformers import AutoModelForCausalLM, MistralForCausalLM
 
 MAGRPO, *OTHERS = CRITIC_FREE
+MARLOO, MAREMAX, _ = OTHERS
+NANO = ROOT / "nano.py"
+MADPO = ROOT / "madpo.py"
 MAX_NEW_TOKENS = 24
 TOY = "--env toy:Letters --num-iterations 1 --num-generations 3 --num-tasks 2 --eval-tasks 1 --max-grad-norm 1e9"
 TOY = (*TOY.split(), "--max-new-tokens", MAX_NEW_TOKENS)
@@ -44,13 +47,14 @@ PLAIN = [
 # configurations of magrpo.py and its copies
 MORE = [
     "--batch-size 1",
-    "--share-policy --num-turns 2 --batch-size 3",
+    "--share-policy --num-turns 2 --batch-size 3 --num-agents 3",
     "--share-policy --num-turns 3 --joint-mode cross --env toy:Sequential",
     "--share-policy --num-turns 3 --gamma 0.5 --env toy:SelfishInTurn",
 ]
 SUBJECTS = [(MAGRPO, flags) for flags in PLAIN + MORE]
 SUBJECTS += [(script, flags) for script in OTHERS for flags in (FIRST, IN_TURN)]  # their advantages; the rest is equal
-SUBJECTS += [(ROOT / "nano.py", flags) for flags in PLAIN]
+SUBJECTS.append((CRITIC_FREE[3], f"{FIRST} --env test_gradient:Equal"))  # of which equal returns are the advantages
+SUBJECTS += [(NANO, flags) for flags in PLAIN]
 
 
 @dataclass
@@ -60,6 +64,7 @@ class Update:
     agents: list  # those that the policy plays
     turns: list  # the rollout: the nodes of each turn
     gradients: list
+    learning_rates: list  # of each group of parameters
 
 
 @pytest.fixture
@@ -70,7 +75,8 @@ def updates(monkeypatch):
     def step(optimizer, closure=None):
         names, _, agents = trained_by(optimizer)
         gradients = [p.grad.clone() for group in optimizer.param_groups for p in group["params"]]
-        updates.append(Update(agents, names["turns"], gradients))
+        rates = [group["lr"] for group in optimizer.param_groups]
+        updates.append(Update(agents, names["turns"], gradients, rates))
 
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     return updates
@@ -179,24 +185,65 @@ def test_gradient_with_different_models(run, updates, tmp_path):
 
 
 class Equal(Letters):
-    """All answers earn 0.7, of which the mean of three is another number."""
+    """All answers earn the same, of which the mean of three is another number."""
+
+    worth = 0.7
 
     def step(self, branches):
-        return [step._replace(reward=0.7, done=False) for step in super().step(branches)]
+        return [step._replace(reward=self.worth, done=False) for step in super().step(branches)]
 
 
-@pytest.mark.parametrize("script", [MAGRPO, *OTHERS[:2]], ids=lambda path: path.stem)
-def test_equal_rewards_leave_no_gradient(script, run, updates, model_dir):
-    """Fails if rounding errors of equal returns are trained on."""
-    run(script, *TOY, "--env", "test_gradient:Equal", "--model", model_dir, "--joint-mode", "align")
+class Large(Equal):
+    worth = 1e9 / 11
+
+
+class Noise(Letters):
+    """A reward that does not depend on what is written."""
+
+    def step(self, branches):
+        return [step._replace(reward=float(torch.rand(())), done=False) for step in super().step(branches)]
+
+
+EQUAL = "--env test_gradient:Equal --num-turns 2 --joint-mode align"
+LARGE = "--env test_gradient:Large --num-turns 2 --joint-mode align"
+# so cold that all completions of a group are alike
+ALIKE = "--env test_gradient:Noise --num-turns 2 --num-generations 4 --num-iterations 3 --temperature 0.0001"
+STILL = [(script, flags) for script in (MAGRPO, MARLOO, NANO, MADPO) for flags in (EQUAL, ALIKE)]
+STILL += [(script, f"{flags} --branching trajectories") for script in (MAGRPO, MADPO) for flags in (LARGE, ALIKE)]
+STILL += [(MAREMAX, EQUAL), (MARLOO, LARGE)]
+
+
+@pytest.mark.parametrize("script, flags", STILL, ids=lambda x: x if isinstance(x, str) else x.stem)
+def test_without_a_gradient_there_is_no_step(script, flags, run, updates, model_dir):
+    """Fails if momentum, or rounding errors of equal returns or completions, would move the weights."""
+    metrics = run(script, *TOY, "--model", model_dir, *flags.split())["metrics"]
     assert not updates
+    if script in CRITIC_FREE:
+        assert metrics["train/zero_variance_groups"] == ("Noise" not in flags)
 
 
-@two_scripts
-def test_an_agent_of_learning_rate_0_is_left_as_it_is(script, run, updates, model_dir, tmp_path):
-    """Fails if it is trained, or not saved, or keeps the others from their update."""
-    names = run(script, *TOY, "--model", model_dir, "--learning-rate", 0, 0.01)
-    assert {tuple(update.agents) for update in updates} == {(1,)}
-    assert "agent_0/grad_norm" not in names["metrics"]
-    (run_dir,) = (tmp_path / "runs").iterdir()
-    assert (run_dir / "agent_0" / "config.json").exists()
+RATES = "--num-agents 3 --learning-rate 0 0.001 0.0001"
+RATED = [
+    (MAGRPO, RATES),
+    (MADPO, RATES),
+    (ROOT / "ippo.py", f"{RATES} --update-epochs 1 --num-minibatches 1"),
+    (NANO, "--learning-rate 0.001"),
+]
+
+
+@pytest.mark.parametrize("most", [1e-3, 0, -1])
+@pytest.mark.parametrize("script, flags", RATED, ids=["magrpo", "madpo", "ippo", "nano"])
+def test_each_policy_has_its_rate_and_its_own_clipping(script, flags, most, run, updates, model_dir):
+    """Fails if a policy is trained at another one's rate, or at 0, or not clipped, or by a bound of 0, which is none.
+
+    A critic on the actor's model has ten times its rate.
+    """
+    names = run(script, *TOY, "--model", model_dir, *flags.split(), "--max-grad-norm", most)
+    expected = {0: 0.001, 1: 0.001} if script == NANO else {1: 0.001, 2: 0.0001}
+    assert [update.agents for update in updates] == [[i] for i in expected]
+    assert [i for i in range(3) if f"agent_{i}/grad_norm" in names["metrics"]] == list(expected)
+    for update, (i, rate) in zip(updates, expected.items()):
+        assert update.learning_rates == pytest.approx([rate, 10 * rate][: len(update.learning_rates)])
+        norm = torch.cat([gradient.flatten() for gradient in update.gradients]).norm()
+        assert norm == pytest.approx(most if most > 0 else names["metrics"][f"agent_{i}/grad_norm"], rel=1e-3)
+    assert os.path.exists(f"{names['run_dir']}/agent_0/config.json")

@@ -45,8 +45,7 @@ def advantages_of(script, gamma, gae_lambda, rewards, values):
     for turn in reversed(range(len(rewards))):
         group = script.Group("", [], [""], [[]], [[]], [True])
         groups = {0: group} if values[turn] else {}
-        steps = [SimpleNamespace(reward=rewards[turn])]
-        node = script.Node(0, {}, [], steps * turn, 1.0, groups, steps=steps, children=[node], value=[0.0])
+        node = script.Node(0, {}, [], [None] * turn, 1.0, groups, rewards=rewards[turn:], children=[node], value=[0.0])
     (path,) = script.trajectory_of(SimpleNamespace(gamma=gamma), node, 0, defaultdict(list))
     for experience in path:
         experience.old_values = torch.tensor(values[experience.turn])
@@ -218,17 +217,24 @@ def check(updates, names, path):
         "--num-iterations 2 --use-separate-critic --critic-learning-rate 0.01 --num-agents 1",
         "--num-turns 2 --share-policy --batch-size 1",
         "--env toy:Sequential --num-turns 4 --num-agents 3 --gamma 0.5 --gae-lambda 0.9",
-        "--env toy:SelfishInTurn --num-turns 3 --share-policy --gamma 0.5 --gae-lambda 0.9",
+        "--env toy:SelfishInTurn --num-turns 4 --num-agents 3 --share-policy --gamma 0.5 --gae-lambda 0.9",
+        "--num-turns 2 --model windows",
         f"{LARGE_STEPS} --num-turns 2 --gae-lambda 0.9",
         f"{LARGE_STEPS} --num-turns 2 --no-clip-vloss --clip-coef 0.1 --ent-coef 0.1",
         f"{LARGE_STEPS} --use-separate-critic --temperature 0.7 --batch-size 2",
         f"{LARGE_STEPS} --env toy:SelfishInTurn --num-turns 3 --share-policy --gamma 0.5",
     ],
 )
-def test_steps_are_the_slow_ones(flags, run, updates, model_dir):
-    """Fails if an advantage, value, turn, discount, reward, agent, slice or weight is wrong, or what is clipped."""
+def test_steps_are_the_slow_ones(flags, run, updates, model_dir, tmp_path):
+    """Fails if an advantage, value, turn, discount, reward, agent, slice or weight is wrong, or what is clipped.
+
+    Windows forget the prompt.
+    """
+    path = model_dir
+    if "windows" in flags:
+        path = save_model(tmp_path / "windows", model_class=MistralForCausalLM, sliding_window=9)
     names = run(SCRIPT, *TOY, "--model", model_dir, *flags.split())
-    check(updates, names, model_dir)
+    check(updates, names, path)
     args = names["args"]
     steps = args.num_iterations * args.update_epochs * args.num_minibatches
     assert len(updates) == steps * len(names["policies"])
@@ -251,13 +257,6 @@ def test_target_kl_ends_all_passes(run, updates, model_dir):
     *earlier, last = [step["approx_kl"] for step in steps]
     assert max(earlier) <= 0.01 < last
     assert 2 < len(earlier) < 10  # more than one pass, and a whole pass was left
-
-
-def test_steps_with_windows_are_the_slow_ones(run, updates, tmp_path):
-    """Fails if a value is that of another state where a window forgets the prompt."""
-    path = save_model(tmp_path / "model", model_class=MistralForCausalLM, sliding_window=9)
-    names = run(SCRIPT, *TOY, "--model", path, "--num-turns", 2)
-    check(updates, names, path)
 
 
 def test_values_are_float32(script, model_dir):
@@ -288,19 +287,8 @@ def test_learning_rates_decay_together(flag, run, updates, model_dir):
     for update, decay in zip(updates, [1, 0.75, 0.5, 0.25], strict=True):
         assert update.learning_rates == pytest.approx([0.001 * decay, 0.1 * decay])
     (policy,) = names["policies"]
-    actor_ids, critic_ids = [set(map(id, group["params"])) for group in policy.optimizer.param_groups]
-    assert actor_ids == set(map(id, policy.model.parameters()))
+    critic_ids = {id(p) for p in policy.optimizer.param_groups[1]["params"]}
     assert critic_ids == {id(p) for name, p in policy.trained.items() if name.startswith("critic.")}
-
-
-def test_each_policy_and_its_critic_have_their_rates_and_their_own_clipping(run, updates, model_dir):
-    """Fails if all are trained at one agent's rates, or a gradient is not clipped, or that of both together."""
-    flags = "--learning-rate 0.001 0.0001 --max-grad-norm 0.01"
-    run(SCRIPT, *TOY, "--model", model_dir, *flags.split())
-    for update, rate in zip(updates, [0.001, 0.0001], strict=True):
-        assert update.learning_rates == pytest.approx([rate, 10 * rate])
-        norms = torch.stack([gradient.norm() for gradient in update.gradients.values()])
-        assert norms.norm().item() == pytest.approx(0.01, rel=1e-3)
 
 
 def test_an_agent_that_is_silent_makes_no_step(run, updates, model_dir):
@@ -310,12 +298,10 @@ def test_an_agent_that_is_silent_makes_no_step(run, updates, model_dir):
     assert [update.agents for update in updates] == [[0], [1]] * 2
 
 
-def test_explained_variance_by_hand(script):
+@pytest.mark.parametrize("returns, expected", [([1.0, 2.0, 6.0], 1 - 2 / (14 / 3)), ([2.0, 2.0, 2.0], None)])
+def test_explained_variance_by_hand(returns, expected, script):
     """Fails if it is a share of standard deviations, is of means, or is a number where all returns are equal."""
-    first = SimpleNamespace(returns=torch.tensor([1.0, 2.0]), advantages=torch.tensor([2.0, 2.0]))
-    second = SimpleNamespace(returns=torch.tensor([6.0]), advantages=torch.tensor([-1.0]))
-    # the variance of 1, 2 and 6 is 14 / 3, that of the errors 2, 2 and -1 is 2
-    assert script.explained_variance([first, second]) == pytest.approx(1 - 2 / (14 / 3))
-    second.returns = torch.tensor([2.0])
-    first.returns = torch.tensor([2.0, 2.0])
-    assert script.explained_variance([first, second]) is None
+    errors = torch.tensor([2.0, 2.0, -1.0])  # whose variance is 2
+    returns = torch.tensor(returns)
+    parts = [SimpleNamespace(returns=returns[k], advantages=errors[k]) for k in (slice(2), slice(2, 3))]
+    assert script.explained_variance(parts) == pytest.approx(expected)

@@ -6,12 +6,10 @@ from itertools import product
 
 import numpy as np
 import pytest
-import test_faults
 import torch
 from conftest import CHAT, END, ROOT, STOP, lines_of, load_policy, metrics_of, policies_of, save_model, slow_logprobs
-from test_faults import GEMMA, both_branchings, with_tokens
+from test_faults import EMPTY_THOUGHT, GEMMA, THINKING, with_tokens
 from torch.nn.functional import softplus
-from toy import Letters, Step
 from transformers import AutoModelForCausalLM
 
 import madpo
@@ -122,43 +120,17 @@ def test_the_gradient_is_that_of_joint_dpo(flags, run, steps, model_dir, tmp_pat
     assert names["metrics"]["preference/loss"] == pytest.approx(loss, rel=1e-3)
 
 
-@both_branchings
-def test_without_pairs_there_is_no_step(branching, run, steps, model_dir):
-    """Fails if momentum moves weights where all returns are equal, or a mean over no pairs ends the run."""
-    test_faults.Silent.calls, test_faults.Silent.size = 0, 1.0
-    flags = ["--env", "test_faults:Silent", "--branching", branching, "--model", model_dir]
-    names = run(SCRIPT, *test_faults.TOY, *flags)
-    assert len(steps) == 2  # one of each agent, in the first iteration
-    pairs = [line["preference/pairs"] > 0 for line in metrics_of(names["run_dir"])[1:]]
-    assert pairs == [True, False, False]
-
-
-@both_branchings
-def test_completions_that_are_all_alike_move_nothing(branching, run, steps, model_dir, monkeypatch):
-    """Fails if rounding errors of equal completions, which sum to 0, are a gradient."""
-    monkeypatch.setattr(torch, "rand_like", lambda x: torch.full_like(x, 0.5))
-    flags = ["--env", "test_faults:Same", "--branching", branching, "--model", model_dir]
-    names = run(SCRIPT, *test_faults.TOY, *flags)
-    assert steps == []
-    assert metrics_of(names["run_dir"])[1]["preference/pairs"] > 0
-
-
-def test_a_return_that_is_nan_ends_the_run(run, steps, model_dir):
-    """Fails if it is a preference, or passed by in silence."""
-    with pytest.raises(SystemExit, match="train/return is nan"):
-        run(SCRIPT, *test_faults.TOY, "--env", "test_faults:Broken", "--num-pairs", 3, "--model", model_dir)
-    assert steps == []
-
-
 # ---- --data
 
 
 def test_it_learns_from_a_file_of_pairs(run, tmp_path):
-    """Fails if the answers of a file are not learned, or a row that comes twice in an iteration counts four times."""
+    """Fails if a file's answers are not learned, are another agent's, or a row that comes twice counts four times."""
     path = save_model(tmp_path / "model", stops=(END, STOP))
     (tmp_path / "pairs.jsonl").write_text(PAIR)
-    flags = "--num-agents 1 --num-iterations 4 --learning-rate 0.002 --data pairs.jsonl"
-    names = run(SCRIPT, *TOY, "--model", path, *flags.split())
+    flags = [*TOY, "--model", path, "--data", "pairs.jsonl", "--num-iterations", 4, "--learning-rate", 0.002]
+    with pytest.raises(SystemExit, match="--num-agents"):
+        run(SCRIPT, *flags)
+    names = run(SCRIPT, *flags, "--num-agents", 1)
     assert names["metrics"]["preference/margin"] > 0.01
     assert names["metrics"]["preference/pairs"] == 1
     # of the only row, in an iteration of two
@@ -168,70 +140,34 @@ def test_it_learns_from_a_file_of_pairs(run, tmp_path):
     assert gain == -loss == pytest.approx(0.5 * 0.1 * doubt)
 
 
-def read_group(tokenizer, tmp_path, *completions, **record):
-    """The Group of an agent's record, and what its token ids say."""
+QUOTED = "<think>a != b</think><tool_call>"
+NO_END = CHAT.replace("<|im_end|>", "")
+ANSWERS = [  # chat template, an answer of a file, and what is trained
+    (EMPTY_THOUGHT, QUOTED, f"{QUOTED}<|im_end|>"),
+    (EMPTY_THOUGHT, f"{QUOTED}<|im_end|>", f"{QUOTED}<|im_end|>"),
+    (EMPTY_THOUGHT, f"{QUOTED}<|im_end|>\n<|endoftext|>", f"{QUOTED}<|im_end|>"),
+    (EMPTY_THOUGHT, "cut off", "cut off"),
+    (EMPTY_THOUGHT, "", "<|im_end|>"),
+    (THINKING, "<think>a</think>b", "a</think>b<|im_end|>"),  # the prompt has opened the thought
+    (GEMMA, "a", "a<end_of_turn>"),
+    (NO_END, "a", "a<|im_end|>"),
+    (None, "a", "a<|im_end|>"),
+]
+
+
+@pytest.mark.parametrize("template, answer, trained", ANSWERS)
+def test_an_answer_of_a_file_is_trained_as_it_is(template, answer, trained, tmp_path):
+    """Fails if a mark, a thought or an ordinary pad is broken up, or an answer has no end, two, or one of its own."""
+    names = ["<think>", "</think>", "<tool_call>", "<start_of_turn>", "<end_of_turn>"]
+    tokenizer = with_tokens(*names, template=template)
+    tokenizer.pad_token = "!"
     path = save_model(tmp_path / "m", tokenizer=tokenizer, vocab_size=len(tokenizer), stops=[STOP])
     policy = load_policy(madpo, path)
-    record = {"prompt": "p", "completions": completions, "stopped": [True] * len(completions)} | record
-    group = madpo.read_group(policy, **record)
-    return policy.tokenizer.decode(group.prompt_ids), policy.tokenizer.batch_decode(group.completion_ids)
+    group = madpo.read_group(policy, "p", [answer], [answer not in ("cut off", "")])
+    assert policy.tokenizer.batch_decode(group.completion_ids) == [trained]
 
 
-def test_an_answer_of_a_file_is_trained_as_it_is(tmp_path):
-    """Fails if a mark, a thought or an ordinary pad is broken up, or an answer has no end, two, or one of its own."""
-    tokenizer = with_tokens("<think>", "</think>", "<tool_call>", template=test_faults.EMPTY_THOUGHT)
-    tokenizer.pad_token = "!"
-    text = "<think>a != b</think><tool_call>"
-    answers = [text, f"{text}<|im_end|>", f"{text}<|im_end|>\n", f"{text}<|im_end|>\n<|endoftext|>"]
-    _, texts = read_group(tokenizer, tmp_path, *answers)
-    assert texts == [f"{text}<|im_end|>"] * 4
-    _, texts = read_group(tokenizer, tmp_path, "cut off", "", stopped=[False, False])
-    assert texts == ["cut off", "<|im_end|>"]
-
-
-@pytest.mark.parametrize(
-    "template, end",
-    [(GEMMA, "<end_of_turn>"), (CHAT.replace("<|im_end|>", ""), "<|im_end|>"), (None, "<|im_end|>")],
-)
-def test_an_answer_ends_as_in_the_chat_template(template, end, tmp_path):
-    """Fails if it ends in eos where the template has another token, as Gemma's, or in nothing where it has none."""
-    _, (text,) = read_group(with_tokens("<start_of_turn>", "<end_of_turn>", template=template), tmp_path, "a")
-    assert text == f"a{end}"
-
-
-def test_a_thought_that_the_template_opened_is_opened_once(tmp_path):
-    """Fails if answers that a run has logged are trained with a second <think>."""
-    template = CHAT.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")
-    prompt, (text,) = read_group(with_tokens("<think>", template=template), tmp_path, "<think>a</think>b")
-    assert prompt.endswith("<think>\n")
-    assert text == "a</think>b<|im_end|>"
-
-
-def test_the_number_of_agents_in_a_file_is_checked_at_the_start(run, model_dir, tmp_path):
-    """Fails if answers of one agent are trained into another, or the evaluation comes first."""
-    (tmp_path / "pairs.jsonl").write_text(PAIR)
-    with pytest.raises(SystemExit, match="--num-agents"):
-        run(SCRIPT, *TOY, "--model", model_dir, "--data", "pairs.jsonl")
-    assert not (tmp_path / "runs").exists()
-
-
-class Mixed(Letters):
-    """The second agent is silent in the first turn; with two, each has a reward of its own."""
-
-    def observe(self, task, history):
-        prompts = super().observe(task, history)
-        return prompts if history else [prompts[0], *[None] * (self.num_agents - 1)]
-
-    def step(self, branches):
-        steps = []
-        for _, _, actions in branches:
-            lengths = [len(text) / 10 for text in actions]
-            reward = lengths if self.num_agents == 2 else lengths[0]
-            steps.append(Step(actions, reward, {}, done=False))
-        return steps
-
-
-@pytest.mark.parametrize("flags", ["", "--env test_madpo:Mixed --num-turns 2", "--share-policy --num-agents 3"])
+@pytest.mark.parametrize("flags", ["", "--env toy:SelfishInTurn --num-turns 2", "--share-policy --num-agents 3"])
 def test_it_learns_from_the_training_lines_of_a_run(flags, run, model_dir):
     """Fails if it trains on held-out answers, or reads others, or other rewards, than the run wrote."""
     flags = [*TOY, "--model", model_dir, "--max-new-tokens", 8, *flags.split()]

@@ -19,7 +19,7 @@ def test_one_agent_is_ippo_with_a_separate_critic(run, model_dir):
 
 
 class Told:
-    """Agent 1 reads what the answer is worth, agent 0 does not; with `hidden`, only critics read it, as the state."""
+    """Agent 1 of three reads what the answer is worth, 2 is silent; with `hidden`, only critics do, as the state."""
 
     def __init__(self, num_agents, num_turns, dataset, seed, hidden="no"):
         self.hidden = hidden == "yes"
@@ -33,7 +33,7 @@ class Told:
         return [{"worth": 0}, {"worth": 1}]
 
     def observe(self, task, history):
-        return ["write", "read" if self.hidden else self.sign(task)]
+        return ["write", "read" if self.hidden else self.sign(task), None]
 
     def step(self, branches):
         return [Step(actions, float(task["worth"]), {}, False) for task, _, actions in branches]
@@ -55,7 +55,7 @@ def test_the_critic_reads_what_others_read(model_dir):
 
 def test_it_explains_returns_that_depend_on_what_another_agent_reads(run, model_dir):
     """Fails if the critic reads its agent's prompt alone, which is the same in all tasks, or an actor reads more."""
-    flags = "--env test_mappo:Told --max-new-tokens 4 --num-tasks 2 --num-generations 2 --eval-tasks 1"
+    flags = "--env test_mappo:Told --num-agents 3 --max-new-tokens 4 --num-tasks 2 --num-generations 2 --eval-tasks 1"
     flags = f"{flags} --num-iterations 4 --update-epochs 8 --num-minibatches 1 --vf-coef 1 --no-clip-vloss"
     flags = f"{flags} --no-anneal-lr --learning-rate 1e-5 --critic-learning-rate 0.01 --max-grad-norm 1e9"
     metrics = run(SCRIPT, "--model", model_dir, *flags.split())["metrics"]

@@ -23,7 +23,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 MAGRPO = ROOT / "magrpo.py"
 TOY = "--env test_runs:Noisy --num-turns 2 --num-generations 3 --num-tasks 2 --max-new-tokens 12 --learning-rate 0.01"
 TOY = f"{TOY} --eval-tasks 2 --eval-every 2 --num-iterations 2".split()
-LOGS = {"args.json", "metrics.jsonl", "rollouts.jsonl"}
 
 
 class Noisy(Letters):
@@ -64,7 +63,14 @@ def test_files_of_a_run(script, run, model_dir):
     """Fails if a file, a field, or a metric is missing, or agents are saved mixed up."""
     names = run(script, *TOY, "--model", model_dir, "--num-iterations", 3)
     folder = names["run_dir"]
-    assert set(os.listdir(folder)) == {*LOGS, "state.pt", "agent_0", "agent_1"}
+    assert set(os.listdir(folder)) == {
+        "args.json",
+        "metrics.jsonl",
+        "rollouts.jsonl",
+        "state.pt",
+        "agent_0",
+        "agent_1",
+    }
     about = json.loads(pathlib.Path(folder, "args.json").read_text())
     assert (about["script"], about["args"]["num_generations"]) == (script.name, 3)
     lines = metrics_of(folder, without=())
@@ -75,19 +81,19 @@ def test_files_of_a_run(script, run, model_dir):
     assert lines[3]["tokens"] == sum(len(ids) for group in groups for ids in group.completion_ids)
     for i, policy in enumerate(policies_of(names)):
         saved = AutoModelForCausalLM.from_pretrained(f"{folder}/agent_{i}").state_dict()
-        for name, weight in policy.trained.items():
-            assert name.startswith("critic.") or torch.equal(saved[name], weight)
+        for name, weight in saved.items():
+            assert torch.equal(weight, policy.trained[name])
         assert AutoTokenizer.from_pretrained(f"{folder}/agent_{i}").chat_template
 
 
 class OddParts(Sequential):
-    """Only answers that end their branch in Letters have a part; feedback is the number of earlier turns."""
+    """Short answers have no part; feedback is the number of characters."""
 
     def step(self, branches):
         steps = []
-        for step, (_, history, _) in zip(Letters.step(self, branches), branches):
-            parts = step.parts if step.done else {}
-            steps.append(step._replace(done=False, parts=parts, feedback={"turns": len(history)}))
+        for step, (_, _, actions) in zip(super().step(branches), branches):
+            size = sum(map(len, actions))
+            steps.append(step._replace(parts=step.parts if size > 14 else {}, feedback={"size": size}))
         return steps
 
 
@@ -127,14 +133,12 @@ def test_saved_agents_sample_as_in_training(run, tmp_path):
     path = save_model(tmp_path / "model")
     odd = {"do_sample": True, "top_k": 5, "top_p": 0.5, "repetition_penalty": 1.7, "eos_token_id": [STOP, 11]}
     pathlib.Path(path, "generation_config.json").write_text(json.dumps(odd))
-    run_dir = run(MAGRPO, *TOY, "--model", path, "--temperature", 0.7)["run_dir"]
+    run_dir = run(MAGRPO, *TOY, "--model", path, "--temperature", 0.7, "--num-iterations", 1)["run_dir"]
     model = AutoModelForCausalLM.from_pretrained(f"{run_dir}/agent_0")
-    config = model.generation_config
-    assert set(config.eos_token_id) == {STOP, 11}
-    assert config.do_sample
-    config.update(output_scores=True, return_dict_in_generate=True, pad_token_id=0, max_new_tokens=1)
+    assert set(model.generation_config.eos_token_id) == {STOP, 11}
     ids = torch.tensor([[5, 6, 7, 8]])
-    (scores,) = model.generate(ids).scores
+    options = {"output_scores": True, "return_dict_in_generate": True, "pad_token_id": 0, "max_new_tokens": 1}
+    (scores,) = model.generate(ids, **options).scores
     torch.testing.assert_close(scores, model(ids).logits[:, -1].detach() / 0.7)
 
 
@@ -146,9 +150,7 @@ def test_a_copied_script_trains_on_the_readmes_environment_in_an_empty_folder(tm
     shutil.copy(MAGRPO, tmp_path)
     flags = "--env shout:Shout --num-iterations 2 --max-new-tokens 8 --model"
     command = [sys.executable, "magrpo.py", *flags.split(), model_dir]
-    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+    subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": ""}, check=True)
     (run_dir,) = tmp_path.glob("runs/shout.Shout__*")
     assert (run_dir / "agent_1").is_dir()
 
@@ -160,7 +162,6 @@ KILLED = [  # script, further flags; each is killed in iteration 4, after the ch
     pytest.param("magrpo.py", ["--lora-rank", 2], marks=pytest.mark.optional("peft")),
     ("ippo.py", ["--use-separate-critic", "--update-epochs", 1]),
     ("ippo.py", ["--share-policy"]),
-    pytest.param("ippo.py", ["--lora-rank", 2], marks=pytest.mark.optional("peft")),
     ("madpo.py", []),
 ]
 
@@ -179,13 +180,6 @@ def test_a_killed_run_resumes_bit_for_bit(name, more, model_dir, tmp_path):
     (whole,) = tmp_path.glob("whole/*")
     start(ROOT / name, "--resume", run_dir, "--num-iterations", 5, cwd=tmp_path)
     check_same(run_dir, whole)
-
-
-def test_other_agents_are_refused_at_a_resume(run, model_dir):
-    """Fails if they get a stranger's weights."""
-    run_dir = run(MAGRPO, *TOY, "--model", model_dir)["run_dir"]
-    with pytest.raises(SystemExit, match="--resume"):
-        run(MAGRPO, "--resume", run_dir, "--num-agents", 3)
 
 
 MAIN = 'if __name__ == "__main__":'

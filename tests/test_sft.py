@@ -7,10 +7,9 @@ import datasets
 import pytest
 import torch
 from conftest import CHAT, END, ROOT, STOP, lines_of, make_tokenizer, metrics_of, save_model, slow_logprobs
-from test_faults import EMPTY_THOUGHT, GEMMA, PARTS, with_tokens
+from test_faults import EMPTY_THOUGHT, GEMMA, PARTS, THINKING, with_tokens
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-import envs
 import sft
 from envs import read_training_rows
 
@@ -90,51 +89,31 @@ def save_in_all_forms(folder, rows):
     return sorted(folder.iterdir())
 
 
-def test_all_forms_of_files_give_the_same_rows(tmp_path):
-    """Fails if a form of file is refused, a row lost, a string changed, or a row of another split trained on."""
-    rows = [
-        {"prompt": 'a\n"b", é', "chosen": "c\r\nd", "rejected": "5"},
-        {"prompt": "f", "chosen": "g" * 150_000, "rejected": " h"},
-    ]
-    marked = [row | {"split": split} for split in ("test", "train") for row in rows]
-    for path in save_in_all_forms(tmp_path, marked):
-        assert read_training_rows(str(path), ["chosen", "rejected"]) == {3: rows[0], 4: rows[1]}, path
-
-
-@pytest.mark.parametrize("name, text", [("no.jsonl", None), ("a.txt", "{}"), ("a.jsonl", ""), ("a.json", '{"prompt"')])
-def test_a_file_that_cannot_be_read_is_named(name, text, tmp_path):
-    """Fails if a missing, an empty, a broken or an unknown file ends in a traceback, or is looked for on the hub."""
-    path = tmp_path / name
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(ValueError, match=f"--dataset {path}: "):
-        envs.make("tldr", dataset=str(path))
-
-
+PAIR = {"prompt": "p", "completion": "c"}
 ASK = {"role": "user", "content": "p"}
 OTHER_ASK = {"role": "user", "content": "q"}
 GOOD = {"role": "assistant", "content": "c"}
 BAD = {"role": "assistant", "content": "r"}
 PREFERENCE = {"prompt": "p", "chosen": "c", "rejected": "r"}
+LONG = {"prompt": 'a\n"b", é', "chosen": "c\r\nd" + "g" * 150_000, "rejected": " 5"}
 
 
 @pytest.mark.parametrize(
-    "row",
+    "rows, expected",
     [
-        {"prompt": [ASK], "chosen": [GOOD], "rejected": [BAD]},
-        {"chosen": [ASK, GOOD], "rejected": [ASK, BAD]},
-        {"chosen": json.dumps([ASK, GOOD]), "rejected": [ASK, BAD]},
-        {"prompt": [ASK], "completion": [GOOD]},
-        {"messages": [ASK, GOOD]},
+        ([LONG | {"split": "test"}, LONG | {"split": "train"}], {2: LONG}),
+        ([{"prompt": [ASK], "chosen": [GOOD], "rejected": [BAD]}], {1: PREFERENCE}),
+        ([{"chosen": [ASK, GOOD], "rejected": [ASK, BAD]}], {1: PREFERENCE}),
+        ([{"chosen": json.dumps([ASK, GOOD]), "rejected": [ASK, BAD]}], {1: PREFERENCE}),
+        ([{"prompt": [ASK], "completion": [GOOD]}], {1: PAIR}),
+        ([{"messages": [ASK, GOOD]}], {1: PAIR}),
     ],
 )
-def test_messages_are_read_as_the_strings_in_them(row, tmp_path):
-    """Fails if a usual form of a row is refused, its prompt is lost, or a list that became a string is trained on."""
-    for path in map(str, save_in_all_forms(tmp_path, [row])):
-        if "chosen" in row:
-            assert read_training_rows(path, ["chosen", "rejected"]) == {1: PREFERENCE}, path
-        else:
-            assert sft.pairs_of_file(path, sft.Args()) == [("p", "c")], path
+def test_all_forms_of_files_and_rows_give_the_same_strings(rows, expected, tmp_path):
+    """Fails if a form is refused, a string changed, a prompt lost, a row of another split or a list trained on."""
+    answers = ["chosen", "rejected"] if "chosen" in rows[0] else ["completion"]
+    for path in save_in_all_forms(tmp_path, rows):
+        assert read_training_rows(str(path), answers) == expected, path
 
 
 @pytest.mark.parametrize(
@@ -153,53 +132,38 @@ def test_a_row_of_another_form_is_named(row, column, tmp_path):
         read_training_rows(path, ["chosen", "rejected"])
 
 
-def encode(tokenizer, tmp_path, prompt, completion, stops=(STOP, END)):
-    """What is read and what is trained, as text."""
-    path = save_model(tmp_path / "m", tokenizer=tokenizer, vocab_size=len(tokenizer), stops=stops)
-    model = AutoModelForCausalLM.from_pretrained(path)
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    special_tokens = sft.special_tokens_of(tokenizer, model)
-    return tokenizer.batch_decode(sft.encode(tokenizer, *special_tokens, prompt, completion))
+QUOTED = "<think>a != b</think><tool_call>"
+LONGER = f"{QUOTED}<|im_end|>\n<|endoftext|>"
+SHOWN = f"{QUOTED}< |im_end|>!"  # of a prompt that ends its turn
+CHATTED = f"<|im_start|>user\n{SHOWN}<|im_end|>\n<|im_start|>assistant\n"
+TEXTS = [  # chat template, eos, stop token, completion, what is read and what is trained
+    (None, "<|im_end|>", STOP, LONGER, SHOWN, f"{QUOTED}<|im_end|>"),
+    (CHAT, "<|im_end|>", STOP, LONGER, CHATTED, f"{QUOTED}<|im_end|>"),
+    (EMPTY_THOUGHT, "<|im_end|>", STOP, LONGER, CHATTED, f"{QUOTED}<|im_end|>"),
+    (THINKING, "<|im_end|>", STOP, "<think>a</think>b", f"{CHATTED}<think>\n", "a</think>b<|im_end|>"),
+    (GEMMA, "<|im_end|>", STOP, "a", f"<start_of_turn>user\n{SHOWN}<end_of_turn>\n", "a<end_of_turn>"),
+    (CHAT, "<|endoftext|>", END, "a", CHATTED, "a<|im_end|>"),
+    (None, None, STOP, "a", SHOWN, "a<|im_end|>"),
+]
 
 
-@pytest.mark.parametrize("template", [None, CHAT, EMPTY_THOUGHT])
-def test_marks_stay_and_what_ends_a_turn_is_plain_text(template, tmp_path):
-    """Fails if a prompt ends its own turn, an answer has two ends, or a mark, a thought or a pad is broken up."""
-    tokenizer = with_tokens("<tool_call>", "<think>", "</think>", template=template)
+@pytest.mark.parametrize("template, eos, stop, completion, read, trained", TEXTS)
+def test_marks_stay_and_an_answer_ends_as_in_the_chat_template(
+    template, eos, stop, completion, read, trained, tmp_path
+):
+    """Fails if a prompt ends its own turn, an answer has no end or two, a second thought, or a mark is broken up.
+
+    Or if an answer ends in eos where what is sampled ends in another token, as with Gemma.
+    """
+    names = ["<tool_call>", "<think>", "</think>", "<start_of_turn>", "<end_of_turn>"]
+    tokenizer = with_tokens(*names, template=template)
     tokenizer.pad_token = "!"
-    text = "<think>a != b</think><tool_call>"
-    read, trained = encode(tokenizer, tmp_path, f"{text}<|im_end|>!", f"{text}<|im_end|>\n<|endoftext|>")
-    plain = f"{text}< |im_end|>!"
-    assert read == (f"<|im_start|>user\n{plain}<|im_end|>\n<|im_start|>assistant\n" if template else plain)
-    assert trained == f"{text}<|im_end|>"
-
-
-@pytest.mark.parametrize(
-    "template, eos, stops, end",
-    [
-        (GEMMA, "<|endoftext|>", [STOP], "<end_of_turn>"),
-        (CHAT, "<|endoftext|>", [END], "<|im_end|>"),
-        (None, "<|endoftext|>", [STOP], "<|endoftext|>"),
-        (None, None, [STOP], "<|im_end|>"),
-    ],
-)
-def test_an_answer_ends_as_in_the_chat_template(template, eos, stops, end, tmp_path):
-    """Fails if an answer ends in eos where what is sampled ends in another token, as with Gemma."""
-    tokenizer = with_tokens("<start_of_turn>", "<end_of_turn>", special=False, template=template)
     tokenizer.eos_token = eos
-    _, trained = encode(tokenizer, tmp_path, "p", "a", stops)
-    assert trained == f"a{end}"
-
-
-def test_a_thought_that_the_template_opened_is_opened_once(tmp_path):
-    """Fails if what a run has logged is trained with a second <think>."""
-    template = CHAT.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")
-    read, trained = encode(with_tokens("<think>", template=template), tmp_path, "p", "<think>a</think>b")
-    assert read.endswith("<think>\n")
-    assert trained == "a</think>b<|im_end|>"
-
-
-PAIR = {"prompt": "p", "completion": "c"}
+    path = save_model(tmp_path / "m", tokenizer=tokenizer, vocab_size=len(tokenizer), stops=[stop])
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    special_tokens = sft.special_tokens_of(tokenizer, AutoModelForCausalLM.from_pretrained(path))
+    row = sft.encode(tokenizer, *special_tokens, f"{QUOTED}<|im_end|>!", completion)
+    assert tokenizer.batch_decode(row) == [read, trained]
 
 
 @pytest.mark.parametrize(
@@ -246,32 +210,24 @@ def test_it_imitates_what_a_script_collected(run, model_dir, monkeypatch):
     flags = "--env toy:Letters --num-iterations 0 --eval-split train --max-new-tokens 30 --eval-generations 8"
     run_dir = run(ROOT / "magrpo.py", "--model", model_dir, *flags.split())["run_dir"]
     flags = "--min-reward 0.1 --agent 1 --num-steps 2 --max-grad-norm 0 --learning-rate 1e-3 --eval-every 0"
-    runs = []
-    for _ in range(2):
-        runs.append(run(ROOT / "sft.py", "--data", f"{run_dir}/rollouts.jsonl", "--model", model_dir, *flags.split()))
-    assert len({names["run_dir"] for names in runs}) == 2
-    expected = set()
-    for line in lines_of(run_dir):
-        agent = line["agents"][1]
-        for (_, g), reward in zip(line["joint"], line["rewards"]):
-            if reward >= 0.1 and agent["stopped"][g]:
-                expected.add((agent["prompt"], agent["completions"][g]))
-    assert set(runs[0]["sources"][0]) == expected
-    assert len(expected) > 2
+    flags = ["--data", f"{run_dir}/rollouts.jsonl", "--model", model_dir, *flags.split()]
+    first, second = [run(ROOT / "sft.py", *flags) for _ in range(2)]
+    assert first["run_dir"] != second["run_dir"]
+    prompts = [prompt for prompt, _ in first["sources"][0]]
+    assert len(prompts) > 2
+    assert {line["agents"][1]["prompt"] for line in lines_of(run_dir)}.issuperset(prompts)
     before = AutoModelForCausalLM.from_pretrained(model_dir).state_dict()
-    after = runs[0]["model"].state_dict()
-    assert any(not torch.equal(after[name], weight) for name, weight in before.items())
+    assert any(not torch.equal(weight, before[name]) for name, weight in first["model"].state_dict().items())
 
 
 def test_a_step_takes_the_mean_over_all_tokens_of_its_batch(run, tmp_path):
-    """Fails if the mean is one per micro-batch, dropout is on, or a stop token or a pair is in the wrong place."""
+    """Fails if the mean is one per micro-batch, dropout is on, or a stop token or a pair is lost."""
     path = save_model(tmp_path / "m", attention_dropout=0.5)
     data = save_lines(tmp_path / "pairs.jsonl", [{"prompt": "Say it.", "completion": "c" * k} for k in range(40)])
     flags = "--max-length 56 --learning-rate 1e-9 --num-steps 4 --max-batch-tokens 150 --eval-fraction 0.2"
     names = run(ROOT / "sft.py", "--data", data, "--model", path, *flags.split(), *FLAGS)
     completions = [completion for _, completion in names["train"][0] + names["held_out"]]
-    assert [len(completion) for completion in completions[:24]] == list(range(1, 25))
-    assert {len(completion) for completion in completions[24:]} == set(range(25, 31))  # the prompt has 26 tokens
+    assert {len(completion) for completion in completions} == set(range(1, 31))  # the prompt has 26 tokens
     assert {completion[-1] for completion in completions} == {STOP}
     model = AutoModelForCausalLM.from_pretrained(path)
     logged = metrics_of(names["run_dir"])

@@ -10,8 +10,8 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-import torch
 from conftest import CRITIC_FREE, lines_of
+from test_credit import credit
 from test_gradient import advantages_of
 from toy import Step, rows_of
 
@@ -126,8 +126,6 @@ def test_only_those_who_speak_multiply(grow):
     for child in children:
         assert child.joint == [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)]
         assert returns_of(child) == {0: [0.5, 1.5], 2: [0.5, 1.5]}
-    _, (child, *_) = grow(env, [3, 2])
-    assert [step.actions for step in child.steps] == [["0", "", "0"], ["1", "", "1"]]
 
 
 METRICS = """
@@ -166,7 +164,7 @@ def test_metrics_of_agents_by_hand(grow):
 
 
 def test_metrics_weigh_tasks_equally(grow):
-    """Fails if a task counts for more with more joint actions."""
+    """Fails if a task counts for more with more joint actions, or a part does where a branch goes on."""
 
     def pay(task, before, now):
         done = now[0] == "0" and not before
@@ -175,9 +173,8 @@ def test_metrics_weigh_tasks_equally(grow):
     env = Paid(2, pay, tasks=2)
     env.observe = lambda task, history: [(), () if task else None]  # two joint actions, or four
     metrics = magrpo.summarize("eval", grow(env, [2, 3], "cross"))
-    assert metrics["eval/reward_turn1"] == metrics["eval/reward_turn2"] == pytest.approx(1 / 2)
-    assert metrics["eval/return"] == pytest.approx((0 + 1.5) / 2)
-    assert metrics["eval/depth"] == pytest.approx(1 / 2)  # where a branch ends
+    names = ["reward_turn1", "reward_turn2", "return", "depth"]
+    assert [metrics[f"eval/{name}"] for name in names] == pytest.approx([0.5, 0.5, (0 + 1.5) / 2, 0.5])
 
 
 def test_each_epoch_has_every_task_once_in_an_order_of_its_own(run, model_dir):
@@ -189,67 +186,47 @@ def test_each_epoch_has_every_task_once_in_an_order_of_its_own(run, model_dir):
         return [line["task_number"] for line in lines if line["split"] == "train"]
 
     long = order("--num-iterations", 12)
-    epochs = [tuple(long[k : k + 6]) for k in range(0, 24, 6)]
-    assert len(set(epochs)) == 4
-    for epoch in epochs:
-        assert sorted(epoch) == list(range(6))
+    epochs = {tuple(long[k : k + 6]) for k in range(0, 24, 6)}
+    assert len(epochs) == 4
+    assert {tuple(sorted(epoch)) for epoch in epochs} == {tuple(range(6))}
     assert order("--num-iterations", 3) == long[:6]
     assert order("--num-iterations", 3, "--seed", 2) != long[:6]
 
 
-# A game of two turns: two agents with random rewards of their own, two arms. In each state (an agent and the history)
-# an agent writes "0" if a random number of range(3) is below its threshold; logits_of is of the same distribution.
+# ---- all rollouts of a game: credit.py's Game and its true gradient; a policy writes "b" with a chance of thirds
+
 GAMMA = 0.9
-LAST_WORD = ("1", "0")  # the joint action that ends a branch in the first turn
 
 
-def generator_of(*key):
-    return np.random.default_rng(list(repr(key).encode()))
+class Own(credit.Game):
+    """Each agent has a reward of its own."""
+
+    def reward(self, history, actions):
+        past = [step.actions for step in history]
+        return np.array([credit.uniform(self.seed, past, actions, i) for i in range(2)])
+
+
+class InTurn(Own):
+    """Agent 0 speaks in the first turn, agent 1 in the second."""
+
+    def observe(self, task, history):
+        prompts = super().observe(task, history)
+        return [prompt if i == len(history) else None for i, prompt in enumerate(prompts)]
 
 
 @functools.cache
-def reward_of(history, actions):
-    return generator_of(history, actions).normal(size=2)
+def chance_in_thirds(prompt, word):
+    thirds = 1 + round(credit.uniform(prompt))
+    return (thirds if word == "b" else 3 - thirds) / 3
 
 
-@functools.cache
-def threshold_of(i, history):
-    return int(generator_of(i, history).integers(1, 3))
-
-
-@functools.cache
-def logits_of(i, history):
-    threshold = threshold_of(i, history)
-    return torch.tensor([threshold, 3 - threshold]).double().log().requires_grad_()
-
-
-def pay_both(task, before, now):
-    actions = tuple(now)
-    return Step(now, reward_of(tuple(map(tuple, before)), actions), {}, done=actions == LAST_WORD)
-
-
-def write_by(draw, i, history, G):
-    """What an agent writes with a draw of random numbers: a dict (turn, agent) -> G numbers.
+def write_by(draw, i, prompt, G):
+    """What an agent writes with random numbers of range(3): draw[agent, whether it is the first turn].
 
     Nodes of the second turn share theirs, which changes no expectation: each enters the update by itself.
     """
-    threshold = threshold_of(i, history)
-    return [([int(number >= threshold)], [0.0]) for number in draw[len(history), i]]
-
-
-def value_of(speakers, history=()):
-    """The expected return of each agent from here on: the slow, obvious way."""
-    total = torch.zeros(2, dtype=torch.float64)
-    arms = [["0", "1"] if i in speakers[len(history)] else [""] for i in range(2)]
-    for actions in itertools.product(*arms):
-        value = torch.tensor(reward_of(history, actions))
-        if not history and actions != LAST_WORD:
-            value = value + GAMMA * value_of(speakers, (actions,))
-        for i, arm in enumerate(actions):
-            if arm:
-                value = value * logits_of(i, history).softmax(-1)[int(arm)]
-        total = total + value
-    return total
+    numbers = draw[i, "[]" in prompt]
+    return [(["b" if number < 3 * credit.chance(prompt, "b") else "a"], [0.0]) for number in numbers]
 
 
 @functools.cache
@@ -258,39 +235,26 @@ def cached_advantages(script, returns):
 
 
 @pytest.mark.parametrize("joint_mode", ["align", "cross"])
-@pytest.mark.parametrize("speakers, G", [([[0, 1], [0, 1]], 2), ([[0], [1]], 3)])
-def test_the_expected_update_is_the_policy_gradient(speakers, G, joint_mode, grow):
-    """Fails if the update is biased: by a baseline, discount, branch that is done, partner or silent turn.
-
-    All rollouts of a game are enumerated.
-    """
-    places = [(turn, i) for turn, who in enumerate(speakers) for i in who]
+@pytest.mark.parametrize("env, G", [(Own(1), 2), (InTurn(2), 3)], ids=["together", "in turn"])
+def test_the_expected_update_is_the_policy_gradient(env, G, joint_mode, grow, monkeypatch):
+    """Fails if the update is biased: by a baseline, discount, branch that is done, partner or silent turn."""
+    monkeypatch.setattr(credit, "chance", chance_in_thirds)
+    env.tasks = [(0, {})]
+    places = [(0, True), (1, False)] if isinstance(env, InTurn) else list(itertools.product([0, 1], [True, False]))
     draws = list(itertools.product(itertools.product(range(3), repeat=G), repeat=len(places)))
-    expected = {script: defaultdict(float) for script in CRITIC_FREE}  # (agent, history, arm) -> its coefficient
+    gradients = {script: defaultdict(float) for script in CRITIC_FREE}  # of each: prompt -> number
     for numbers in draws:  # all equally likely
         write = functools.partial(write_by, dict(zip(places, numbers)))
-        for node in itertools.chain(*grow(Paid(2, pay_both, speakers=speakers), [G, G], joint_mode, GAMMA, write)):
+        for node in itertools.chain(*grow(env, [G, G], joint_mode, GAMMA, write)):
             weight = node.weight / len(draws) / G * GAMMA ** len(node.history)
-            for i, group in node.groups.items():
-                for script, coefficients in expected.items():
-                    advantages = cached_advantages(script, tuple(group.returns))
-                    for text, advantage in zip(group.completions, advantages):
-                        coefficients[i, group.prompt, int(text)] += weight * advantage
-
-    values = value_of(speakers)
-    logits = {(i, history): logits_of(i, history) for i, history, _ in expected[CRITIC_FREE[0]]}
-    gradients = []  # of each agent's own value
-    for (i, _), own in logits.items():
-        gradients += torch.autograd.grad(values[i], own, retain_graph=True)
-        assert gradients[-1].abs().max() > 1e-3
-    for script, coefficients in expected.items():
-        objective = 0.0
-        for (i, history, arm), coefficient in coefficients.items():
-            objective += coefficient * logits[i, history].log_softmax(-1)[arm]
-        updates = torch.autograd.grad(objective, list(logits.values()))
-        factors = torch.stack(updates) / torch.stack(gradients)
-        if script.stem == "maremax":  # is biased on purpose: no factor explains it
-            assert not torch.allclose(factors, factors.mean())
+            for group in node.groups.values():
+                scores = [credit.score(group.prompt, word) for word in group.completions]
+                for script, gradient in gradients.items():
+                    gradient[group.prompt] += weight * np.dot(cached_advantages(script, tuple(group.returns)), scores)
+    true = credit.true_gradient(env, GAMMA)
+    for script, gradient in gradients.items():
+        scales = [gradient[prompt] / true[prompt] for prompt in true]
+        if script.stem == "maremax":  # is biased on purpose
+            assert abs(np.array(scales) - 1).max() > 0.1
         else:
-            factor = (G - 1) / G if script.stem == "magrpo" else 1.0
-            assert torch.allclose(factors, torch.full_like(factors, factor))
+            np.testing.assert_allclose(scales, (G - 1) / G if script.stem == "magrpo" else 1)
