@@ -546,7 +546,7 @@ class Node:
     task_number: int
     task: dict
     path: list[int]  # the joint actions that led here, as indices
-    history: list  # the earlier Steps of this branch, with reward, parts, done and feedback
+    history: list  # of the earlier turns: pairs of the joint action and its Step (reward, parts, done, feedback)
     weight: float  # probability that a trajectory of a random task visits this node
     groups: dict = field(default_factory=dict)  # agent -> Group; a silent agent has none
     joint: list = field(default_factory=list)  # J tuples, the index of each agent's completion
@@ -601,9 +601,9 @@ def rollout(args, env, players, tasks, generations, joint_mode):
                 parents.append(node)
 
         # a child for each joint action, unless it ends the branch
-        for node, step in zip(parents, env.step(branches), strict=True):
+        for node, (task, history, actions), step in zip(parents, branches, env.step(branches), strict=True):
             path = [*node.path, len(node.steps)]
-            child = Node(node.task_number, node.task, path, [*node.history, step], node.weight / len(node.joint))
+            child = Node(node.task_number, task, path, [*history, (actions, step)], node.weight / len(node.joint))
             node.steps.append(step)
             # also a tensor of any type, on any device
             node.rewards.append(np.array(torch.as_tensor(step.reward, dtype=torch.float64).tolist()))

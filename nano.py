@@ -86,7 +86,7 @@ class Node:
     """A place in the rollout tree of a task: agents speak, and each of J joint actions leads to a child."""
 
     task: dict
-    history: list  # the earlier Steps of this branch, with reward, done and feedback
+    history: list  # of the earlier turns: pairs of the joint action and its Step (reward, done, feedback)
     weight: float  # probability that a trajectory of a random task visits this node
     groups: dict = field(default_factory=dict)  # agent -> Group; a silent agent has none
     joint: Any = None  # J tuples, the index of each agent's completion
@@ -152,7 +152,7 @@ def token_logprobs(args, policy, prompt_ids, completion_ids):
     target = rows[:, len(prompt_ids) :]  # (G, C)
     # the logits at a position predict the next token
     logits = policy.model(rows, logits_to_keep=target.shape[1] + 1).logits[:, :-1]  # (G, C, V)
-    logprobs = Categorical(logits=logits.float() / args.temperature).log_prob(target)  # (G, C)
+    logprobs = Categorical(logits=logits / args.temperature).log_prob(target)  # (G, C)
     return [values[: len(ids)] for values, ids in zip(logprobs, completion_ids)]
 
 
@@ -186,9 +186,9 @@ def rollout(args, env, policies, tasks, generations, joint_mode):
                 parents.append(node)
 
         # a child for each joint action, unless it ends the branch
-        for node, step in zip(parents, env.step(branches), strict=True):
+        for node, (task, history, actions), step in zip(parents, branches, env.step(branches), strict=True):
             node.steps.append(step)
-            child = Node(node.task, [*node.history, step], node.weight / len(node.joint))
+            child = Node(task, [*history, (actions, step)], node.weight / len(node.joint))
             node.children.append(None if step.done or t + 1 == len(generations) else child)
         turns.append(nodes)
         nodes = [child for node in nodes for child in node.children if child]
@@ -245,7 +245,7 @@ if __name__ == "__main__":
     os.makedirs(run_dir)
     print(run_dir)
     with open(f"{run_dir}/args.json", "w") as file:
-        json.dump({"script": "nano.py", "args": vars(args)}, file, indent=2)
+        json.dump({"script": "nano.py", "args": vars(args)}, file)
     for iteration in range(args.num_iterations + 1):
         metrics = {"iteration": iteration}
         if iteration > 0:
@@ -266,25 +266,25 @@ if __name__ == "__main__":
                 group.advantages = group.returns - group.compared.mean()
 
             # 3 UPDATE: one optimizer step for each policy
-            learning_rate = args.learning_rate * (1 - (iteration - 1) / args.num_iterations)
             for i, policy in enumerate(policies):
                 # equal completions are trained once: if all of a group are equal, there is nothing to prefer
                 examples = defaultdict(Counter)  # prompt_ids -> completion_ids -> weight
                 for node in nodes:
                     group = node.groups.get(i)
-                    if group is None:
-                        continue
-                    w = node.weight / len(group.completions)
-                    discount = args.gamma ** len(node.history)
-                    for completion_ids, advantage in zip(group.completion_ids, group.advantages):
-                        weight = w * discount * advantage / args.max_new_tokens
-                        examples[tuple(group.prompt_ids)][tuple(completion_ids)] += weight
+                    # a silent agent has none
+                    if group:
+                        w = node.weight / len(group.completions)
+                        discount = args.gamma ** len(node.history)
+                        for completion_ids, advantage in zip(group.completion_ids, group.advantages):
+                            weight = w * discount * advantage / args.max_new_tokens
+                            examples[tuple(group.prompt_ids)][tuple(completion_ids)] += weight
                 policy.optimizer.zero_grad()
                 for prompt_ids, weights in examples.items():
                     logprobs = token_logprobs(args, policy, prompt_ids, list(weights))
                     loss = -sum(weight * values.sum() for weight, values in zip(weights.values(), logprobs))
                     loss.backward()
-                policy.optimizer.param_groups[0]["lr"] = learning_rate
+                decay = 1 - (iteration - 1) / args.num_iterations
+                policy.optimizer.param_groups[0]["lr"] = decay * args.learning_rate
                 max_norm = args.max_grad_norm if args.max_grad_norm > 0 else torch.inf
                 grad_norm = clip_grad_norm_(policy.model.parameters(), max_norm).item()
                 if not np.isfinite(grad_norm):
@@ -298,7 +298,7 @@ if __name__ == "__main__":
         if iteration % args.eval_every == 0 or iteration == args.num_iterations:
             roots = rollout(args, env, policies, eval_tasks, [1] * T, "align")[0]
             metrics["eval/return"] = np.mean([root.value for root in roots])
-            print("the first held-out task:", ascii(roots[0].steps[0].actions))
+            print("the first held-out task:", ascii([group.completions for group in roots[0].groups.values()]))
 
         # 5 LOG
         print(json.dumps(metrics))

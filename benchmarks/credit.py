@@ -64,10 +64,10 @@ class Game:
         self.seed, self.num_turns, self.num_agents = seed, 2, 2
 
     def observe(self, task, history):
-        return [f"{i} {[step.actions for step in history]}" for i in range(self.num_agents)]
+        return [f"{i} {[actions for actions, _ in history]}" for i in range(self.num_agents)]
 
     def reward(self, history, actions):
-        past = [step.actions for step in history]
+        past = [earlier for earlier, _ in history]
         alone = [uniform(self.seed, past, i, text) for i, text in enumerate(actions) if text]
         together = uniform(self.seed, past, actions) if all(actions) else 0.0
         return sum(alone) + together
@@ -77,7 +77,7 @@ class Game:
         for _, history, actions in branches:
             # agent 0 may end the game
             done = actions[0] == "b"
-            steps.append(Step(actions, self.reward(history, actions), {}, done))
+            steps.append(Step(self.reward(history, actions), {}, done))
         return steps
 
 
@@ -106,7 +106,7 @@ def true_gradient(env, gamma=1.0):
             (step,) = env.step([(None, history, list(words))])
             returns = np.zeros(len(prompts)) + step.reward
             if not step.done and len(history) + 1 < env.num_turns:
-                returns += gamma * visit([*history, step], weight * p * gamma)
+                returns += gamma * visit([*history, (list(words), step)], weight * p * gamma)
             value += p * returns
             for i, prompt, word in spoken:
                 gradient[prompt] += weight * p * returns[i] * score(prompt, word)

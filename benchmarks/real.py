@@ -56,16 +56,22 @@ class Changed:
         self.messages = messages  # kept; removed: all are empty; exchanged: those written for the next task
         self.num_turns = self.env.num_turns
         self.tasks = self.env.tasks
-        self.observe = self.env.observe
+
+    def observe(self, task, history):
+        return self.env.observe(task, as_read(history))
 
     def step(self, branches):
-        tasks, histories, actions = zip(*branches)
-        if not histories[0]:
-            silence = [[""] * len(actions[0])] * len(actions)
-            start = tasks.count(tasks[0])  # of the next task: one may have several answers
-            other = actions[start:] + actions[:start]
-            actions = {"kept": actions, "removed": silence, "exchanged": other}[self.messages]
-        return self.env.step(list(zip(tasks, histories, actions)))
+        steps = self.env.step([(task, as_read(history), actions) for task, history, actions in branches])
+        tasks, _, texts = zip(*branches)
+        silence = [[""] * len(texts[0])] * len(texts)
+        start = tasks.count(tasks[0])  # of the next task: one may have several answers
+        texts = {"kept": texts, "removed": silence, "exchanged": texts[start:] + texts[:start]}[self.messages]
+        return [step._replace(feedback=read) for step, read in zip(steps, texts)]
+
+
+# the history with the changed texts, which are feedback
+def as_read(history):
+    return [(step.feedback, step) for _, step in history]
 
 
 def make_model(folder):

@@ -42,8 +42,8 @@ def write_result(**result):
 
 
 def score(actions):
-    """A number in [0, 1) that differs between texts and costs nothing; the same for every contestant."""
-    return zlib.crc32("\n".join(actions).encode()) / 2**32
+    """A number that differs between texts and costs nothing."""
+    return zlib.crc32(repr(actions).encode()) * 1e-9
 
 
 class Prompts:
@@ -60,7 +60,7 @@ class Prompts:
         return [task["prompt"]] * self.num_agents
 
     def step(self, branches):
-        return [envs.Step(actions, score(actions), {}, done=False) for _, _, actions in branches]
+        return [envs.Step(score(actions), {}, done=False) for _, _, actions in branches]
 
 
 class Timed:

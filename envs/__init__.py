@@ -4,7 +4,7 @@ An environment is any class with these members; a user's own class needs only `S
 
     tasks(split) -> list[dict]                    "train" or "test"
     observe(task, history) -> list[str | None]    the prompt of each agent; None: it is silent in this turn (at least
-                                                  one speaks); history: the earlier Steps of this branch
+                                                  one speaks); history: pairs (actions, Step) of earlier turns
     step(branches) -> list[Step]                  branches: list of (task, history, actions), scored as one batch
     demonstrations() -> list[dict]                optional, for sft.py: prompts of train tasks, and a completion each
     state(task, history) -> str                   optional, for critics of mappo.py; not in mixtures
@@ -23,16 +23,15 @@ from envs.data import read_training_rows as read_training_rows  # for --data of 
 
 
 class Step(NamedTuple):
-    """One joint action and what came of it."""
+    """What came of a joint action."""
 
-    actions: list[str]  # one string per agent, "" for a silent one
     reward: float | list[float]  # shared by all agents, or one for each
     parts: dict[str, float]  # the reward's components and diagnostics, for the log
     done: bool  # ends the branch, even before num_turns
     feedback: Any = None  # for the environment's own use in the next observe()
 
 
-def scored_step(actions, score, turns_left):
+def scored_step(score, turns_left):
     """The Step of an answer. An answer that passes every test ends the task and is also paid for the turns it saves.
 
     Otherwise an answer that fails a test, and earns again in the next turn, would be worth more than one that passes,
@@ -41,7 +40,7 @@ def scored_step(actions, score, turns_left):
     """
     done = bool(score.parts["all_passed"])
     reward = score.reward * (turns_left if done else 1)
-    return Step(actions, reward, score.parts, done, feedback=score.findings)
+    return Step(reward, score.parts, done, feedback=score.findings)
 
 
 # name -> class; one line adds an environment.
@@ -63,6 +62,16 @@ ENVIRONMENTS = {
 }
 
 
+def find_class(name):
+    """The class of an environment, by its key in ENVIRONMENTS or as module:Class."""
+    module, _, class_name = ENVIRONMENTS.get(name, name).partition(":")
+    if not class_name:
+        stem = name.removesuffix(".py")
+        own = f"{stem}:{stem.capitalize()} for a class of your own in {stem}.py"
+        raise ValueError(f"unknown environment {name}; use {', '.join(ENVIRONMENTS)}, or {own}.")
+    return getattr(importlib.import_module(module), class_name)
+
+
 def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, protocol="simultaneous", **options):
     """An environment by name.
 
@@ -79,30 +88,24 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, protocol="si
         raise ValueError(f"--num-agents {num_agents}, --num-turns {num_turns}: both must be at least 1.")
     if protocol not in PROTOCOLS:
         raise ValueError(f"--env-kwargs protocol {protocol}: it is one of {', '.join(PROTOCOLS)}.")
-    together = protocol == "simultaneous"
-    common = {"num_agents": num_agents, "num_turns": num_turns if together else 1, "dataset": dataset, "seed": seed}
-    classes = {}
-    for each in name.split("+"):
-        module, _, class_name = ENVIRONMENTS.get(each, each).partition(":")
-        if not class_name:
-            stem = each.removesuffix(".py")
-            own = f"{stem}:{stem.capitalize()} for a class of your own in {stem}.py"
-            raise ValueError(f"unknown environment {each}; use {', '.join(ENVIRONMENTS)}, or {own}.")
-        classes[each] = getattr(importlib.import_module(module), class_name)
-    takes = {each: inspect.signature(env_class).parameters.keys() for each, env_class in classes.items()}
-    known = set().union(*takes.values()) - common.keys() - {"name"}
+    own_turns = num_turns if protocol == "simultaneous" else 1
+    common = {"num_agents": num_agents, "num_turns": own_turns, "dataset": dataset, "seed": seed}
+    names = name.split("+")
+    parameters = {each: inspect.signature(find_class(each)).parameters for each in names}  # of each class
+    known = set().union(*parameters.values()) - {*common, "name"}
     unknown = options.keys() - known
     if unknown:
         knows = ", ".join(sorted({*known, "protocol"}))
         raise ValueError(f"--env-kwargs {min(unknown)}: {name} does not know it; it knows {knows}.")
     environments = {}
-    for each, env_class in classes.items():
-        arguments = common | {key: value for key, value in options.items() if key in takes[each]}
+    for each in names:
+        arguments = common | {key: value for key, value in options.items() if key in parameters[each]}
         if each in ENVIRONMENTS:
             arguments["name"] = each
-        environments[each] = env_class(**arguments)
-        if not together:
-            environments[each] = Protocol(environments[each], each, protocol, num_agents, num_turns)
+        env = find_class(each)(**arguments)
+        if protocol != "simultaneous":
+            env = Protocol(env, each, protocol, num_agents, num_turns)
+        environments[each] = env
     return Mixture(environments, num_turns) if "+" in name else environments[name]
 
 

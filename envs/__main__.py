@@ -61,14 +61,16 @@ def play(env, task, other, N, T):
         holds = isinstance(prompts, list) and len(prompts) == N and {*map(type, prompts), NoneType} == {str, NoneType}
         demand(holds, f"observe() has to return a list of {N} strings, or None for some of them", prompts)
         env.observe(other, [])  # a task that is kept is now the wrong one
-        steps = env.step([(task, history, answers) for answers in ([""] * N, [prompt or "" for prompt in prompts])])
+        joint = [[""] * N, [prompt or "" for prompt in prompts]]
+        steps = env.step([(task, history, actions) for actions in joint])
         demand(len(steps) == 2, "step() has to return a list with a Step for each branch, here 2", steps)
         for step in steps:
             check_step(step, N)
             seen.append((prompts, np.mean(step.reward)))
         # alternately goes on with no answer and with one
-        history = [*history, steps[turn % 2]]
-        if history[-1].done:
+        choice = turn % 2
+        history = [*history, (joint[choice], steps[choice])]
+        if steps[choice].done:
             break
     return seen
 
@@ -89,4 +91,5 @@ if __name__ == "__main__":
         seen, again = [play(env, task, other, N, T) for other in (train[0], test[0])]
         demand(seen == again, f"played again, a task has to give the same prompts and rewards, {seen!r:.300}", again)
         rewards += [reward for _, reward in seen]
-    print(f"{args.env}: {len(train)} + {len(test)} tasks, turns: {T}, rewards: {min(rewards):g} to {max(rewards):g}")
+    span = f"{min(rewards):g} to {max(rewards):g}"
+    print(f"{args.env}: {len(train)} + {len(test)} tasks, turns: {T}, rewards of answers without sense: {span}")

@@ -9,7 +9,7 @@ import random
 
 from envs import Step
 from envs.data import drop_nulls, read_rows
-from envs.samples import _split_of
+from envs.samples import split_of
 from rewards.bfcl import parallel_reward
 
 SAMPLE_COUNTS = {"train": 1000, "test": 200}
@@ -68,7 +68,7 @@ class Parallel:
 
     def step(self, branches):
         scores = [parallel_reward(actions, task["gold"]) for task, _, actions in branches]
-        return [Step(actions, *score, done=True) for (_, _, actions), score in zip(branches, scores)]
+        return [Step(*score, done=True) for score in scores]
 
     def demonstrations(self):
         """What agents could write for sample training tasks: list of dict(prompt, completion).
@@ -134,7 +134,7 @@ def _rows(split, count, seed):
         request, wording, keys, firsts = FUNCTIONS[name]
         places = rng.sample(range(len(firsts)), rng.choice([2, 2, 3]))
         values = [(firsts[place], rng.randint(10, 99)) for place in places]  # of the two arguments of each call
-        if _split_of(*places, *(number for _, number in values)) != split:
+        if split_of(*places, *(number for _, number in values)) != split:
             continue
         *some, last = (wording.format(*pair) for pair in values)
         types = "integer" if name == "set_lamp" else "string", "integer"

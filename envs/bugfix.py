@@ -9,10 +9,11 @@ import itertools
 import random
 import re
 
-from envs import Step, mutants
+from envs import Step
 from envs.coding import HUMANEVAL, SAMPLE_COUNTS, defined
 from envs.data import read_rows
-from envs.tried import RULES, example_asserts, read_limits, remembered, tried
+from envs.samples import bugfix as samples
+from envs.vetting import RULES, example_asserts, load_or_find, read_limits, vet
 from rewards.bugfix import Repair, bugfix_rewards
 from rewards.coding import Answer, coding_rewards
 from rewards.sandbox import require_protection
@@ -109,29 +110,29 @@ class BugFix:
                 repairs.append(Repair(answer, task["program"], task["passing"], task["failing"]))
         scores = iter(bugfix_rewards(repairs, *self.limits))
         steps = []
-        for task, history, actions in branches:
+        for task, history, _ in branches:
             if len(history) < self.num_agents - 1:
-                steps.append(Step(actions, 0.0, {}, done=False))
+                steps.append(Step(0.0, {}, done=False))
                 continue
             score = next(scores)
             parts = dict(score.parts)
             if history:
                 parts["located"] = float(abs(_line(history) - task["line"]) <= 1)
-            steps.append(Step(actions, score.reward, parts, done=True))
+            steps.append(Step(score.reward, parts, done=True))
         return steps
 
     def demonstrations(self):
         """Prompts of every role for the sample training tasks, with completions: list of dict(prompt, completion).
 
-        The answers are not all right: see envs/mutants.py. Raises ValueError for other datasets.
+        The answers are not all right: see envs/samples/bugfix.py. Raises ValueError for other datasets.
         """
         if self.dataset != "sample":
             raise ValueError(f"--dataset {self.dataset}: it holds no answers for each role; use sample.")
         rng = random.Random(f"repairs {self.seed}")
         pairs = []
         for task in self.tasks("train"):
-            notes, answer = mutants.demonstrated(task, self.num_agents - 1, rng)
-            history = [Step([note] * self.num_agents, 0.0, {}, done=False) for note in notes]
+            notes, answer = samples.demonstrated(task, self.num_agents - 1, rng)
+            history = [([note] * self.num_agents, Step(0.0, {}, done=False)) for note in notes]
             for turn, completion in enumerate([*notes, answer]):
                 prompt = self.observe(task, history[:turn])[turn]
                 pairs.append({"prompt": prompt, "completion": completion})
@@ -139,24 +140,25 @@ class BugFix:
 
     def _judged(self, rows):
         """For each row its task, or why it cannot be used; its reference and its program are run once."""
-        tasks = tried(rows, _task, lambda task, texts, _: _answer(task, texts), coding_rewards, self.limits)
+        tasks = vet(rows, _task, lambda task, texts, _: _answer(task, texts), coding_rewards, self.limits)
         usable = [task for task in tasks if isinstance(task, dict)]
 
         def run_programs():
             scores = coding_rewards([_answer(task, [task["program"]]) for task in usable], *self.limits)
             return [[score.findings[key] for key in ("passing", "total", "examples")] for score in scores]
 
-        outcomes = iter(remembered(["programs with a bug", RULES, self.limits, usable], run_programs))
+        outcomes = iter(load_or_find(["programs with a bug", RULES, self.limits, usable], run_programs))
         return [_with_outcomes(task, *next(outcomes)) if isinstance(task, dict) else task for task in tasks]
 
 
 def _sample_tasks(split, count, seed):
-    return [_with_outcomes(_task(row), *outcomes) for row, *outcomes in mutants.mutants(split, count, seed)]
+    return [_with_outcomes(_task(row), *outcomes) for row, *outcomes in samples.mutants(split, count, seed)]
 
 
 def _note(history):
     """What the agent that speaks next reads of the last note."""
-    note = drop_thoughts(history[-1].actions[len(history) - 1])
+    actions, _ = history[-1]
+    note = drop_thoughts(actions[len(history) - 1])
     return " ".join(note.split()[:WORDS])
 
 
@@ -171,7 +173,7 @@ def _answer(task, texts):
 
 
 def _task(row):
-    """Brings the rows of both sets into one form: the keys of Answer, those that envs/tried.py needs, and program,
+    """Brings the rows of both sets into one form: the keys of Answer, those that envs/vetting.py needs, and program,
     description (unless the program's docstring is one) and line, the first in which program and reference differ.
     """
     if "buggy_solution" in row:

@@ -8,12 +8,13 @@ self and agent 2 all others, so in a third of the classes agent 1 has no work; h
 import ast
 from functools import partial
 
-from envs import samples, scored_step
+from envs import scored_step
 from envs.coding import defined, syntax_remarks
 from envs.data import read_rows
-from envs.tried import TRIVIAL, example_asserts, read_limits, tried
-from rewards.answers import FUNCTIONS, IMPORTS, is_stub
+from envs.samples import coding as samples
+from envs.vetting import TRIVIAL, example_asserts, read_limits, vet
 from rewards.classeval import ClassAnswer, class_rewards
+from rewards.programs import FUNCTIONS, IMPORTS, is_stub
 from rewards.sandbox import require_protection
 
 SAMPLE_COUNTS = {"train": 512, "validation": 64, "test": 64}
@@ -61,7 +62,7 @@ class ClassEval:
             rows = {split: samples.class_tasks(split, count, seed) for split, count in SAMPLE_COUNTS.items()}
             self.splits = {split: [_task(row) for row in part] for split, part in rows.items()}
         else:
-            judge = partial(tried, parse=_task, answer=_answer, score=class_rewards, limits=self.limits)
+            judge = partial(vet, parse=_task, answer=_answer, score=class_rewards, limits=self.limits)
             self.splits = read_rows(dataset, judge=judge, **BENCHMARK)
 
     def tasks(self, split):
@@ -81,8 +82,8 @@ class ClassEval:
             if not names:
                 ask = f"The methods of {task['class_name']} are written by others. Answer with nothing."
             prompt = f"{task['problem'].strip()}\n\n{ask}"
-            for step in history if names else []:
-                prompt += f"\n\nYour answer:\n{step.actions[agent].strip()}\n\n"
+            for actions, step in history if names else []:
+                prompt += f"\n\nYour answer:\n{actions[agent].strip()}\n\n"
                 if self.feedback == "level":
                     prompt += " ".join(_remarks(agent, names, step.feedback)) + "\n\n"
                 prompt += f"Write {', '.join(names)} again, better. Function definitions only."
@@ -93,10 +94,7 @@ class ClassEval:
         """Runs the answers of all branches at once; see rewards/classeval.py for reward and parts, and scored_step."""
         answers = [_answer(task, actions, self._assigned(task)) for task, _, actions in branches]
         scores = class_rewards(answers, *self.limits)
-        return [
-            scored_step(actions, score, self.num_turns - len(history))
-            for (_, history, actions), score in zip(branches, scores)
-        ]
+        return [scored_step(score, self.num_turns - len(history)) for (_, history, _), score in zip(branches, scores)]
 
     def demonstrations(self):
         """Prompts and answers to imitate for the sample training tasks: list of dict(prompt, completion).
@@ -142,7 +140,7 @@ def _task(row):
 
     Keys: task_id, problem, class_name, methods (the names to be written, in order), base (source of the module
     that they are put into), names (defined in that module, for the tests), tests, setup, examples, reference (only the
-    asked methods, as agents write them); and for envs/tried.py trivial, bound and others.
+    asked methods, as agents write them); and for envs/vetting.py trivial, bound and others.
     """
     solution = ast.parse(row["solution_code"])
     base = ast.parse(row["skeleton"])

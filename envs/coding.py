@@ -12,9 +12,10 @@ import ast
 import re
 from functools import partial
 
-from envs import samples, scored_step
+from envs import scored_step
 from envs.data import read_rows
-from envs.tried import TRIVIAL, example_asserts, read_limits, tried
+from envs.samples import coding as samples
+from envs.vetting import TRIVIAL, example_asserts, read_limits, vet
 from rewards.coding import Answer, coding_rewards
 from rewards.sandbox import require_protection
 
@@ -79,7 +80,7 @@ class Coding:
             rows = {split: samples.coding_tasks(split, count, seed) for split, count in SAMPLE_COUNTS.items()}
             self.splits = {split: [_task(row) for row in part] for split, part in rows.items()}
         else:
-            judge = partial(tried, parse=_task, answer=_answer, score=coding_rewards, limits=self.limits)
+            judge = partial(vet, parse=_task, answer=_answer, score=coding_rewards, limits=self.limits)
             self.splits = read_rows(dataset, judge=judge, **BENCHMARKS[name])
 
     def tasks(self, split):
@@ -104,8 +105,8 @@ class Coding:
             note = f" Helpers {known} exist: you may call them, do not redefine them."
         prompts.append(f"{problem}\n\nWrite {task['entry_point']}.{note}")
         prompts = [f"{prompt} Function code only." for prompt in prompts]
-        for step in history:
-            for i, (name, text) in enumerate(zip(names, step.actions)):
+        for actions, step in history:
+            for i, (name, text) in enumerate(zip(names, actions)):
                 prompts[i] += f"\n\nYour answer:\n{text.strip()}\n\n"
                 if self.feedback == "level":
                     prompts[i] += " ".join(_remarks(i, names, step.feedback)) + "\n\n"
@@ -116,10 +117,7 @@ class Coding:
         """Runs the answers of all branches at once; see rewards/coding.py for reward and parts, and scored_step."""
         answers = [_answer(task, actions, self.helpers) for task, _, actions in branches]
         scores = coding_rewards(answers, *self.limits)
-        return [
-            scored_step(actions, score, self.num_turns - len(history))
-            for (_, history, actions), score in zip(branches, scores)
-        ]
+        return [scored_step(score, self.num_turns - len(history)) for (_, history, _), score in zip(branches, scores)]
 
     def demonstrations(self):
         """Prompts and good completions of every role for the sample training tasks: list of dict(prompt, completion).
@@ -181,8 +179,8 @@ def _task(row):
 
     Keys: task_id, problem (what all agents read), entry_point, names (defined by the answer and used by the tests),
     tests, examples (asserts that may be shown), prelude (source before the answer), setup (source before the tests),
-    reference; of MBPP also asserts and trivial, see envs/tried.py; of sample tasks also helper and main. The rows are
-    trusted, so they are parsed here; what models write never is.
+    reference; of MBPP also asserts and trivial, see envs/vetting.py; of sample tasks also helper and main. The rows
+    are trusted, so they are parsed here; what models write never is.
     """
     task = _mbpp_task(row) if "test_list" in row else _humaneval_task(row)
     if re.fullmatch(r"aux\d*", task["entry_point"]):
@@ -215,7 +213,7 @@ def _humaneval_task(row):
 
 
 def _mbpp_task(row):
-    """MBPP's text does not name the function, so envs/tried.py chooses an assert that is shown with it."""
+    """MBPP's text does not name the function, so envs/vetting.py chooses an assert that is shown with it."""
     tests = list(dict.fromkeys(row["test_list"]))  # an equal one would be both shown and scored
     trees = [ast.parse(source).body for source in tests]
     if len(tests) < 2 or not all(isinstance(tree[0], ast.Assert) for tree in trees):

@@ -7,10 +7,11 @@ Only the answer in \boxed{} is compared with the right one (rewards/debate.py): 
 
 import random
 
-from envs import Step, debate_tasks
+from envs import Step
 from envs.data import read_rows
+from envs.samples import debate as samples
+from rewards.boxed import LONGEST, answer, is_right
 from rewards.debate import debate_reward, verdict_reward
-from rewards.reasoning import LONGEST, answer, is_right
 from rewards.texts import drop_thoughts
 
 SAMPLE_COUNTS = {"train": 1000, "test": 200}
@@ -92,8 +93,8 @@ class Debate:
     def _sample(self, split, count):
         rng = random.Random(f"debate {split} {self.seed}")
         if self.judged:
-            return debate_tasks.claims(split, count, rng)
-        return debate_tasks.questions(split, count, rng, self.choice)
+            return samples.claims(split, count, rng)
+        return samples.questions(split, count, rng, self.choice)
 
     def tasks(self, split):
         """The tasks of "train" or "test": list of dict(question, answer) with further columns."""
@@ -101,7 +102,10 @@ class Debate:
 
     def observe(self, task, history):
         question = task["question"]
-        texts = [shown(text) for text in history[-1].actions] if history else []
+        texts = []
+        if history:
+            latest, _ = history[-1]
+            texts = [shown(text) for text in latest]
         if self.judged and history:
             return [None, None, f"Claim: {question}\n\nFor: {texts[0]}\nAgainst: {texts[1]}\n\n{JUDGE}"]
         if self.judged:
@@ -124,9 +128,9 @@ class Debate:
             if done and self.judged:
                 reward, parts = verdict_reward(actions[2], task["answer"])
             elif done:
-                rounds = [step.actions for step in history] + [actions]
+                rounds = [earlier for earlier, _ in history] + [actions]
                 reward, parts = debate_reward(rounds, task["answer"])
-            steps.append(Step(actions, reward, parts, done))
+            steps.append(Step(reward, parts, done))
         return steps
 
     def demonstrations(self):
@@ -144,12 +148,12 @@ class Debate:
             stances = []
             for _ in range(self.num_turns):
                 if not self.judged:
-                    stances, actions = debate_tasks.answers(task, stances, self.num_agents, rng)
+                    stances, actions = samples.answers(task, stances, self.num_agents, rng)
                 elif not history:
-                    actions = [*debate_tasks.speeches(task, rng), ""]
+                    actions = [*samples.speeches(task, rng), ""]
                 else:
-                    actions = ["", "", debate_tasks.verdict(task, history[0].actions[:2], rng)]
+                    actions = ["", "", samples.verdict(task, actions[:2], rng)]
                 prompts = self.observe(task, history)
                 pairs += [{"prompt": p, "completion": c} for p, c in zip(prompts, actions) if p]
-                history.append(Step(actions, 0.0, {}, False))
+                history.append((actions, Step(0.0, {}, False)))
         return pairs

@@ -6,7 +6,7 @@ After Lewis's signalling games. Nothing but success is paid, so what a word mean
 import random
 
 from envs import Step
-from rewards.reasoning import answer, is_right
+from rewards.boxed import answer, is_right
 from rewards.texts import drop_thoughts, words
 
 SAMPLE_COUNTS = {"train": 1000, "test": 200}
@@ -107,7 +107,8 @@ class Reference:
 
     def observe(self, task, history):
         if history:
-            messages = ", ".join(message(text) or "nothing" for text in history[0].actions[:-1])
+            (*spoken, _), _ = history[0]
+            messages = ", ".join(message(text) or "nothing" for text in spoken)
             silent = [None] * (self.num_agents - 1)
             return [*silent, LISTENER.format(message=messages, people=", ".join(task["people"]))]
         facts = {"Target": task["target"]}
@@ -121,10 +122,11 @@ class Reference:
         steps = []
         for task, history, actions in branches:
             if history:
-                reward, parts = game_reward(task, map(message, history[0].actions[:-1]), actions[-1])
-                steps.append(Step(actions, reward, parts, done=True))
+                (*spoken, _), _ = history[0]
+                reward, parts = game_reward(task, map(message, spoken), actions[-1])
+                steps.append(Step(reward, parts, done=True))
             else:
-                steps.append(Step(actions, 0.0, {}, done=False))
+                steps.append(Step(0.0, {}, done=False))
         return steps
 
     def demonstrations(self):
@@ -145,7 +147,7 @@ class Reference:
             candidates = true_people(people, set(messages))
             choice = rng.choice(people if rng.random() < ASTRAY else candidates or people)
             actions = [*messages, f"\\boxed{{{choice}}}"]
-            history = self.step([(task, [], actions)])
-            for prompts in self.observe(task, []), self.observe(task, history):
+            (step,) = self.step([(task, [], actions)])
+            for prompts in self.observe(task, []), self.observe(task, [(actions, step)]):
                 pairs += [{"prompt": p, "completion": c} for p, c in zip(prompts, actions) if p]
         return pairs

@@ -42,7 +42,7 @@ class Protocol:
     def observe(self, task, history):
         prompts = self.env.observe(task, [])
         turns = self._turns(prompts)
-        answers = latest(turns, [step.actions for step in history])
+        answers = latest(turns, [actions for actions, _ in history])
         speaking = turns[len(history)]
         return [self._prompt(prompt, i, answers) if i in speaking else None for i, prompt in enumerate(prompts)]
 
@@ -52,14 +52,14 @@ class Protocol:
         finished = []  # branches for env
         for task, history, actions in branches:
             turns = self._turns(self.env.observe(task, []))
-            rounds = [*(step.actions for step in history), actions]
+            rounds = [*(earlier for earlier, _ in history), actions]
             done = len(rounds) == len(turns)
-            steps.append(Step(actions, 0.0, {}, done=done))
+            steps.append(Step(0.0, {}, done=done))
             if done:
                 answers = latest(turns, rounds)
                 finished.append((task, [], [answers.get(i, "") for i in range(self.num_agents)]))
         results = iter(self.env.step(finished) if finished else [])
-        return [next(results)._replace(actions=step.actions, done=True) if step.done else step for step in steps]
+        return [next(results)._replace(done=True) if step.done else step for step in steps]
 
     def demonstrations(self):
         """Those of env, for every turn: list of dict(prompt, completion).

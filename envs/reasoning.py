@@ -1,7 +1,7 @@
 """Agents solve problems with a short answer: a solver and a checker, or several who each know a part of the problem.
 
-The problems are those of GSM8K (Cobbe et al., 2021) or of envs/problems.py; envs/generated.py has others. The reward
-is in rewards/reasoning.py.
+The problems are those of GSM8K (Cobbe et al., 2021) or of envs/samples/reasoning.py; envs/generated.py has others.
+The reward is in rewards/boxed.py.
 """
 
 import random
@@ -10,8 +10,8 @@ from functools import partial
 
 from envs import Step
 from envs.data import read_rows
-from envs.problems import problems
-from rewards.reasoning import LONGEST, answer, is_right, team_reward
+from envs.samples.reasoning import problems
+from rewards.boxed import LONGEST, answer, is_right, team_reward
 from rewards.texts import drop_thoughts
 
 SAMPLE_COUNTS = {"train": 1000, "test": 200}
@@ -131,7 +131,10 @@ class Reasoning:
 
     def observe(self, task, history):
         prompts = self.split_prompts if self.roles == "split" else self.check_prompts
-        return prompts(task["question"], history[0].actions if history else None)
+        written = None
+        if history:
+            written, _ = history[0]
+        return prompts(task["question"], written)
 
     def check_prompts(self, problem, solutions):
         """Prompts of roles check; solutions: what was written in the first turn, None in that turn."""
@@ -164,13 +167,14 @@ class Reasoning:
         steps = []
         for task, history, actions in branches:
             if len(history) + 1 < self.num_turns:
-                steps.append(Step(actions, 0.0, {}, done=False))
+                steps.append(Step(0.0, {}, done=False))
                 continue
             solutions = []
             if history and self.roles == "check":
-                solutions = history[0].actions[: max(1, self.num_agents - 1)]
+                first_actions, _ = history[0]
+                solutions = first_actions[: max(1, self.num_agents - 1)]
             reward, parts = team_reward(actions[-1], partial(self.right, task), solutions)
-            steps.append(Step(actions, reward, parts, done=True))
+            steps.append(Step(reward, parts, done=True))
         return steps
 
     def demonstrations(self):

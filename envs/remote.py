@@ -36,7 +36,7 @@ import envs
 TOKEN = "TUTTI_TOKEN"  # the environment variable with the token, on both machines
 LIMIT = 64_000_000  # bytes of a request
 PATIENCE = 60  # seconds in which the client tries a refused connection again: the server may be starting
-# A Step at the client: feedback is only for rollouts.jsonl, and sealed is the Step itself, for the server.
+# A Step at the client: feedback is only for rollouts.jsonl, and sealed is the joint action with its Step.
 Received = namedtuple("Received", (*envs.Step._fields, "sealed"))
 
 
@@ -82,11 +82,11 @@ class Remote:
         return [{"split": split, "number": number} for number in range(self.counts[split])]
 
     def step(self, branches):
-        sealed = [(task, [step.sealed for step in history], actions) for task, history, actions in branches]
+        sealed = [(task, [step.sealed for _, step in history], actions) for task, history, actions in branches]
         return [Received(*values) for values in self._ask("step", branches=sealed)]
 
     def _read(self, method, task, history):
-        return self._ask(method, task=task, history=[step.sealed for step in history])
+        return self._ask(method, task=task, history=[step.sealed for _, step in history])
 
     def _ask(self, method, **request):
         for second in range(PATIENCE + 1):
@@ -160,24 +160,25 @@ class Server(ThreadingHTTPServer):
     def _step(self, branches):
         with self.batch:  # two at once would slow each other's tests down, beyond their limits of time
             steps = self.env.step(branches)
-        return [(s.actions, s.reward, s.parts, s.done, s.feedback, self._seal(pickle.dumps(s))) for s in steps]
+        pairs = [(actions, step) for (_, _, actions), step in zip(branches, steps)]
+        return [(s.reward, s.parts, s.done, s.feedback, self._seal(pickle.dumps((a, s)))) for a, s in pairs]
 
     def _seal(self, data):
         return b64encode(hmac.digest(self.key, data, "sha256") + data).decode()
 
     def _restore(self, task, history):
-        """The environment's own task and Steps."""
+        """The environment's own task and history."""
         tasks = self.splits[task["split"]]
         number = task["number"]
-        steps = []
+        pairs = []
         if not 0 <= number < len(tasks):
             raise IndexError(f"there is no task {number}")
         for sealed in history:
             data = b64decode(sealed)[32:]
             if not hmac.compare_digest(sealed.encode(), self._seal(data).encode()):
                 raise ValueError("this server has made no such Step; if it was restarted, --resume the run")
-            steps.append(pickle.loads(data))
-        return tasks[number], steps
+            pairs.append(pickle.loads(data))
+        return tasks[number], pairs
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -8,10 +8,11 @@ import json
 import re
 from urllib.parse import unquote
 
-from envs import Step, tools_samples
+from envs import Step
 from envs.data import read_rows
-from envs.tried import read_limits
-from rewards.reasoning import answer, is_right
+from envs.samples import tools as samples
+from envs.vetting import read_limits
+from rewards.boxed import answer, is_right
 from rewards.sandbox import Job, require_protection, run_tests
 from rewards.tools import Search, calculator, read_call, split_message, tools_reward
 
@@ -82,13 +83,13 @@ class Tools:
         self.limits = read_limits(timeout, allow_unsafe_code)
         if dataset == "sample":
             calls = self.num_turns - (2 if num_agents == 3 else 1)
-            self.splits = {s: tools_samples.tool_tasks(s, n, seed, calls) for s, n in SAMPLE_COUNTS.items()}
+            self.splits = {s: samples.tool_tasks(s, n, seed, calls) for s, n in SAMPLE_COUNTS.items()}
         else:
             columns = ["question", "tools", "answer"]
             self.splits = read_rows(dataset, columns, None, None, judge=lambda rows: map(_task, rows))
         if any("python" in task["tools"].split() for part in self.splits.values() for task in part):
             require_protection(self.limits[1])
-        self.search = Search(tools_samples.articles(corpus, seed))
+        self.search = Search(samples.articles(corpus, seed))
 
     def tasks(self, split):
         return self.splits[split]
@@ -97,7 +98,7 @@ class Tools:
         """Who speaks: "planner", "caller", "answerer", or "alone", who may call or answer."""
         if self.num_agents == 3 and not history:
             return "planner"
-        if len(history) + 1 >= self.num_turns or (history and history[-1].feedback["stopped"]):
+        if len(history) + 1 >= self.num_turns or any(step.feedback["stopped"] for _, step in history):
             return "answerer"
         return "alone" if self.num_agents == 1 else "caller"
 
@@ -109,7 +110,8 @@ class Tools:
             tools = [f"{name}({', '.join(TOOLS[name][0])}): {TOOLS[name][1]}" for name in task["tools"].split()]
             prompt.append("\n".join(["Tools:", *tools]))
         if role == "caller" and self.num_agents == 3:
-            prompt.append(f"Plan: {' '.join(history[0].actions[0].split()[:40])}")
+            (plan, *_), _ = history[0]
+            prompt.append(f"Plan: {' '.join(plan.split()[:40])}")
         if calls:
             prompt.append("\n".join(["Calls so far:", *map(_shown, calls)]))
         prompts = [None] * self.num_agents
@@ -125,10 +127,10 @@ class Tools:
             shown = result.examples[0].removeprefix("returned ").strip("'")
             messages[k]["output"] = unquote(shown) or "nothing"
         steps = []
-        for (task, history, actions), message in zip(branches, messages):
+        for (task, history, _), message in zip(branches, messages):
             calls = _calls(history) + [message] * (message["output"] != "")
             reward, parts = tools_reward(message["answer"], task["answer"], calls, task["needed"].split())
-            steps.append(Step(actions, reward, parts, message["stopped"] == "answer", message))
+            steps.append(Step(reward, parts, message["stopped"] == "answer", message))
         return steps
 
     def _read(self, task, history, actions):
@@ -162,12 +164,12 @@ class Tools:
         """What agents could say in sample training tasks, flawed in three of ten texts: dict(prompt, completion)."""
         if self.dataset != "sample":
             raise ValueError(f"--dataset {self.dataset}: it holds no calls to imitate; use sample.")
-        return tools_samples.demonstrated(self, self.tasks("train"), self.seed)
+        return samples.demonstrated(self, self.tasks("train"), self.seed)
 
 
 def _calls(history):
     """The messages so far that are calls, also malformed ones."""
-    return [step.feedback for step in history if step.feedback["output"]]
+    return [step.feedback for _, step in history if step.feedback["output"]]
 
 
 def _arguments(tool, calls):

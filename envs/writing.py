@@ -9,8 +9,9 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
-from envs import Step, samples
+from envs import Step
 from envs.data import read_rows
+from envs.samples import writing as samples
 from rewards.texts import drop_thoughts
 from rewards.writing import ARXIV, TLDR, Scale, ladder_reward
 
@@ -151,7 +152,7 @@ class Writing:
             reference = task[kind.reference] if kind.reference else None
             source = FIELD.sub("", task[kind.columns[0]])
             reward, parts = ladder_reward(texts, kind.scale, source, reference, self.grounded)
-            steps.append(Step(actions, reward, parts, done=True))
+            steps.append(Step(reward, parts, done=True))
         return steps
 
     def demonstrations(self):

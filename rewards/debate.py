@@ -8,7 +8,7 @@ from the start is worth a little more.
 import re
 from itertools import pairwise
 
-from rewards.reasoning import answer, is_right, is_same
+from rewards.boxed import answer, is_right, is_same
 
 ALL_RIGHT = 0.2
 STEADY = 0.1
@@ -26,7 +26,7 @@ def debate_reward(rounds, gold):
     gold: str, the right answer; where it is a letter from A to D, an answer is the letter that it begins with
 
     Returns (reward, parts), with reward = correct + 0.2 all_passed + 0.1 steady, 0 to 1.3. An agent is right in a
-    round if the one answer that its completion gives (see rewards/reasoning.py) equals gold.
+    round if the one answer that its completion gives (see rewards/boxed.py) equals gold.
         correct: share of agents that are right in the last round
         all_passed: 1 if all are, else 0
         steady: share that is right in the first and in the last round

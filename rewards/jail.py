@@ -326,7 +326,7 @@ def _candidate(channel, layers):
     folder, seconds, texts, prepare, options = channel.receive()
     confine(layers, folder, seconds)
     random.seed(0)  # the same code, the same reward
-    program, facts = vars(answers)[prepare](texts, **options)
+    program, facts = vars(programs)[prepare](texts, **options)
     channel.send([program is not None, facts])
     del texts, prepare, options, facts  # else the code could read here whether its helper is a stub
     builtins.exit = builtins.quit = sys.exit
@@ -569,7 +569,7 @@ def describe(error):
 
 if __name__ == "__main__":
     sys.path[0] = os.path.dirname(sys.path[0])  # of this folder, only for this import
-    from rewards import answers
+    from rewards import programs
 
     sys.path.pop(0)
     template(unsafe="--unsafe" in sys.argv)

@@ -41,7 +41,7 @@ class Job(NamedTuple):
     # unittest.TestCase is one test.
     tests: str
     names: list[str]  # the candidate's functions and classes that the tests use
-    # Name of a function in rewards/answers.py, prepare(texts, **options) -> (program, facts), that runs in the
+    # Name of a function in rewards/programs.py, prepare(texts, **options) -> (program, facts), that runs in the
     # candidate, where a crash does no harm. `program`: the source or syntax tree to run, or None. `facts`: to report.
     prepare: str = "prepare_text"
     options: dict | None = None

@@ -13,7 +13,7 @@ import re
 from collections import Counter, defaultdict
 from fractions import Fraction
 
-from rewards.reasoning import is_right
+from rewards.boxed import is_right
 from rewards.texts import drop_thoughts, words
 
 OPEN = "<tool_call>"

@@ -81,15 +81,6 @@ def test_values():
         assert is_accepted(value, ["", gold]) == same, row
 
 
-def test_an_optional_argument_may_be_left_out_and_not_be_wrong():
-    """Fails if a call without an argument for which gold lists "" costs marks, or a wrong one does not."""
-    gold = [{"f": {"x": [1], "unit": ["km", ""], "year": [""]}}]
-    assert gold_call(gold[0])["arguments"] == {"x": 1, "unit": "km"}
-    for arguments, level in ({"x": 1}, 0.5), ({"x": 1, "unit": "mi"}, 0.25), ({"unit": "km"}, 0.25):
-        _, parts = parallel_reward([written({"name": "f", "arguments": arguments})], gold)
-        assert parts["arguments"] == level, arguments
-
-
 # The first two have no gold call that an answer can equal
 ROWS = """
 {"user_prompt": "a", "ground_truth": [], "function": []}

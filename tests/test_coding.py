@@ -1,13 +1,8 @@
 """The coding reward: its levels, what counts as cooperation, how an answer is read, public reference solutions."""
 
-import ast
-import json
-
 import pytest
-from conftest import ROOT
 from test_sandbox import sections
 
-from rewards import answers
 from rewards.coding import Answer, coding_rewards
 
 ASSERTS = "assert f([1, 2, 3]) == 12\nassert f([5]) == 10\nassert f([]) == 0\nassert f([-1]) == -2"
@@ -416,19 +411,3 @@ class S:
 def test_the_function_is_found_in_the_forms_that_models_write(table):
     """Fails at a helper that is paid for another, a form that earns nothing, a text that undoes another agent's."""
     check(table)
-
-
-def test_real_answers_are_read_as_a_careful_reader_does():
-    """Fails if the rules of reading fit imagined answers and not those of a real model."""
-    rows = [json.loads(line) for line in (ROOT / "tests" / "data" / "real_answers.jsonl").open()]
-    missed = [
-        row for row in rows if definition(row["text"], row["entry"]) != definition(row["expected"], row["entry"])
-    ]
-    assert len(missed) <= 0.05 * len(rows), missed
-
-
-def definition(text, name):
-    """The last value that is bound to a name, in the program that is made of a text."""
-    tree, _ = answers.prepare([text], [], name)
-    pairs = [pair for node in tree.body for pair in answers.find_bindings(node)] if tree else []
-    return [ast.dump(value) for bound, value in pairs if bound == name][-1:]

@@ -29,7 +29,7 @@ class Leaving(credit.Game):
 
     def observe(self, task, history):
         first, second = super().observe(task, history)
-        return [first, None if history and history[-1].actions[1] == "b" else second]
+        return [first, None if history and history[-1][0][1] == "b" else second]
 
 
 ENVS = [credit.Game(1), Leaving(3)]

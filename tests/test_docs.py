@@ -11,7 +11,7 @@ from conftest import ROOT
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 # of torchrun, tyro, vLLM, pip, and a patch of the lesson
 OTHERS_FLAGS = "nnodes nproc_per_node rdzv_backend rdzv_endpoint help enable_lora lora_modules kl_coef deps"
-USERS_FILES = {"shout.py", "runs.html"}
+USERS_FILES = {"runs.html"}
 FLAGS = {*OTHERS_FLAGS.split()}
 for path in [*ROOT.glob("*.py"), *ROOT.glob("benchmarks/*.py"), *ROOT.glob("envs/*.py")]:
     FLAGS |= {*re.findall(r"^    (\w+): .* = ", path.read_text(), re.MULTILINE)}

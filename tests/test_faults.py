@@ -116,9 +116,9 @@ REWARDS = {
     "one of three": [1.0, 2.0, 3.0],
     "float32": np.float32(0.5),
     "an array": np.array([0.5, 1.0]),
-    "a torch scalar": torch.tensor(0.5),
+    "bfloat16": torch.tensor([0.5, 1.0], dtype=torch.bfloat16, requires_grad=True),
 }
-WELL_FORMED = ["float32", "an array", "a torch scalar"]
+WELL_FORMED = ["float32", "an array", "bfloat16"]
 ILL_FORMED = [*(form for form in REWARDS if form not in WELL_FORMED), *PROMPTS, *PARTS_NAMED, "a step too few"]
 ODD = [(MAGRPO, form) for form in ILL_FORMED]
 ODD += [(ROOT / "madpo.py", "nan"), (NANO, "nan"), (NANO, "a prompt too many"), (NANO, "a step too few")]

@@ -36,7 +36,7 @@ class Told:
         return ["write", "read" if self.hidden else self.sign(task), None]
 
     def step(self, branches):
-        return [Step(actions, float(task["worth"]), {}, False) for task, _, actions in branches]
+        return [Step(float(task["worth"]), {}, False) for task, _, _ in branches]
 
 
 def test_the_critic_reads_what_others_read(model_dir):

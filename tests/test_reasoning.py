@@ -11,8 +11,8 @@ import envs
 from envs import Step
 from envs.debate import right_answers
 from envs.reasoning import deal
+from rewards.boxed import answer, is_right, team_reward, verdict
 from rewards.debate import debate_reward
-from rewards.reasoning import answer, is_right, team_reward, verdict
 
 # What a box may hold | the gold answer | whether it is right; THIN and NONE are a thin blank and one without width
 FORMS = r"""
@@ -254,7 +254,7 @@ def gold(task):
 
 
 def first(actions):
-    return [Step(actions, 0.0, {}, False)]
+    return [(actions, Step(0.0, {}, False))]
 
 
 @pytest.mark.parametrize("num_agents", [1, 2, 3])

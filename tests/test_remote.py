@@ -21,7 +21,7 @@ class Odd(Letters):
     """Feedback that JSON would change."""
 
     def observe(self, task, history):
-        worth = [step.feedback[1] for step in history]
+        worth = [step.feedback[1] for _, step in history]
         prompt = f"Say {task['letter']} {worth}"
         return [None, prompt] if len(history) % 2 else [prompt, None]
 
@@ -29,7 +29,7 @@ class Odd(Letters):
         steps = []
         for _, _, actions in branches:
             worth = Fraction(len("".join(actions)), 7)
-            steps.append(Step(actions, [float(worth), 0.1], {"worth": worth / 3 + 0.1}, False, {1: (actions, worth)}))
+            steps.append(Step([float(worth), 0.1], {"worth": worth / 3 + 0.1}, False, {1: (actions, worth)}))
         return steps
 
 
@@ -65,6 +65,7 @@ def test_a_step_that_the_server_did_not_make_is_not_loaded(url, tmp_path):
     data = pickle.dumps(touch())
     for seal in b"", base64.b64decode(step.sealed)[:32], hmac.digest(b"sesame", data, "sha256"):
         with pytest.raises(ValueError, match="no such Step"):
-            env.observe(TASK, [step._replace(sealed=base64.b64encode(seal + data).decode())])
+            forged = step._replace(sealed=base64.b64encode(seal + data).decode())
+            env.observe(TASK, [(["a", "b"], forged)])
     assert not (tmp_path / "loaded").exists()
-    assert env.observe(TASK, [step])[1].endswith("[(['a', 'b'], Fraction(2, 7))]")
+    assert env.observe(TASK, [(["a", "b"], step)])[1].endswith("[(['a', 'b'], Fraction(2, 7))]")

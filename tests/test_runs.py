@@ -105,7 +105,7 @@ def test_a_tree_can_be_rebuilt_from_the_rollouts(env, run, model_dir):
     env = names["env"]
     lines = lines_of(names["run_dir"])
     assert len(lines) > 20
-    histories = {}  # place of a node -> the Steps that lead there
+    histories = {}  # place of a node -> its history
     for line in lines:  # parents before children
         place = (line["iteration"], line["split"], line["task_number"], *line["path"])
         task = env.tasks(line["split"])[line["task_number"]]
@@ -121,7 +121,7 @@ def test_a_tree_can_be_rebuilt_from_the_rollouts(env, run, model_dir):
         assert line["parts"].get("share", [None] * len(steps)) == [step.parts.get("share") for step in steps]
         assert line["feedback"] == [step.feedback for step in steps]
         for j, step in enumerate(steps):
-            histories[(*place, j)] = [*history, step]
+            histories[(*place, j)] = [*history, (branches[j][2], step)]
         speaker = agents[0] or agents[1]
         assert (speaker["advantages"] is not None) == (line["split"] == "train")
         if len(steps) == 1:  # in an evaluation's last turn
@@ -146,6 +146,7 @@ def test_a_copied_script_trains_on_the_readmes_environment_in_an_empty_folder(tm
     """Fails if a script needs envs/ or another file next to it, or the README's example does not run."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     (example,) = [block for block in blocks if "class Shout" in block]
+    assert example == (ROOT / "examples/shout.py").read_text()
     (tmp_path / "shout.py").write_text(example)
     shutil.copy(MAGRPO, tmp_path)
     flags = "--env shout:Shout --num-iterations 2 --max-new-tokens 8 --model"

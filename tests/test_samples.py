@@ -7,8 +7,8 @@ import pytest
 from toy import rows_of
 
 import envs
-from envs import samples
 from envs.bfcl import gold_call, written
+from envs.samples import writing
 
 # environment | options | highest reward | share of the tasks for which a guess may earn it
 # No answer is known to earn the highest reward of tldr and arxiv.
@@ -30,8 +30,8 @@ bfcl | {"num_agents": 3, "roles": "split_by_order"} | 1 | 0.05
 # what in a task decides its split: in most environments one of these columns
 COLUMNS = r"(?:question|answer|user_prompt|entry_point|class_name)': '.*?'"
 PARTS = {
-    "tldr": "|".join(["TITLE: My .*?POST", *samples.ATTEMPTS]),
-    "arxiv": "|".join([*samples.METHODS, *samples.OBSTACLES, *samples.FIELDS]),
+    "tldr": "|".join(["TITLE: My .*?POST", *writing.ATTEMPTS]),
+    "arxiv": "|".join([*writing.METHODS, *writing.OBSTACLES, *writing.FIELDS]),
     "gsm8k": r"How many \w+|buys|finds|gives|loses|keeps|times",
     "debate": r"question': '(\w+) has \d+ (\w+) .*?\. \w+ (\w+) \d+ (\w+)|question': '(\d.*?)'",
 }
@@ -53,8 +53,9 @@ def last_step(env, task, known):
     history = []
     for turn in range(getattr(env, "num_turns", 1)):
         actions = [write(known, env.num_agents, turn, i) for i in range(env.num_agents)]
-        history += env.step([(task, history, actions)])
-    return history[-1]
+        (step,) = env.step([(task, history, actions)])
+        history.append((actions, step))
+    return step
 
 
 @pytest.mark.parametrize("name, options, best, share", rows_of(CASES))

@@ -306,7 +306,6 @@ def test_agents_read_what_the_environment_shows_them(model_dir, tmp_path):
             ids = group.completion_ids[1]
             assert group.logprobs[1] == pytest.approx(exact_logprobs(paths[i % 2], group.prompt_ids, ids), abs=1e-4)
             assert group.completions[1] == policy.tokenizer.decode([k for k in ids if k not in policy.stop_ids])
-            assert group.completions[1] == node.steps[1].actions[i]
             assert group.stopped[1] == (ids[-1] in policy.stop_ids)
 
 

@@ -169,7 +169,8 @@ def test_python_cells_are_replayed():
     env = envs.make("tools", 2, 5)
     task = QUESTION | {"tools": "python", "files": {"a.csv": "12"}}
     cells = [call("python", code=code) for code in CELLS]
-    _, history = say(env, *cells, BOX, task=task)
-    assert [step.feedback["output"] for step in history[:4]] == list(CELLS.values())
-    steps = env.step([(task, history[:1], [call("python", code=f"print(x + {k})"), ""]) for k in (1, 2)])
+    _, steps = say(env, *cells, BOX, task=task)
+    assert [step.feedback["output"] for step in steps[:4]] == list(CELLS.values())
+    history = [([cells[0], ""], steps[0])]
+    steps = env.step([(task, history, [call("python", code=f"print(x + {k})"), ""]) for k in (1, 2)])
     assert [step.feedback["output"] for step in steps] == ["13", "14"]

@@ -33,16 +33,16 @@ class Paid:
 
     def observe(self, task, history):
         speaking = self.speakers[len(history)] if self.speakers else range(self.num_agents)
-        before = tuple(tuple(step.actions) for step in history)
+        before = tuple(tuple(actions) for actions, _ in history)
         return [before if i in speaking else None for i in range(self.num_agents)]
 
     def step(self, branches):
         steps = []
         for task, history, actions in branches:
-            before = [step.actions for step in history]
+            before = [earlier for earlier, _ in history]
             payment = self.pay(task, before, actions)
             if not isinstance(payment, Step):
-                payment = Step(actions, payment, {}, done=actions[0] in self.done)
+                payment = Step(payment, {}, done=actions[0] in self.done)
             steps.append(payment)
         return steps
 
@@ -121,7 +121,8 @@ def test_only_those_who_speak_multiply(grow):
     env = Paid(3, pay, speakers=[[1], [0, 2]])
     (root,), children = grow(env, [3, 2], "cross")
     assert root.joint == [(0, 0, 0), (0, 1, 0), (0, 2, 0)]
-    assert [step.actions for step in root.steps] == [["", "0", ""], ["", "1", ""], ["", "2", ""]]
+    ((first, _),), *_ = [child.history for child in children]
+    assert first == ["", "0", ""]
     assert returns_of(root) == {1: [1.0, 2.0, 3.0]}  # with a later mean of 1
     for child in children:
         assert child.joint == [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)]
@@ -168,7 +169,7 @@ def test_metrics_weigh_tasks_equally(grow):
 
     def pay(task, before, now):
         done = now[0] == "0" and not before
-        return Step(now, task, {"depth": len(before)}, done)
+        return Step(task, {"depth": len(before)}, done)
 
     env = Paid(2, pay, tasks=2)
     env.observe = lambda task, history: [(), () if task else None]  # two joint actions, or four
@@ -202,7 +203,7 @@ class Own(credit.Game):
     """Each agent has a reward of its own."""
 
     def reward(self, history, actions):
-        past = [step.actions for step in history]
+        past = [earlier for earlier, _ in history]
         return np.array([credit.uniform(self.seed, past, actions, i) for i in range(2)])
 
 

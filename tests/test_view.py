@@ -119,19 +119,6 @@ def test_chosen_nodes_have_their_parents():
     assert chosen == [(1, 0), (1, 2), (2, 2)]
 
 
-@pytest.mark.parametrize("megabytes", [0.001, 0.2, 20])
-def test_a_page_with_too_many_iterations(tmp_path, megabytes):
-    """Fails if the page is larger than asked, thinned without need, or lacks the first or the last iteration."""
-    folder = make_run(tmp_path / "run", iterations=150)
-    runs, texts = page_of([folder], tmp_path, f"--megabytes={megabytes}")
-    times = {node["iteration"] for node in runs[0]["nodes"]}
-    size = (tmp_path / "page.html").stat().st_size / 1e6
-    assert {1, 150} <= times
-    assert size <= megabytes or len(times) == 2
-    if size < 0.5 * megabytes:
-        compare(folder, runs, texts)
-
-
 def test_a_cut_line_and_folders_without_rollouts(tmp_path):
     """Fails if a run in progress, or what else is in runs/, stops the page."""
     rollouts = make_run(tmp_path / "run") / "rollouts.jsonl"

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 
 class Step(NamedTuple):
-    actions: list
     reward: object
     parts: dict
     done: bool
@@ -18,13 +17,14 @@ def rows_of(table):
 
 def play(env, task, write):
     """The prompts of each turn and the Steps of a branch in which agent i writes write(turn, i, prompt)."""
-    turns, history = [], []
-    while not (history and history[-1].done):
+    turns, steps, history = [], [], []
+    while not (steps and steps[-1].done):
         prompts = env.observe(task, history)
         actions = [write(len(turns), i, prompt) if prompt else "" for i, prompt in enumerate(prompts)]
-        history += env.step([(task, history, actions)])
+        steps += env.step([(task, history, actions)])
+        history.append((actions, steps[-1]))
         turns.append(prompts)
-    return turns, history
+    return turns, steps
 
 
 class Letters:
@@ -37,7 +37,7 @@ class Letters:
         return [{"letter": letter} for letter in ("abcdef" if split == "train" else "ghij")]
 
     def observe(self, task, history):
-        earlier = "".join(f" You said {step.actions}." for step in history)
+        earlier = "".join(f" You said {actions}." for actions, _ in history)
         return [f"Say {task['letter'] * (i + 1)}.{earlier}" for i in range(self.num_agents)]
 
     def step(self, branches):
@@ -45,7 +45,7 @@ class Letters:
         for task, history, actions in branches:
             share = sum(text.count(task["letter"]) + 0.1 * len(text) for text in actions) / 10
             reward = share * (1 + len(history))
-            steps.append(Step(actions, reward, {"share": share}, done=len(actions[0]) > 14))
+            steps.append(Step(reward, {"share": share}, done=len(actions[0]) > 14))
         return steps
 
 
@@ -68,7 +68,7 @@ class Selfish(Letters):
         for _, _, actions in branches:
             lengths = [len(text) / 10 for text in actions]
             rewards = [1.5 * length - sum(lengths) / 2 for length in lengths]
-            steps.append(Step(actions, rewards, {}, done=len(actions[0]) > 14))
+            steps.append(Step(rewards, {}, done=len(actions[0]) > 14))
         return steps
 
 
@@ -83,5 +83,5 @@ class Cases(Letters):
         steps = []
         for _, _, actions in branches:
             count = sum(map(str.islower, actions[0])) + sum(map(str.isupper, "".join(actions[1:])))
-            steps.append(Step(actions, count / 8 / self.num_agents, {}, done=False))
+            steps.append(Step(count / 8 / self.num_agents, {}, done=False))
         return steps

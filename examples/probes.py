@@ -1,4 +1,4 @@
-"""Environments whose outcome is known, for --env docs.probes:CLASS. What has to be seen is in debugging.md."""
+"""Environments whose outcome is known, for --env examples.probes:CLASS. What has to be seen is in debugging.md."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,6 @@ WORDS = ["angry", "tired", "lonely", "nervous"]
 
 
 class Step(NamedTuple):
-    actions: list
     reward: float
     parts: dict
     done: bool
@@ -26,7 +25,7 @@ class Constant:
         return [f"Write a sentence about somebody who is {task['word']}."] * self.num_agents
 
     def step(self, branches):
-        return [Step(actions, 1.0, {}, done=False) for _, _, actions in branches]
+        return [Step(1.0, {}, done=False) for _ in branches]
 
 
 class GoodWord(Constant):
@@ -36,7 +35,7 @@ class GoodWord(Constant):
         steps = []
         for _, _, actions in branches:
             count = sum("the" in text.lower().split() for text in actions)
-            steps.append(Step(actions, count / self.num_agents, {}, done=False))
+            steps.append(Step(count / self.num_agents, {}, done=False))
         return steps
 
 
@@ -47,12 +46,13 @@ class PartnersWord(Constant):
 
     def observe(self, task, history):
         if history:
-            return [None, f"Message: {history[0].actions[0]}\nWrite one word, the mood."]
+            (message, _), _ = history[0]
+            return [None, f"Message: {message}\nWrite one word, the mood."]
         return [f"Mood: {task['word']}.\nWrite one word, the mood.", None]
 
     def step(self, branches):
         steps = []
         for task, history, actions in branches:
             names = [word for word in WORDS if word in actions[1].lower()]
-            steps.append(Step(actions, float(names == [task["word"]]), {}, done=bool(history)))
+            steps.append(Step(float(names == [task["word"]]), {}, done=bool(history)))
         return steps

@@ -5,8 +5,8 @@ import random
 import re
 import textwrap
 
-from envs import samples
-from envs.tried import example_asserts
+from envs.samples.coding import FILTERS, MAPS, coding_tasks
+from envs.vetting import example_asserts
 
 LOOPS = {  # fold of envs/samples.py -> first value of result, what is done with each value, what is returned
     "sum": ("0", "result += {}", "result"),
@@ -33,7 +33,7 @@ def mutants(split, count, seed):
     composition is in two splits: see `coding_tasks` in envs/samples.py.
     """
     rng = random.Random(f"mutants {split} {seed}")
-    return [_mutant(row, rng) for row in samples.coding_tasks(split, count, seed)]
+    return [_mutant(row, rng) for row in coding_tasks(split, count, seed)]
 
 
 def demonstrated(task, num_notes, rng):
@@ -61,8 +61,8 @@ def _mutant(row, rng):
     prompt = row["prompt"]
     fold, filter_name, map_name = name.split("_")
     first, step, returned = LOOPS[fold]
-    step = step.format(samples.MAPS[map_name][1])
-    condition = samples.FILTERS[filter_name][1]
+    step = step.format(MAPS[map_name][1])
+    condition = FILTERS[filter_name][1]
     code = f"result = {first}\nfor x in numbers:\n    if {condition}:\n        {step}\nreturn {returned}\n"
     code = textwrap.indent(code, "    ")
     tests = re.findall("assert .*", row["test"].replace("candidate", name))

@@ -6,7 +6,7 @@ then wrong ones. Train and test differ by composition, as in envs/samples.py.
 
 from itertools import product
 
-from envs.samples import _split_of
+from envs.samples import split_of
 
 NAMES = ["Tom", "Ana", "Ben", "Eva", "Max", "Lea", "Sam", "Ida"]
 THINGS = ["pens", "cups", "eggs", "keys", "books", "coins", "bags", "hats"]
@@ -36,7 +36,7 @@ def questions(split, count, rng, choice=False):
         name, friend = rng.sample(NAMES, 2)
         thing, other = rng.sample(THINGS, 2)
         story = rng.randrange(len(STORIES))
-        if _split_of(NAMES.index(name), THINGS.index(thing), story) != split:
+        if split_of(NAMES.index(name), THINGS.index(thing), story) != split:
             continue
         a = rng.choice(FIRST)
         b, c = rng.sample(SECOND, 2)
@@ -69,7 +69,7 @@ def claims(split, count, rng):
         _, result = _work(a, sign, b)
         bound = result + distance
         lie = bound + distance  # on the other side of the bound
-        if lie <= 0 or _split_of(a, b, distance + RELATIONS.index(relation)) != split:
+        if lie <= 0 or split_of(a, b, distance + RELATIONS.index(relation)) != split:
             continue
         compared = f"{relation} than {bound}."
         is_true = (distance < 0) == (relation == "larger")

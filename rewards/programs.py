@@ -153,6 +153,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=""):
     """
     owned = [*helpers, entry_point]
     program = ast.parse(BEFORE + prelude).body
+    bodies = []  # the statements of each text
     defined = []
     errors = []
     for name, text in zip(owned, texts):
@@ -163,6 +164,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=""):
         defined.append(name in find_names(rest, CALLABLES))
         body = rest if defined[-1] else body  # the last version of a function may be cut off
         errors.append(error)
+        bodies.append(body)
         program += map(guard, body)
         if name in helpers:
             program += ast.parse(stub.replace("NAME", name)).body
@@ -170,7 +172,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=""):
         program += ast.parse(f"{entry_point} = {alone}").body
     tree, error = compile_body(program, errors)
     # Of the main function's text, without what is an example.
-    nodes = [n for part in body if not isinstance(part, (ast.Expr, ast.Assert)) for n in ast.walk(part)]
+    nodes = [n for part in bodies[-1] if not isinstance(part, (ast.Expr, ast.Assert)) for n in ast.walk(part)]
     names = [n.id for n in nodes if isinstance(n, ast.Name)]
     dropped = [ast.unparse(n).partition("(")[0] for n in nodes if isinstance(n, ast.Expr)]
     facts = {

@@ -1,4 +1,4 @@
-"""Environments of the lesson, for --env docs.lesson.variants:CLASS."""
+"""Environments of the lesson, for --env examples.variants:CLASS."""
 
 from envs.games import Reference
 from envs.reasoning import Reasoning, deal
@@ -16,8 +16,8 @@ class Split(Reasoning):
 
     def observe(self, task, history):
         if history:
-            first = history[0]
-            history = [first._replace(actions=[self.message(task, first.actions[0]), ""])]
+            (text, _), step = history[0]
+            history = [([self.message(task, text), ""], step)]
         return super().observe(task, history)
 
 
@@ -47,11 +47,3 @@ class Rival(Reference):
             success = step.reward
             steps.append(step._replace(reward=[success, 1 - success, success] if step.done else 0.0))
         return steps
-
-
-class Unheard(Reference):
-    """Two speakers and a listener, who reads agent 0's word alone; agent 1 is paid like the others."""
-
-    def observe(self, task, history):
-        history = [step._replace(actions=[step.actions[0], "", ""]) for step in history]
-        return super().observe(task, history)

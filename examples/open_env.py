@@ -17,7 +17,11 @@ class OpenEnv:
         return [{"seed": number} for number in (range(100) if split == "train" else range(100, 120))]
 
     def observe(self, task, history):
-        seen = history[-1].feedback if history else self.client.reset(seed=task["seed"]).observation
+        if history:
+            _, step = history[-1]
+            seen = step.feedback
+        else:
+            seen = self.client.reset(seed=task["seed"]).observation
         return [json.dumps(seen) if len(history) % self.num_agents == i else None for i in range(self.num_agents)]
 
     def act(self, actions):
@@ -27,8 +31,8 @@ class OpenEnv:
         steps = []
         for task, history, actions in branches:
             self.client.reset(seed=task["seed"])
-            if any(self.act(step.actions).observation != step.feedback for step in history):
+            if any(self.act(earlier).observation != step.feedback for earlier, step in history):
                 raise RuntimeError("its seed and actions do not determine what this environment does")
             result = self.act(actions)
-            steps.append(Step(actions, result.reward or 0.0, {}, result.done, result.observation))
+            steps.append(Step(result.reward or 0.0, {}, result.done, result.observation))
         return steps

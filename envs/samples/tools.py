@@ -8,7 +8,7 @@ import json
 import random
 import re
 
-from envs.samples import _split_of
+from envs.samples import split_of
 
 STARTS = re.findall(r"\w+", "Bel Tar Sel Mor Kan Dor Fen Gal Hol Jun Lor Nar Pol Bri Ral Sul Tem Vor Wes Zan")
 ENDS = re.findall(r"\w+", "ba dun fel gor ik lan mar nor os pen ra sta tin ul va wick ym zo eth ard")
@@ -62,7 +62,7 @@ def tool_tasks(split, count, seed, most_calls):
         kind = rng.choice(["product", "column", *QUESTIONS])
         make = {"product": _product, "column": _column}.get(kind, _question)
         choices, parts = make(kind, corpus, rng)
-        if _split_of(*choices) != split or len(parts["calls"]) > most_calls:
+        if split_of(*choices) != split or len(parts["calls"]) > most_calls:
             continue
         needed = " ".join(call["name"] for call in parts["calls"])
         task = {"kind": kind, "tools": TOOLS, "needed": needed, "files": {}, **parts}
@@ -164,12 +164,14 @@ def demonstrated(env, tasks, seed):
     while branches:
         joint = []
         for task, history in branches:
-            plan = history[0].actions[0] if env.num_agents == 3 and history else ""
-            messages = [step.feedback for step in history if step.feedback["output"]]
+            plan = ""
+            if env.num_agents == 3 and history:
+                (plan, *_), _ = history[0]
+            messages = [step.feedback for _, step in history if step.feedback["output"]]
             text = completion(env.role(history), task, messages, plan, tasks, rng)
             prompts = env.observe(task, history)
             joint.append((task, history, ["" if prompt is None else text for prompt in prompts]))
             pairs += [{"prompt": prompt, "completion": text} for prompt in prompts if prompt is not None]
         steps = env.step(joint)
-        branches = [(task, [*turns, step]) for (task, turns, _), step in zip(joint, steps) if not step.done]
+        branches = [(task, [*turns, (a, step)]) for (task, turns, a), step in zip(joint, steps) if not step.done]
     return pairs

@@ -31,7 +31,7 @@ def passes(returned, number):
     suite.run(outcome := unittest.TestResult())
     return outcome.wasSuccessful()
 """
-RULES = 3  # counts the changes of what is tried
+RULES = 3  # counts the changes of how tasks are vetted
 
 
 def read_limits(timeout, allow_unsafe_code):
@@ -42,7 +42,7 @@ def read_limits(timeout, allow_unsafe_code):
     return float(timeout), word in ("yes", "true")
 
 
-def tried(rows, parse, answer, score, limits):
+def vet(rows, parse, answer, score, limits):
     """For each row its task, or why it cannot be used: its reference and trivial answers are run once.
 
     parse: (row) -> task, with tests, setup, examples and reference, the completion of a single agent, or None. What it
@@ -66,13 +66,13 @@ def tried(rows, parse, answer, score, limits):
     parsed = [place for place, result in enumerate(results) if isinstance(result, dict)]
     tasks = [results[place] for place in parsed]
     key = ["references and trivial answers", RULES, limits, tasks]
-    verdicts = remembered(key, lambda: _verdicts(tasks, answer, score, limits))
+    verdicts = load_or_find(key, lambda: _verdicts(tasks, answer, score, limits))
     for place, verdict in zip(parsed, verdicts):
-        results[place] = _finished(results[place], *verdict)
+        results[place] = _finish(results[place], *verdict)
     return results
 
 
-def _finished(task, fault, examples, shown):
+def _finish(task, fault, examples, shown):
     """The task with the examples that hold, or its fault. An assert that is shown is in the problem, not scored."""
     if fault:
         return fault
@@ -139,10 +139,10 @@ def _shown(task, outcomes):
     return None, passing[0]
 
 
-def remembered(key, find):
+def load_or_find(key, find):
     """find(), or what it returned when it was first called with this key on this machine.
 
-    key: list, from the words for what is tried to the tasks that are tried
+    key: list, from the words for what is run to the tasks
 
     So a run and its resume, and the processes of a run, have the same tasks, also where a reference is out of time
     now and then. Where nothing can be written, find() is called each time.

@@ -1,0 +1,271 @@
+"""Functions and classes to write, made offline from a small grammar: filter x map x fold."""
+
+import itertools
+import random
+import re
+
+from envs.samples import split_of
+
+# ---------------------------------------------------------------- functions to write
+
+FILTERS = {  # name -> (words, condition on x)
+    "even": ("even numbers", "x % 2 == 0"),
+    "odd": ("odd numbers", "x % 2 == 1"),
+    "positive": ("positive numbers", "x > 0"),
+    "negative": ("negative numbers", "x < 0"),
+    "nonzero": ("nonzero numbers", "x != 0"),
+    "third": ("multiples of three", "x % 3 == 0"),
+}
+MAPS = {  # name -> (words, value of x)
+    "squares": ("squares", "x * x"),
+    "cubes": ("cubes", "x * x * x"),
+    "doubles": ("doubles", "2 * x"),
+    "halves": ("floored halves", "x // 2"),
+    "negations": ("negations", "-x"),
+    "successors": ("successors", "x + 1"),
+    "predecessors": ("predecessors", "x - 1"),
+    "sizes": ("absolute values", "abs(x)"),
+}
+FOLDS = {  # name -> (words, expression around a list)
+    "sum": ("sum", "sum([{}])"),
+    "largest": ("largest", "max([{}], default=0)"),
+    "smallest": ("smallest", "min([{}], default=0)"),
+    "list": ("list", "[{}]"),
+    "sorted": ("sorted list", "sorted([{}])"),
+    "distinct": ("distinct count", "len(set([{}]))"),
+}
+# for the tests of functions whose own lists do not tell a right answer from one that lacks a part
+_drawn = random.Random(0)
+SHORT_LISTS = [[_drawn.randint(-3, 3) for _ in range(_drawn.randint(1, 5))] for _ in range(200)]
+TASK_WORDINGS = [
+    "Return the {fold} of the {map} of the {filter}.",
+    "Take the {filter}, compute their {map} and return the {fold}.",
+    "Compute the {fold} of all {map} of {filter} in the list.",
+]
+
+
+def coding_tasks(split, count, seed):
+    """Functions over lists of integers, filter x map x fold, in the columns of openai_humaneval.
+
+    Returns `count` dicts: task_id, prompt (signature and docstring with two >>> examples), entry_point,
+    canonical_solution (the body), test (`def check(candidate)` with five asserts, none of them a docstring example; an
+    answer without the filter or the map fails one, where that makes it wrong), and two more columns with a correct
+    answer by two agents: helper (source of `aux`) and main (the task's function, without aux). In 65 of 100 tasks main
+    calls aux. The convention for aux varies: in four of ten tasks it is the map, in three the filter's condition, in
+    three the whole filter. So agents that each imitate their column see only good answers, but still have to agree on
+    a convention. If `count` exceeds the number of compositions (192 train, 48 test), they repeat with other words and
+    numbers.
+    """
+    rng = random.Random(f"coding {split} {seed}")
+    chosen = enumerate(_compositions(split, count, rng))
+    return [_coding_task(f"sample/{split}/{i}", *composition, rng) for i, composition in chosen]
+
+
+def _compositions(split, count, rng):
+    """`count` combinations of filter, map and fold: each one of the split occurs once before any repeats.
+
+    A new round is drawn only when the last one is used up, since the tasks draw from `rng` in between.
+    """
+    indices = itertools.product(range(len(FILTERS)), range(len(MAPS)), range(len(FOLDS)))
+    compositions = [c for c, i in zip(itertools.product(FILTERS, MAPS, FOLDS), indices) if split_of(*i) == split]
+    while count > 0:
+        chosen = rng.sample(compositions, min(len(compositions), count))
+        yield from chosen
+        count -= len(chosen)
+
+
+def _coding_task(task_id, filter_name, map_name, fold_name, rng):
+    name = f"{fold_name}_{filter_name}_{map_name}"
+    condition = FILTERS[filter_name][1]
+    value = MAPS[map_name][1]
+    expression = FOLDS[fold_name][1].format(f"{value} for x in numbers if {condition}")
+    reference = eval(f"lambda numbers: {expression}")
+    inputs = [[rng.randint(-9, 9) for _ in range(rng.randint(5, 8))] for _ in range(6)]
+    examples = [inputs[0][:3], inputs[1][:4]]
+    # An answer without the filter, without the map or with x itself as the condition (what is left of a helper that
+    # only returns its argument) fails a test, unless it is right for all of these lists.
+    telling = []
+    for part in (f"{value} for x in numbers", f"x for x in numbers if {condition}", f"{value} for x in numbers if x"):
+        wrong = eval(f"lambda numbers: {FOLDS[fold_name][1].format(part)}")
+        tells = (numbers for numbers in (*inputs[2:], *SHORT_LISTS) if wrong(numbers) != reference(numbers))
+        telling += [numbers for numbers in itertools.islice(tells, 1) if numbers not in telling]
+    asserted = [[], *telling, *(numbers for numbers in inputs[2:] if numbers not in telling)][:5]
+    words = rng.choice(TASK_WORDINGS).format(
+        fold=FOLDS[fold_name][0], map=MAPS[map_name][0], filter=FILTERS[filter_name][0]
+    )
+    if "default=0" in expression:
+        words += " It is 0 if there are none."
+    # convention -> (source of aux, the main function's expression that calls it)
+    convention = rng.choices(["map", "condition", "filter"], weights=[4, 3, 3])[0]
+    helper, calling = {
+        "map": (f"def aux(x):\n    return {value}\n", f"aux(x) for x in numbers if {condition}"),
+        "condition": (f"def aux(x):\n    return {condition}\n", f"{value} for x in numbers if aux(x)"),
+        "filter": (
+            f"def aux(numbers):\n    return [x for x in numbers if {condition}]\n",
+            f"{value} for x in aux(numbers)",
+        ),
+    }[convention]
+    answer = FOLDS[fold_name][1].format(calling) if rng.random() < 0.65 else expression
+    shown = "".join(f"    >>> {name}({numbers})\n    {reference(numbers)}\n" for numbers in examples)
+    asserts = "".join(f"    assert candidate({numbers}) == {reference(numbers)}\n" for numbers in asserted)
+    return {
+        "task_id": task_id,
+        "prompt": f'def {name}(numbers):\n    """{words}\n\n{shown}    """\n',
+        "entry_point": name,
+        "canonical_solution": f"    return {expression}\n",
+        "test": f"def check(candidate):\n{asserts}",
+        "helper": helper,
+        "main": f"def {name}(numbers):\n    return {answer}\n",
+    }
+
+
+# ---------------------------------------------------------------- classes to write
+
+CLASS_WORDINGS = [
+    ("Store the {map} of x and return it.", "The {fold} of what kept() returns."),
+    ("Keep the {map} of x in items and return it.", "Return the {fold} of kept()."),
+]
+SINGULAR = {  # name of a map -> words
+    "squares": "square",
+    "cubes": "cube",
+    "doubles": "double",
+    "halves": "floored half",
+    "negations": "negation",
+    "successors": "successor",
+    "predecessors": "predecessor",
+    "sizes": "absolute value",
+}
+
+
+def class_tasks(split, count, seed):
+    """Classes that store, select and sum up numbers, map x filter x fold, in the columns of FudanSELab/ClassEval.
+
+    Returns `count` dicts: task_id, skeleton (a class with four methods to write: add, keeps, kept, result),
+    class_name, solution_code, test (a class of unittest with eight tests); and two more columns for demonstrations:
+    methods (dict of name -> source; in half of the tasks kept calls keeps and result calls kept) and surplus (in three
+    of ten tasks the name of a method, otherwise ""). If `count` exceeds the number of compositions, they repeat with
+    other words and numbers.
+    """
+    rng = random.Random(f"classes {split} {seed}")
+    chosen = enumerate(_compositions(split, count, rng))
+    return [_class_task(f"sample/{split}/{i}", *composition, rng) for i, composition in chosen]
+
+
+def _class_task(task_id, filter_name, map_name, fold_name, rng):
+    name = "".join(part.capitalize() for part in (fold_name, filter_name, map_name))
+    (filter_words, condition), value = FILTERS[filter_name], MAPS[map_name][1]
+    fold_words, fold = FOLDS[fold_name]
+    stored = eval(f"lambda x: {value}")
+    keeps = eval(f"lambda x: {condition}")
+    folded = eval(f"lambda items: {fold.format('*items')}")
+    add_words, result_words = (w.format(map=SINGULAR[map_name], fold=fold_words) for w in rng.choice(CLASS_WORDINGS))
+    if "default=0" in fold:
+        result_words += " It is 0 if there are none."
+
+    inline = f"x for x in self.items if {condition}"
+    asking = rng.random() < 0.5
+    bodies = {
+        "add(self, x)": f"self.items.append({value})\n        return self.items[-1]",
+        "keeps(self, x)": f"return {condition}",
+        "kept(self)": "return [x for x in self.items if self.keeps(x)]" if asking else f"return [{inline}]",
+        "result(self)": f"return {fold.format('*self.kept()' if asking else inline)}",
+    }
+    words = [add_words, f"Whether x is one of the {filter_words}.", "The list of all items that keeps(x) accepts."]
+    numbers = [[rng.randint(-9, 9) for _ in range(rng.randint(4, 7))] for _ in range(5)]
+    example = [stored(x) for x in numbers[0][:3]]
+    shown = f">>> c = {name}()\n        >>> c.items = {example}\n        >>> c.result()\n"
+    shown += f"        {folded([x for x in example if keeps(x)])}"
+    docstrings = [*(f'"""{w}"""' for w in words), f'"""{result_words}\n        {shown}\n        """']
+
+    head = f"class {name}:\n    def __init__(self):\n        self.items = []\n\n"
+    skeleton = "\n\n".join(f"    def {d}:\n        {text}" for d, text in zip(bodies, docstrings))
+    methods = {d.split("(")[0]: f"def {d}:\n    {body.replace(' ' * 8, ' ' * 4)}\n" for d, body in bodies.items()}
+    solution = "\n\n".join(f"    def {d}:\n        {body}" for d, body in bodies.items())
+    tests = [f"self.assertEqual(c.add({x}), {stored(x)})" for x in numbers[1][:2]]
+    accepted = [rng.choice([x for x in range(-9, 10) if keeps(x) is want]) for want in (True, False)]
+    tests += [f"self.assertIs(c.keeps({x}), {keeps(x)})" for x in accepted]
+    items = numbers[2]
+    tests += [f"c.items = {items}\n        self.assertEqual(c.kept(), {[x for x in items if keeps(x)]})"]
+    for items in numbers[3], []:
+        expected = folded([x for x in items if keeps(x)])
+        tests += [f"c.items = {items}\n        self.assertEqual(c.result(), {expected!r})"]
+    items = numbers[4]
+    expected = folded([stored(x) for x in items if keeps(stored(x))])
+    tests += [f"for x in {items}:\n            c.add(x)\n        self.assertEqual(c.result(), {expected!r})"]
+    cases = "\n\n".join(
+        f"    def test_{i}(self):\n        c = {name}()\n        {test}" for i, test in enumerate(tests)
+    )
+    return {
+        "task_id": task_id,
+        "skeleton": f"{head}{skeleton}\n",
+        "class_name": name,
+        "solution_code": f"{head}{solution}\n",
+        "test": f"import unittest\n\n\nclass Test{name}(unittest.TestCase):\n{cases}\n",
+        "methods": methods,
+        "surplus": rng.choice(list(methods)) if rng.random() < 0.3 else "",
+    }
+
+
+# ---------------------------------------------------------------- answers to imitate
+
+
+def coding_answers(tasks, helpers, seed):
+    """(tasks, answers, flawed answers) for `demonstrated`; tasks are those of envs/coding.py, from coding_tasks.
+
+    A flawed answer is the right one, except that one agent's completion is taken from another task; in half of the
+    cases that task asks for the same function, and at most the split between helper and function differs.
+    """
+
+    def answered(task):
+        if not helpers:
+            return [task["helper"].rstrip() + "\n\n\n" + task["main"]]
+        codes = [re.sub(r"\baux\b", name, task["helper"]) for name in helpers]
+        return [*codes, re.sub(r"\baux\b", helpers[0], task["main"])]
+
+    rng = random.Random(f"flawed answers {seed}")
+    flawed = []
+    same = {task["entry_point"]: [t for t in tasks if t["entry_point"] == task["entry_point"]] for task in tasks}
+    for task in tasks:
+        answer = answered(task)
+        other = rng.choice(same[task["entry_point"]] if rng.random() < 0.5 else tasks)
+        place = rng.choice([len(answer) - 1, 0])  # the main function, or the helper that it uses
+        answer[place] = re.sub(rf"\b{other['entry_point']}\b", task["entry_point"], answered(other)[place])
+        flawed.append(answer)
+    return tasks, [answered(task) for task in tasks], flawed
+
+
+def class_answers(rows, tasks, assigned, seed):
+    """(tasks, answers, flawed answers) for `demonstrated`; rows and tasks from class_tasks and envs/classeval.py.
+
+    assigned: (task) -> for each agent the methods that it is to write
+    """
+    rng = random.Random(f"flawed answers {seed}")
+    answers = []
+    flawed = []
+    for row, task in zip(rows, tasks):
+        answers.append([])
+        for names in assigned(task):
+            surplus = [row["surplus"]] if names else []
+            methods = [row["methods"][name] for name in task["methods"] if name in [*names, *surplus]]
+            answers[-1].append("\n\n".join(methods))
+    for task, answer in zip(tasks, answers):
+        agent = rng.randrange(min(len(answer), len(task["methods"])))
+        flawed.append([*answer[:agent], rng.choice(answers)[agent], *answer[agent + 1 :]])
+    return tasks, answers, flawed
+
+
+def demonstrated(env, tasks, answers, flawed):
+    """The demonstrations() of an environment, given an answer to each task: list of dict(prompt, completion).
+
+    flawed: for each task a first-turn answer, used with two turns or more: if it fails, a second turn corrects it
+    """
+    histories = [[[]] for _ in tasks]
+    if env.num_turns > 1:
+        steps = env.step([(task, [], answer) for task, answer in zip(tasks, flawed)])
+        histories = [[[]] if step.done else [[], [(answer, step)]] for answer, step in zip(flawed, steps)]
+    return [
+        {"prompt": prompt, "completion": code}
+        for task, answer, turns in zip(tasks, answers, histories)
+        for history in turns
+        for prompt, code in zip(env.observe(task, history), answer)
+    ]
