@@ -47,7 +47,7 @@ WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if ON_GPU else "cpu")
 AUTOCAST = torch.autocast(DEVICE.type, torch.bfloat16, enabled=ON_GPU)
-CHECK_EVERY = 16 if ON_GPU else 1  # tokens from one look at who has stopped to the next, for which a GPU has to wait
+CHECK_EVERY = 16 if ON_GPU else 1  # tokens between looks at which rows have stopped; a GPU has to wait for each
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Args:
     lora_rank: int = 0  # one adapter per agent on shared frozen weights; 0: full fine-tuning
     # sampling
     num_generations: int = 8  # G, completions per agent in a group
-    branching: Literal["tree", "trajectories"] = "tree"  # G at every node; or at the first, and one at each later one
+    branching: Literal["tree", "trajectories"] = "tree"  # G at every node; or G at the first, then one at each
     joint_mode: Literal["align", "cross"] | None = None  # cross: all G^N (default if T=1, G^N <= 100); align: g with g
     temperature: float = 1.0  # for sampling and for the trained log-probabilities; 0: greedy, to evaluate
     max_new_tokens: int | None = None  # C; default 256, and 96 for tiny
@@ -230,13 +230,13 @@ def encode(policy, prompt):
 
 
 def draw(logits, temperature):
-    """A token for each row of logits (R, V), and its log-probability: (R,), (R,). Temperature 0: the likeliest one."""
+    """A token for each row of logits (R, V), and its log-probability: (R,), (R,). Temperature 0: greedy."""
     probs = (logits.float() / max(temperature, 1e-6)).softmax(-1)
     # inverse CDF in float64: the first token whose cumulative probability exceeds a uniform random number
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     threshold = cumulative[:, -1:] * torch.rand_like(cumulative[:, :1])
     tokens = torch.searchsorted(cumulative, threshold, right=True)
-    # NaN logits give index V: clamp it, and let log() end the run
+    # NaN logits give index V: clamp it; the NaN metric ends the run
     tokens = tokens.clamp(max=probs.shape[-1] - 1)  # (R, 1)
     logprobs = probs.gather(-1, tokens).log()
     return tokens[:, 0], logprobs[:, 0]
@@ -245,7 +245,7 @@ def draw(logits, temperature):
 def prefill(model, cache, prompt_ids):
     """Reads R prompts into R rows of the cache; equal ones are computed once.
 
-    Returns the last logits (R, V), and which columns are no padding (R, P).
+    Returns the last logits (R, V), and which columns are not padding (R, P).
     """
     distinct = list(dict.fromkeys(map(tuple, prompt_ids)))
     sequences = [torch.tensor(ids, device=DEVICE) for ids in distinct]
@@ -309,7 +309,7 @@ def sample(policy, prompt_ids, G, temperature, C):
     cache = FixedCache(policy.model, L)
     logits, real = prefill(policy.model, cache, [ids for ids in prompt_ids for _ in range(G)])
     inputs = {
-        "input_ids": real[:, :1].clone(),  # (R, 1), the last sampled tokens
+        "input_ids": real[:, :1].clone(),  # (R, 1), overwritten by sampled tokens
         "position_ids": real.sum(1, keepdim=True),  # (R, 1)
         # the model's causal mask hides the columns that are still empty
         "attention_mask": pad(real, (0, L - real.shape[1]), value=1),  # (R, L)
@@ -378,9 +378,9 @@ def complete(args, policy, prompts, G):
 
 
 def token_logprobs(policy, prompt_ids, completion_ids, temperature):
-    """Log-probabilities of the tokens of R completions, with the prompt of each: (R, C), 0 after their ends.
+    """Log-probabilities of the tokens of R completions, given the prompt of each: (R, C), 0 after their ends.
 
-    They continue from their prompt's cache, with gradients.
+    Gradients flow through the prompts' cache, too.
     """
     cache = DynamicCache()
     # the last token of a prompt predicts the first one of its completions; -1 is padding, for prompts of one token
@@ -450,11 +450,12 @@ def records(iteration, split, turns, num_roots=None):
             "feedback": [step.feedback for step in node.steps],
             "agents": [record_of(node.groups.get(i)) for i in range(len(node.value))],
         }
+        # keys that are tuples are left out
         yield json.dumps(line, default=to_json, skipkeys=True) + "\n"
 
 
 def to_json(value):
-    """Arrays and tensors as lists, other objects as strings; keys that are tuples are left out."""
+    """Arrays and tensors as lists, other objects as strings."""
     return value.tolist() if isinstance(value, (np.ndarray, np.generic, torch.Tensor)) else str(value)
 
 
@@ -465,7 +466,7 @@ def record_of(group):
 
 
 def evaluate(args, env, players, tasks, iteration):
-    """Metrics and lines for rollouts.jsonl of the held-out tasks. Always the same seed, so that it can be compared."""
+    """Metrics and lines for rollouts.jsonl of the held-out tasks. One seed, so that evaluations can be compared."""
     reseed(args.seed, 0)
     generations = [args.eval_generations, *[1] * (args.num_turns - 1)]
     turns = rollout(args, env, players, tasks, generations, "align")
@@ -537,7 +538,7 @@ class Group:
     logprobs: list[list[float]]  # G lists, of the policy that sampled
     stopped: list[bool]  # (G,), whether it ended with a stop token
     returns: Any = None  # (G,), mean return of the joint actions that contain the completion
-    compared: Any = None  # (G,), the returns that they are compared with: in a tree the same
+    compared: Any = None  # what they are compared with: in a tree the same, else those of all trajectories
     advantages: Any = None  # (G,)
 
 
@@ -547,32 +548,32 @@ class Node:
 
     task_number: int
     task: dict
-    path: list[int]  # the joint actions that led here, as indices
+    path: list[int]  # the position in joint of each joint action that led here
     history: list  # of the earlier turns: pairs of the joint action and its Step (reward, parts, done, feedback)
     weight: float  # probability that a trajectory of a random task visits this node
     groups: dict = field(default_factory=dict)  # agent -> Group; a silent agent has none
     joint: list = field(default_factory=list)  # J tuples, the index of each agent's completion
     steps: list = field(default_factory=list)  # J Steps
-    rewards: list = field(default_factory=list)  # J arrays: a reward that agents share (), or one for each (N,)
+    rewards: list = field(default_factory=list)  # J arrays: () if agents share the reward, (N,) if each has one
     children: list = field(default_factory=list)  # J Nodes; None where the branch ends
-    returns: Any = None  # (J, N)
+    returns: Any = None  # (J, N); equal columns if the reward is shared
     value: Any = None  # (N,), mean return of each agent
 
 
-def speak(args, env, players, nodes, G):
+def generate(args, env, players, nodes, G):
     """At each node each agent that has a prompt draws G completions of it."""
-    seats = defaultdict(list)  # policy -> triples of node, agent and prompt
+    requests = defaultdict(list)  # policy -> triples of node, agent and prompt
     for node in nodes:
         prompts = env.observe(node.task, node.history)
         if isinstance(prompts, str):
             sys.exit("error: --env: observe() has to return a list: a string, or None where silent, for each agent.")
         for i, (policy, prompt) in enumerate(zip(players, prompts, strict=True)):
             if prompt is not None:
-                seats[policy].append((node, i, prompt))
+                requests[policy].append((node, i, prompt))
     # one batch per policy, for all agents that it plays
-    for policy, own_seats in seats.items():
-        groups = complete(args, policy, [prompt for _, _, prompt in own_seats], G)
-        for (node, i, _), group in zip(own_seats, groups, strict=True):
+    for policy, own in requests.items():
+        groups = complete(args, policy, [prompt for _, _, prompt in own], G)
+        for (node, i, _), group in zip(own, groups, strict=True):
             node.groups[i] = group
 
 
@@ -585,7 +586,7 @@ def rollout(args, env, players, tasks, generations, joint_mode):
     turns = []
     nodes = [Node(number, task, [], [], 1 / len(tasks)) for number, task in tasks]
     for t, G in enumerate(generations):
-        speak(args, env, players, nodes, G)
+        generate(args, env, players, nodes, G)
 
         # joint actions, scored in one call, since some environments run tests
         branches = []
@@ -607,7 +608,7 @@ def rollout(args, env, players, tasks, generations, joint_mode):
             path = [*node.path, len(node.steps)]
             child = Node(node.task_number, task, path, [*history, (actions, step)], node.weight / len(node.joint))
             node.steps.append(step)
-            # also a tensor of any type, on any device
+            # a number, list, array or tensor of any type, on any device
             node.rewards.append(np.array(torch.as_tensor(step.reward, dtype=torch.float64).tolist()))
             node.children.append(None if step.done or t + 1 == len(generations) else child)
         turns.append(nodes)
@@ -615,7 +616,7 @@ def rollout(args, env, players, tasks, generations, joint_mode):
         if not nodes:
             break
 
-    # returns, from the leaves to the roots; float64, so that equal returns stay equal
+    # returns, from the leaves to the roots; float64, as advantages are small differences
     for node in chain(*reversed(turns)):
         node.returns = np.zeros((len(node.joint), N))
         for j, (reward, child) in enumerate(zip(node.rewards, node.children)):
@@ -624,7 +625,8 @@ def rollout(args, env, players, tasks, generations, joint_mode):
                 node.returns[j] += args.gamma * child.value
         node.value = node.returns.mean(0)
         for i, group in node.groups.items():
-            member = np.array(node.joint)[:, i]  # (J,), index of agent i's completion in each joint action
+            # bincount sums, and counts, the joint actions of each completion
+            member = np.array(node.joint)[:, i]  # (J,), index of agent i's completion
             sums = np.bincount(member, weights=node.returns[:, i])  # (G,)
             group.returns = group.compared = sums / np.bincount(member)
     return turns
@@ -838,18 +840,18 @@ if __name__ == "__main__":
         for i, policy in enumerate(policies):
             if rates[i] == 0:
                 continue
-            # equal completions are trained once: if all of a group are equal, there is nothing to prefer
-            weights = defaultdict(float)  # pair of prompt_ids and completion_ids -> weight
+            # equal completions of a prompt are trained once, with the sum of their factors
+            factors = defaultdict(float)  # pair of prompt_ids and completion_ids -> factor
             for node in nodes:
-                for k, group in node.groups.items():
-                    if players[k] is not policy:
+                for agent, group in node.groups.items():
+                    if players[agent] is not policy:
                         continue
                     for completion_ids, advantage in zip(group.completion_ids, group.advantages.tolist()):
                         pair = tuple(group.prompt_ids), tuple(completion_ids)
-                        weights[pair] += advantage
+                        factors[pair] += advantage
             # leave out rounding errors of float64, but no NaN, which has to end the run
             rounding = 1e-15 * args.beta
-            examples = [(*pair, weight) for pair, weight in weights.items() if not abs(weight) <= rounding]
+            examples = [(*pair, factor) for pair, factor in factors.items() if not abs(factor) <= rounding]
             # completions of like length share a batch
             examples.sort(key=lambda example: len(example[1]))
             # zero gradients, so that a rank without examples joins the all-reduce
@@ -857,10 +859,10 @@ if __name__ == "__main__":
                 p.grad = torch.zeros_like(p)
             loss = 0.0
             for k in range(0, len(examples), args.batch_size):
-                prompt_ids, completion_ids, batch_weights = zip(*examples[k : k + args.batch_size])
+                prompt_ids, completion_ids, batch_factors = zip(*examples[k : k + args.batch_size])
                 with AUTOCAST:
                     logprobs = token_logprobs(policy, prompt_ids, completion_ids, args.temperature)  # (R, C)
-                loss = -torch.tensor(batch_weights, device=DEVICE) @ logprobs.sum(1)
+                loss = -torch.tensor(batch_factors, device=DEVICE) @ logprobs.sum(1)
                 loss.backward()
             # the mean of all processes' gradients
             if WORLD_SIZE > 1:
@@ -870,13 +872,13 @@ if __name__ == "__main__":
             policy.optimizer.param_groups[0]["lr"] = decay * rates[i]
             max_norm = args.max_grad_norm if args.max_grad_norm > 0 else torch.inf
             grad_norm = clip_grad_norm_(policy.trained.values(), max_norm).item()
-            # without a gradient, Adam's momentum alone would move the weights
+            # without a gradient, Adam's momentum alone would move the parameters
             if grad_norm > 0:
                 policy.optimizer.step()
             policy.optimizer.zero_grad()
             metrics[f"agent_{i}/grad_norm"] = grad_norm
 
-        # 4 LOG: the first process
+        # 4 LOG: the first process, which writes below
         if RANK > 0:
             continue
         metrics["tokens"] = sum(len(ids) for group in groups for ids in group.completion_ids)

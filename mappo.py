@@ -51,7 +51,7 @@ WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if ON_GPU else "cpu")
 AUTOCAST = torch.autocast(DEVICE.type, torch.bfloat16, enabled=ON_GPU)
-CHECK_EVERY = 16 if ON_GPU else 1  # tokens from one look at who has stopped to the next, for which a GPU has to wait
+CHECK_EVERY = 16 if ON_GPU else 1  # tokens between looks at which rows have stopped; a GPU has to wait for each
 
 
 @dataclass
@@ -275,13 +275,13 @@ def joint_ids(env, policy, i, node):
 
 
 def draw(logits, temperature):
-    """A token for each row of logits (R, V), and its log-probability: (R,), (R,). Temperature 0: the likeliest one."""
+    """A token for each row of logits (R, V), and its log-probability: (R,), (R,). Temperature 0: greedy."""
     probs = (logits.float() / max(temperature, 1e-6)).softmax(-1)
     # inverse CDF in float64: the first token whose cumulative probability exceeds a uniform random number
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     threshold = cumulative[:, -1:] * torch.rand_like(cumulative[:, :1])
     tokens = torch.searchsorted(cumulative, threshold, right=True)
-    # NaN logits give index V: clamp it, and let log() end the run
+    # NaN logits give index V: clamp it; the NaN metric ends the run
     tokens = tokens.clamp(max=probs.shape[-1] - 1)  # (R, 1)
     logprobs = probs.gather(-1, tokens).log()
     return tokens[:, 0], logprobs[:, 0]
@@ -290,7 +290,7 @@ def draw(logits, temperature):
 def prefill(model, cache, prompt_ids):
     """Reads R prompts into R rows of the cache; equal ones are computed once.
 
-    Returns the last logits (R, V), and which columns are no padding (R, P).
+    Returns the last logits (R, V), and which columns are not padding (R, P).
     """
     distinct = list(dict.fromkeys(map(tuple, prompt_ids)))
     sequences = [torch.tensor(ids, device=DEVICE) for ids in distinct]
@@ -354,7 +354,7 @@ def sample(policy, prompt_ids, G, temperature, C):
     cache = FixedCache(policy.model, L)
     logits, real = prefill(policy.model, cache, [ids for ids in prompt_ids for _ in range(G)])
     inputs = {
-        "input_ids": real[:, :1].clone(),  # (R, 1), the last sampled tokens
+        "input_ids": real[:, :1].clone(),  # (R, 1), overwritten by sampled tokens
         "position_ids": real.sum(1, keepdim=True),  # (R, 1)
         # the model's causal mask hides the columns that are still empty
         "attention_mask": pad(real, (0, L - real.shape[1]), value=1),  # (R, L)
@@ -537,11 +537,12 @@ def records(iteration, split, turns, num_roots=None):
             "feedback": [step.feedback for step in node.steps],
             "agents": [record_of(node.groups.get(i)) for i in range(len(node.value))],
         }
+        # keys that are tuples are left out
         yield json.dumps(line, default=to_json, skipkeys=True) + "\n"
 
 
 def to_json(value):
-    """Arrays and tensors as lists, other objects as strings; keys that are tuples are left out."""
+    """Arrays and tensors as lists, other objects as strings."""
     return value.tolist() if isinstance(value, (np.ndarray, np.generic, torch.Tensor)) else str(value)
 
 
@@ -552,7 +553,7 @@ def record_of(group):
 
 
 def evaluate(args, env, players, tasks, iteration):
-    """Metrics and lines for rollouts.jsonl of the held-out tasks. Always the same seed, so that it can be compared."""
+    """Metrics and lines for rollouts.jsonl of the held-out tasks. One seed, so that evaluations can be compared."""
     reseed(args.seed, 0)
     generations = [args.eval_generations, *[1] * (args.num_turns - 1)]
     turns = rollout(args, env, players, tasks, generations, "align")
@@ -624,7 +625,7 @@ class Group:
     logprobs: list[list[float]]  # G lists, of the policy that sampled
     stopped: list[bool]  # (G,), whether it ended with a stop token
     returns: Any = None  # (G,), mean return of the joint actions that contain the completion
-    compared: Any = None  # (G,), the returns that they are compared with: in a tree the same
+    compared: Any = None  # what they are compared with: in a tree the same, else those of all trajectories
     advantages: Any = None  # (G,)
 
 
@@ -634,32 +635,32 @@ class Node:
 
     task_number: int
     task: dict
-    path: list[int]  # the joint actions that led here, as indices
+    path: list[int]  # the position in joint of each joint action that led here
     history: list  # of the earlier turns: pairs of the joint action and its Step (reward, parts, done, feedback)
     weight: float  # probability that a trajectory of a random task visits this node
     groups: dict = field(default_factory=dict)  # agent -> Group; a silent agent has none
     joint: list = field(default_factory=list)  # J tuples, the index of each agent's completion
     steps: list = field(default_factory=list)  # J Steps
-    rewards: list = field(default_factory=list)  # J arrays: a reward that agents share (), or one for each (N,)
+    rewards: list = field(default_factory=list)  # J arrays: () if agents share the reward, (N,) if each has one
     children: list = field(default_factory=list)  # J Nodes; None where the branch ends
-    returns: Any = None  # (J, N)
+    returns: Any = None  # (J, N); equal columns if the reward is shared
     value: Any = None  # (N,), mean return of each agent
 
 
-def speak(args, env, players, nodes, G):
+def generate(args, env, players, nodes, G):
     """At each node each agent that has a prompt draws G completions of it."""
-    seats = defaultdict(list)  # policy -> triples of node, agent and prompt
+    requests = defaultdict(list)  # policy -> triples of node, agent and prompt
     for node in nodes:
         prompts = env.observe(node.task, node.history)
         if isinstance(prompts, str):
             sys.exit("error: --env: observe() has to return a list: a string, or None where silent, for each agent.")
         for i, (policy, prompt) in enumerate(zip(players, prompts, strict=True)):
             if prompt is not None:
-                seats[policy].append((node, i, prompt))
+                requests[policy].append((node, i, prompt))
     # one batch per policy, for all agents that it plays
-    for policy, own_seats in seats.items():
-        groups = complete(args, policy, [prompt for _, _, prompt in own_seats], G)
-        for (node, i, _), group in zip(own_seats, groups, strict=True):
+    for policy, own in requests.items():
+        groups = complete(args, policy, [prompt for _, _, prompt in own], G)
+        for (node, i, _), group in zip(own, groups, strict=True):
             node.groups[i] = group
 
 
@@ -672,7 +673,7 @@ def rollout(args, env, players, tasks, generations, joint_mode):
     turns = []
     nodes = [Node(number, task, [], [], 1 / len(tasks)) for number, task in tasks]
     for t, G in enumerate(generations):
-        speak(args, env, players, nodes, G)
+        generate(args, env, players, nodes, G)
 
         # joint actions, scored in one call, since some environments run tests
         branches = []
@@ -694,7 +695,7 @@ def rollout(args, env, players, tasks, generations, joint_mode):
             path = [*node.path, len(node.steps)]
             child = Node(node.task_number, task, path, [*history, (actions, step)], node.weight / len(node.joint))
             node.steps.append(step)
-            # also a tensor of any type, on any device
+            # a number, list, array or tensor of any type, on any device
             node.rewards.append(np.array(torch.as_tensor(step.reward, dtype=torch.float64).tolist()))
             node.children.append(None if step.done or t + 1 == len(generations) else child)
         turns.append(nodes)
@@ -702,7 +703,7 @@ def rollout(args, env, players, tasks, generations, joint_mode):
         if not nodes:
             break
 
-    # returns, from the leaves to the roots; float64, so that equal returns stay equal
+    # returns, from the leaves to the roots; float64, as advantages are small differences
     for node in chain(*reversed(turns)):
         node.returns = np.zeros((len(node.joint), N))
         for j, (reward, child) in enumerate(zip(node.rewards, node.children)):
@@ -711,7 +712,8 @@ def rollout(args, env, players, tasks, generations, joint_mode):
                 node.returns[j] += args.gamma * child.value
         node.value = node.returns.mean(0)
         for i, group in node.groups.items():
-            member = np.array(node.joint)[:, i]  # (J,), index of agent i's completion in each joint action
+            # bincount sums, and counts, the joint actions of each completion
+            member = np.array(node.joint)[:, i]  # (J,), index of agent i's completion
             sums = np.bincount(member, weights=node.returns[:, i])  # (G,)
             group.returns = group.compared = sums / np.bincount(member)
     return turns
@@ -960,7 +962,7 @@ if __name__ == "__main__":
                     dist.all_reduce(totals)
                 max_norm = args.max_grad_norm if args.max_grad_norm > 0 else torch.inf
                 grad_norm = clip_grad_norm_(policy.trained.values(), max_norm).item()
-                # without a gradient, Adam's momentum alone would move the weights
+                # without a gradient, Adam's momentum alone would move the parameters
                 if grad_norm > 0:
                     policy.optimizer.step()
                 policy.optimizer.zero_grad()
@@ -981,7 +983,7 @@ if __name__ == "__main__":
             for name in logged[0]:
                 metrics[f"agent_{i}/{name}"] = np.mean([step[name] for step in logged])
 
-        # 4 LOG: the first process
+        # 4 LOG: the first process, which writes below
         if RANK > 0:
             continue
         metrics["tokens"] = sum(len(ids) for node, i in critic_prompt_ids for ids in node.groups[i].completion_ids)

@@ -5,14 +5,14 @@
     A_g = R_g - mean(R_1 .. R_G)
     L_i = - sum over nodes and g of  w * gamma^turn * A_g * sum_t log pi_i(y_g,t | x, y_g,<t) / max_new_tokens
 
-At a node of the rollout tree agent i draws G completions y_1 .. y_G of its own prompt x. A joint action, one of each
-agent, leads to a child: the node of the next turn, where agents have read what was written. Its return is its reward
-plus gamma times the child's mean return. R_g is the mean return of the joint actions that contain y_g, and w is the
-probability that a trajectory of a random task passes through y_g. Turns count from 0. As the mean includes R_g,
-E[-grad L_i] is (G-1)/G of the gradient of the expected return, over max_new_tokens. With --branching trajectories G of
-them start from the task and do not branch: R_1 .. R_G are their returns from the same turn on (docs/credit.md).
+At a node of the rollout tree agent i draws G completions y_1 .. y_G of its own prompt x. A joint action has one of
+each agent; its return is its reward plus gamma times the mean return of its child, the node of the next turn, where
+agents have read what was written. R_g is the mean return of the joint actions that contain y_g, and w is the
+probability that a trajectory of a random task passes through y_g. Turns count from 0. As the baseline includes R_g,
+E[-grad L_i] = (G-1)/G * grad E[return] / max_new_tokens. With --branching trajectories, G start from each task and do
+not branch: R_1 .. R_G are their returns from the same turn on (docs/credit.md).
 
-Left out on purpose: division by the group's standard deviation or the completion's length (a bias), the clipped ratio
+Left out on purpose: division by the group's standard deviation or the completion's length (biased), the clipped ratio
 (1 with one step per rollout), a KL penalty. magrpo.py adds speed, resuming, LoRA and several GPUs.
 """
 
@@ -48,7 +48,7 @@ class Args:
     model: str = "models/tiny"  # folder or hub id of every agent's initial model
     num_tasks: int = 4  # B, tasks per iteration
     num_generations: int = 8  # G, completions per agent in a group
-    branching: Literal["tree", "trajectories"] = "tree"  # G at every node; or at the first, and one at each later one
+    branching: Literal["tree", "trajectories"] = "tree"  # G at every node; or G at the first, then one at each
     joint_mode: Literal["align", "cross"] = "cross"  # cross: all G^N; align: g-th with g-th, as in trajectories
     max_new_tokens: int = 96
     temperature: float = 1.0
@@ -77,7 +77,7 @@ class Group:
     completion_ids: list  # G lists of tokens, up to and including the stop token
     completions: list  # (G,), their texts
     returns: Any = None  # (G,), mean return of the joint actions that contain the completion
-    compared: Any = None  # (G,), the returns that they are compared with: in a tree the same
+    compared: Any = None  # what they are compared with: in a tree the same, else those of all trajectories
     advantages: Any = None  # (G,)
 
 
@@ -92,7 +92,7 @@ class Node:
     joint: Any = None  # J tuples, the index of each agent's completion
     steps: list = field(default_factory=list)  # J Steps
     children: list = field(default_factory=list)  # J Nodes; None where the branch ends
-    returns: Any = None  # (J, N)
+    returns: Any = None  # (J, N); equal columns if the reward is shared
     value: Any = None  # (N,), mean return of each agent
 
 
@@ -125,8 +125,8 @@ def encode(tokenizer, prompt):
 def complete(args, policy, prompts, G):
     """Draws G completions of each prompt from the policy's full distribution: a Group for each."""
     groups = [Group(encode(policy.tokenizer, prompt), [], []) for prompt in prompts]
-    rows = [torch.tensor(group.prompt_ids, device=policy.model.device) for group in groups]  # (P,) each
-    padded = pad_sequence(rows, batch_first=True, padding_value=-1, padding_side="left")  # (B, P)
+    tensors = [torch.tensor(group.prompt_ids, device=policy.model.device) for group in groups]  # (P,) each
+    padded = pad_sequence(tensors, batch_first=True, padding_value=-1, padding_side="left")  # (B, P)
     sequences = policy.model.generate(
         padded.clamp(min=0),
         attention_mask=(padded >= 0).long(),
@@ -135,7 +135,7 @@ def complete(args, policy, prompts, G):
     )  # (B * G, P + C)
     for k, ids in enumerate(sequences[:, padded.shape[1] :].tolist()):
         group = groups[k // G]
-        # after a completion come only stop tokens: its own, if any, then padding
+        # after the text come only stop tokens: the completion's, if any, then padding
         kept = [token for token in ids if token not in policy.model.generation_config.eos_token_id]
         group.completion_ids.append(ids[: len(kept) + 1])
         # the template opened a thought: put it back, so that environments can drop it
@@ -148,10 +148,10 @@ def token_logprobs(args, policy, prompt_ids, completion_ids):
     """Log-probabilities of the tokens of completions of one prompt: one tensor (C,) each."""
     sequences = [torch.tensor(prompt_ids + ids, device=policy.model.device) for ids in completion_ids]
     # right padding needs no mask: attention is causal
-    rows = pad_sequence(sequences, batch_first=True)  # (G, P + C)
-    target = rows[:, len(prompt_ids) :]  # (G, C)
+    padded = pad_sequence(sequences, batch_first=True)  # (G, P + C)
+    target = padded[:, len(prompt_ids) :]  # (G, C)
     # the logits at a position predict the next token
-    logits = policy.model(rows, logits_to_keep=target.shape[1] + 1).logits[:, :-1]  # (G, C, V)
+    logits = policy.model(padded, logits_to_keep=target.shape[1] + 1).logits[:, :-1]  # (G, C, V)
     logprobs = Categorical(logits=logits / args.temperature).log_prob(target)  # (G, C)
     return [values[: len(ids)] for values, ids in zip(logprobs, completion_ids)]
 
@@ -162,7 +162,7 @@ def rollout(args, env, policies, tasks, generations, joint_mode):
     turns = []
     nodes = [Node(task, [], 1 / len(tasks)) for task in tasks]
     for t, G in enumerate(generations):
-        # each agent that has a prompt draws G completions of it
+        # each agent draws G completions of its own prompts: of the nodes at which it has one
         prompts = [env.observe(node.task, node.history) for node in nodes]
         for i, (policy, own) in enumerate(zip(policies, zip(*prompts), strict=True)):
             speaking = [k for k, prompt in enumerate(own) if prompt is not None]
@@ -198,13 +198,13 @@ def rollout(args, env, policies, tasks, generations, joint_mode):
     # returns, from the leaves to the roots; a reward is a shared number, or one per agent
     for node in chain(*reversed(turns)):
         node.returns = np.zeros((len(node.joint), N))
-        for row, step, child in zip(node.returns, node.steps, node.children):
-            row += step.reward
+        for returns, step, child in zip(node.returns, node.steps, node.children):
+            returns += step.reward
             if child:
-                row += args.gamma * child.value
+                returns += args.gamma * child.value
         node.value = node.returns.mean(0)
         for i, group in node.groups.items():
-            member = np.array(node.joint)[:, i]  # (J,), index of agent i's completion in each joint action
+            member = np.array(node.joint)[:, i]  # (J,), agent i's completion in each; bincount sums and counts by it
             group.returns = group.compared = np.bincount(member, weights=node.returns[:, i]) / np.bincount(member)
     return turns
 
@@ -261,14 +261,14 @@ if __name__ == "__main__":
             metrics["train/return"] = np.mean([root.value for root in turns[0]])
             metrics["tokens"] = sum(len(ids) for group in groups for ids in group.completion_ids)
 
-            # 2 ADVANTAGES: of each completion, against the returns that it is compared with
+            # 2 ADVANTAGES: returns minus the mean of what they are compared with
             for group in groups:
                 group.advantages = group.returns - group.compared.mean()
 
             # 3 UPDATE: one optimizer step for each policy
             for i, policy in enumerate(policies):
-                # equal completions are trained once: if all of a group are equal, there is nothing to prefer
-                examples = defaultdict(Counter)  # prompt_ids -> completion_ids -> weight
+                # equal completions of a prompt are trained once, with the sum of their factors
+                examples = defaultdict(Counter)  # prompt_ids -> completion_ids -> factor
                 for node in nodes:
                     group = node.groups.get(i)
                     # a silent agent has none
@@ -276,12 +276,12 @@ if __name__ == "__main__":
                         w = node.weight / len(group.completions)
                         discount = args.gamma ** len(node.history)
                         for completion_ids, advantage in zip(group.completion_ids, group.advantages):
-                            weight = w * discount * advantage / args.max_new_tokens
-                            examples[tuple(group.prompt_ids)][tuple(completion_ids)] += weight
+                            factor = w * discount * advantage / args.max_new_tokens
+                            examples[tuple(group.prompt_ids)][tuple(completion_ids)] += factor
                 policy.optimizer.zero_grad()
-                for prompt_ids, weights in examples.items():
-                    logprobs = token_logprobs(args, policy, prompt_ids, list(weights))
-                    loss = -sum(weight * values.sum() for weight, values in zip(weights.values(), logprobs))
+                for prompt_ids, factors in examples.items():
+                    logprobs = token_logprobs(args, policy, prompt_ids, list(factors))
+                    loss = -sum(factor * values.sum() for factor, values in zip(factors.values(), logprobs))
                     loss.backward()
                 decay = 1 - (iteration - 1) / args.num_iterations
                 policy.optimizer.param_groups[0]["lr"] = decay * args.learning_rate
@@ -289,12 +289,12 @@ if __name__ == "__main__":
                 grad_norm = clip_grad_norm_(policy.model.parameters(), max_norm).item()
                 if not np.isfinite(grad_norm):
                     sys.exit(f"error: agent {i} has no finite gradient: lower --learning-rate, or fix the reward.")
-                # without a gradient (1e-12: rounding errors), Adam's momentum alone would move the weights
+                # without a gradient (1e-12: rounding errors), Adam's momentum alone would move the parameters
                 if grad_norm > 1e-12:
                     policy.optimizer.step()
                 metrics[f"agent_{i}/grad_norm"] = grad_norm
 
-        # 4 EVALUATE: one joint answer per held-out task; draws random numbers, so --eval-every changes the run
+        # 4 EVALUATE: one trajectory per held-out task; it draws random numbers, so --eval-every changes the run
         if iteration % args.eval_every == 0 or iteration == args.num_iterations:
             roots = rollout(args, env, policies, eval_tasks, [1] * T, "align")[0]
             metrics["eval/return"] = np.mean([root.value for root in roots])

@@ -9,7 +9,7 @@ With prompt x and completion y, whose last token is the stop token, a step minim
     python sft.py --data one.jsonl another.jsonl                    (sources in equal shares)
 
 Left out on purpose: the prompt in the loss, truncation (pairs that are too long are left out, or their stop token
-would be cut off), several pairs in one row, resuming, and many processes: a warm start takes minutes.
+would be cut off), several pairs in one sequence, resuming, and many processes: a warm start takes minutes.
 """
 
 import copy
@@ -34,7 +34,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
 import envs
 
-# R rows of a forward pass, L tokens of its longest row, V vocabulary. A row is a pair as token ids.
+# R examples of a forward pass, L tokens of the longest, V vocabulary. An example is a pair as token ids.
 
 
 @dataclass
@@ -151,17 +151,17 @@ def pairs_of_file(path, args):
     return list(dict.fromkeys(pairs))
 
 
-def split_rows(args, sources, tokenizer, model):
-    """Encodes the pairs of all sources: (training rows, one list per source; held-out rows of all)."""
+def split_examples(args, sources, tokenizer, model):
+    """Encodes the pairs of all sources: (training examples, one list per source; held-out examples of all)."""
     special_tokens = special_tokens_of(tokenizer, model)
     train = []
     held_out = []
     for pairs in sources:
-        rows = [encode(tokenizer, *special_tokens, *pair) for pair in pairs]
-        fitting = [row for row in rows if sum(map(len, row)) <= args.max_length]
-        print(f"{len(rows)} pairs, {len(fitting)} of them with at most {args.max_length} tokens")
+        examples = [encode(tokenizer, *special_tokens, *pair) for pair in pairs]
+        fitting = [example for example in examples if sum(map(len, example)) <= args.max_length]
+        print(f"{len(examples)} pairs, {len(fitting)} of them with at most {args.max_length} tokens")
         if len(fitting) < 2:
-            reason = "raise --max-length" if len(rows) > 1 else "give more --data, or a lower --min-reward"
+            reason = "raise --max-length" if len(examples) > 1 else "give more --data, or a lower --min-reward"
             sys.exit(f"error: two pairs are needed, one of them held out: {reason}.")
         # The last pairs, not random ones: pairs of one task are neighbours, and so at most one task is split (more if
         # a rollouts.jsonl visits tasks several times).
@@ -172,15 +172,15 @@ def split_rows(args, sources, tokenizer, model):
     return train, held_out
 
 
-def token_losses(model, rows):
-    """-log pi of each completion token, the stop token included, of all rows: (tokens,).
+def token_losses(model, examples):
+    """-log pi of each completion token, the stop token included, of all examples: (tokens,).
 
-    rows: list of R pairs (prompt token ids, completion token ids)
+    examples: list of R pairs (prompt token ids, completion token ids)
     """
     device = model.device
-    first = min(len(prompt) for prompt, _ in rows)  # no token before it is a target
-    tokens = [torch.tensor(prompt + completion) for prompt, completion in rows]
-    targets = [torch.tensor([-1] * len(prompt) + completion) for prompt, completion in rows]  # -1: no target
+    first = min(len(prompt) for prompt, _ in examples)  # no token before it is a target
+    tokens = [torch.tensor(prompt + completion) for prompt, completion in examples]
+    targets = [torch.tensor([-1] * len(prompt) + completion) for prompt, completion in examples]  # -1: no target
     input_ids = pad_sequence(tokens, batch_first=True).to(device)  # (R, L)
     target = pad_sequence(targets, batch_first=True, padding_value=-1)[:, first:].to(device)  # (R, L - first)
     # each token is predicted one position before it
@@ -192,19 +192,19 @@ def token_losses(model, rows):
     return cross_entropy(logits[is_target].float(), target[is_target], reduction="none")
 
 
-def micro_batches(rows, max_batch_tokens):
-    """Splits the rows into batches of similar length."""
-    rows = sorted(rows, key=lambda row: -sum(map(len, row)))
-    while rows:
-        R = max(1, max_batch_tokens // sum(map(len, rows[0])))
-        yield rows[:R]
-        rows = rows[R:]
+def micro_batches(examples, max_batch_tokens):
+    """Splits the examples into batches of similar length."""
+    examples = sorted(examples, key=lambda example: -sum(map(len, example)))
+    while examples:
+        R = max(1, max_batch_tokens // sum(map(len, examples[0])))
+        yield examples[:R]
+        examples = examples[R:]
 
 
 @torch.no_grad()
-def evaluate(model, rows, max_batch_tokens):
-    """Mean loss of the rows' completion tokens, in nats."""
-    losses = [token_losses(model, batch) for batch in micro_batches(rows, max_batch_tokens)]
+def evaluate(model, examples, max_batch_tokens):
+    """Mean loss of the examples' completion tokens, in nats."""
+    losses = [token_losses(model, batch) for batch in micro_batches(examples, max_batch_tokens)]
     return torch.cat(losses).mean().item()
 
 
@@ -226,7 +226,7 @@ if __name__ == "__main__":
     tokenizer = AutoTokenizer.from_pretrained(path)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     model.to("cuda" if torch.cuda.is_available() else "cpu")  # from_pretrained has turned dropout off
-    train, held_out = split_rows(args, sources, tokenizer, model)
+    train, held_out = split_examples(args, sources, tokenizer, model)
 
     # run folder
     name = os.path.basename(args.data[0]).partition(".")[0] if args.data else args.env.replace(":", ".")
@@ -254,8 +254,8 @@ if __name__ == "__main__":
         lr = args.learning_rate * min(1, step / max(1, args.warmup)) * decay
         optimizer.param_groups[0]["lr"] = lr
         total = 0.0
-        for rows in micro_batches(batch, args.max_batch_tokens):
-            loss = token_losses(model, rows).sum() / num_tokens
+        for examples in micro_batches(batch, args.max_batch_tokens):
+            loss = token_losses(model, examples).sum() / num_tokens
             loss.backward()
             total += loss.item()
         max_norm = args.max_grad_norm if args.max_grad_norm > 0 else math.inf

@@ -2,13 +2,14 @@
 
 An environment is any class with these members; a user's own class needs only `Step` from this package.
 
+    __init__(num_agents, num_turns, dataset, seed, **options)    options are strings; a built-in also takes its name
     tasks(split) -> list[dict]                    "train" or "test"
     observe(task, history) -> list[str | None]    the prompt of each agent; None: it is silent in this turn (at least
                                                   one speaks); history: pairs (actions, Step) of earlier turns
     step(branches) -> list[Step]                  branches: list of (task, history, actions), scored as one batch
     demonstrations() -> list[dict]                optional, for sft.py: prompts of train tasks, and a completion each
     state(task, history) -> str                   optional, for critics of mappo.py; not in mixtures
-    num_turns: int                                optional: how many turns it has, where --num-turns is too few
+    num_turns: int                                optional: how many turns it has, in place of --num-turns
 
 An environment keeps no mutable state, so a rollout can branch: one task and history may continue in many ways.
 """

@@ -91,5 +91,5 @@ if __name__ == "__main__":
         seen, again = [play(env, task, other, N, T) for other in (train[0], test[0])]
         demand(seen == again, f"played again, a task has to give the same prompts and rewards, {seen!r:.300}", again)
         rewards += [reward for _, reward in seen]
-    span = f"{min(rewards):g} to {max(rewards):g}"
-    print(f"{args.env}: {len(train)} + {len(test)} tasks, turns: {T}, rewards of answers without sense: {span}")
+    print(f"{args.env}: no fault found; {len(train)} + {len(test)} tasks, turns: {T}")
+    print(f"rewards of no answer, and of the prompt as the answer: {min(rewards):g} to {max(rewards):g}")

@@ -36,7 +36,7 @@ class Parallel:
     The reward, 0 to 1, is for right arguments, for the exact set of calls, and for an even division of right calls.
     """
 
-    def __init__(self, name, num_agents=2, num_turns=1, dataset="sample", seed=1, roles="self_select"):
+    def __init__(self, name="bfcl", num_agents=2, num_turns=1, dataset="sample", seed=1, roles="self_select"):
         if num_turns != 1:
             raise ValueError(f"--num-turns {num_turns}: {name} has one turn; use --num-turns 1.")
         if roles not in ("self_select", "split_by_order"):

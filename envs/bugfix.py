@@ -43,7 +43,7 @@ class BugFix:
 
     def __init__(
         self,
-        name,
+        name="bugfix",
         num_agents=2,
         num_turns=1,
         dataset="sample",

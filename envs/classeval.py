@@ -40,7 +40,7 @@ class ClassEval:
 
     def __init__(
         self,
-        name,
+        name="classeval",
         num_agents=2,
         num_turns=1,
         dataset="sample",

@@ -57,7 +57,7 @@ class Coding:
 
     def __init__(
         self,
-        name,
+        name="humaneval",
         num_agents=2,
         num_turns=1,
         dataset="sample",

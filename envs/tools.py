@@ -70,7 +70,15 @@ class Tools:
     """
 
     def __init__(
-        self, name, num_agents=2, num_turns=1, dataset="sample", seed=1, corpus="", timeout=5, allow_unsafe_code="no"
+        self,
+        name="tools",
+        num_agents=2,
+        num_turns=1,
+        dataset="sample",
+        seed=1,
+        corpus="",
+        timeout=5,
+        allow_unsafe_code="no",
     ):
         if num_agents > 3:
             raise ValueError(f"--num-agents {num_agents}: planner, caller and answerer are three; use at most 3.")

@@ -119,9 +119,9 @@ def verdict(completion):
 def team_reward(completion, right, solutions=()):
     """Score a team by the answer in its last completion.
 
-    completion: str, the last one; with solutions it may judge them by a verdict: right means that all of them are
-    right: (answer or None) -> bool
-    solutions: the completions that were written before it, if any
+    completion: str, the last one
+    right: function, (answer or None) -> bool
+    solutions: the completions that were written before it, if any; VERDICT: right claims that all of them are right
 
     Returns (reward, parts). The reward is the sum of correct (0 or 1), verdict (0.1 if there is one and it is true)
     and solver_correct (0.1 x the share of solutions that are right). Diagnostics: parsed (the last completion has an

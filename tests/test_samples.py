@@ -27,7 +27,7 @@ tools | {"num_agents": 2, "num_turns": 3} | 1 | 0.05
 bfcl | {"num_agents": 2} | 1 | 0.05
 bfcl | {"num_agents": 3, "roles": "split_by_order"} | 1 | 0.05
 """
-# what in a task decides its split: in most environments one of these columns
+# what in a task decides its split: if it is not a whole question or the like, PARTS names it
 COLUMNS = r"(?:question|answer|user_prompt|entry_point|class_name)': '.*?'"
 PARTS = {
     "tldr": "|".join(["TITLE: My .*?POST", *writing.ATTEMPTS]),

@@ -2,8 +2,8 @@
 
 Everything follows from `split`, `count` and `seed`. Train and test differ by composition, whatever the seed: certain
 combinations of choices (person x problem x attempt, method x obstacle x field, filter x map x fold) occur only in
-"test", others only in "validation". Each choice, and each pair of choices, also occurs in "train", so test asks for a
-new combination of known pieces.
+"test", others only in "validation". Each choice, and (of lists of three or more) each pair of choices, also occurs in
+"train", so test asks for a new combination of known choices.
 """
 
 

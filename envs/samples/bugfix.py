@@ -1,4 +1,4 @@
-"""Sample tasks of envs/bugfix.py: functions of envs/samples.py, written as loops, with one bug each."""
+"""Sample tasks of envs/bugfix.py: functions of envs/samples/coding.py, written as loops, with one bug each."""
 
 import ast
 import random
@@ -8,7 +8,7 @@ import textwrap
 from envs.samples.coding import FILTERS, MAPS, coding_tasks
 from envs.vetting import example_asserts
 
-LOOPS = {  # fold of envs/samples.py -> first value of result, what is done with each value, what is returned
+LOOPS = {  # fold of envs/samples/coding.py -> first value of result, what is done with each value, what is returned
     "sum": ("0", "result += {}", "result"),
     "largest": ("[]", "result.append({})", "max(result, default=0)"),
     "smallest": ("[]", "result.append({})", "min(result, default=0)"),
@@ -30,7 +30,7 @@ def mutants(split, count, seed):
 
     Returns `count` tuples: row (in HumanEvalFix's columns; `test` holds five asserts), the numbers of the tests that
     the program passes, how many there are, and pairs (example of the prompt that fails, what happens instead). No
-    composition is in two splits: see `coding_tasks` in envs/samples.py.
+    composition is in two splits: see `coding_tasks` in envs/samples/coding.py.
     """
     rng = random.Random(f"mutants {split} {seed}")
     return [_mutant(row, rng) for row in coding_tasks(split, count, seed)]

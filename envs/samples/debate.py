@@ -1,7 +1,7 @@
 """Sample tasks for envs/debate.py, made offline: questions and claims about small sums, and what agents may say.
 
 A task is a dict with `question`, `answer` and `ways`, which only demonstrations use: the right way to answer first,
-then wrong ones. Train and test differ by composition, as in envs/samples.py.
+then wrong ones. Train and test differ by composition, as in envs/samples/__init__.py.
 """
 
 from itertools import product

@@ -2,8 +2,8 @@
 
 A start and two operations, each a sentence that is needed: without its number the answer is unknown. "First" and
 "Then" keep their order where they are told apart. A third of the problems also name an hour or a day, which is not
-needed. Operation x operation x thing decides the split, as in envs/samples.py: test asks for new combinations of
-known pieces.
+needed. Operation x operation x thing decides the split, as in envs/samples/__init__.py: test asks for new
+combinations of known choices.
 """
 
 import random

@@ -1,7 +1,7 @@
 """Sample tasks for the environment tools, and what its agents could say: made offline from a seed.
 
-The corpus is about 400 invented towns: no fact can be known without a search. As in envs/samples.py, train and
-test combine known pieces in ways that do not overlap: syllables and questions, numbers and wordings.
+The corpus is about 400 invented towns: no fact can be known without a search. Train and test combine known pieces in
+ways that do not overlap (see envs/samples/__init__.py): syllables and questions, numbers and wordings.
 """
 
 import json
