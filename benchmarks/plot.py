@@ -218,7 +218,7 @@ def check(document):
     with open(f"{ROOT}/{document}") as file:
         text = file.read()
     differences = 0
-    for marker, lines in re.findall(r"^<!-- figures (.*) -->\n+((?:^\|.*\n)+)", text, re.MULTILINE):
+    for marker, lines in re.findall(r"^<!-- figures ([\s\S]*?) -->\n+((?:^\|.*\n)+)", text, re.MULTILINE):
         _, _, *rows = lines.splitlines()
         marker = json.loads(marker)
         sources = marker["rows"] if isinstance(marker["rows"], list) else [marker["rows"]] * len(rows)
