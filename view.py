@@ -260,7 +260,7 @@ if __name__ == "__main__":
     folders = [folder for folder in args.runs if os.path.isfile(f"{folder}/rollouts.jsonl")]
     for folder in args.runs:
         if folder not in folders:
-            print(f"{folder} is left out: it has no rollouts.jsonl")
+            print(f"{folder} is left out: it is no folder, or has no rollouts.jsonl")
     if not folders:
         sys.exit("error: no run folder has answers to show: nano.py does not write them, the other scripts do.")
     page = (HERE / "view.html").read_text(encoding="utf-8")
