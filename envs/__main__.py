@@ -1,8 +1,9 @@
 """Checks an environment before a model is loaded, by playing a few of its tasks.
 
-    python -m envs my:Env --num-turns 2        (class Env in my.py of the working folder)
+    python -m envs                             lists the built-in ones
+    python -m envs my:Env --num-turns 2        checks class Env in my.py of the working folder
 
-It ends at the first fault, with a sentence that says what is wrong.
+A check ends at the first fault, with a sentence that says what is wrong.
 """
 
 import re
@@ -13,14 +14,14 @@ from types import NoneType
 import numpy as np
 import tyro
 
-from envs import make
+from envs import ENVIRONMENTS, find_class, make
 
 METRICS = r"return(_se)?|reward_turn\d+|zero_variance_groups|agent_\d+/.*"  # names that the scripts log
 
 
 @dataclass
 class Args:
-    env: tyro.conf.Positional[str]  # name of a built-in environment, several joined by +, or module:Class of your own
+    env: tyro.conf.Positional[str] = ""  # a built-in environment, several joined by +, or module:Class; "": a list
     env_kwargs: dict[str, str] = field(default_factory=dict)  # its keyword arguments, e.g. reward grounded
     num_agents: int = 2
     num_turns: int = 1
@@ -78,6 +79,10 @@ def play(env, task, other, N, T):
 if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
     N = args.num_agents
+    if not args.env:
+        for name in ENVIRONMENTS:
+            print(f"{name}: {find_class(name).__doc__.splitlines()[0]}")
+        sys.exit()
     try:
         env = make(args.env, N, args.num_turns, args.dataset, args.seed, **args.env_kwargs)
     except ValueError as error:

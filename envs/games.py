@@ -74,7 +74,9 @@ def game_reward(task, messages, text):
 
 
 class Reference:
-    """Turn 1: the speakers, who see four people and what they know of the target. Turn 2: the listener, who sees the
+    """Speakers tell a listener with a word each which of four people is meant; it is learnt with three agents.
+
+    Turn 1: the speakers, who see the people and what they know of the target. Turn 2: the listener, who sees the
     people in another order, and one word of each speaker.
 
     num_agents: 2: the speaker sees the target, and chooses between its mood and its role. 3: agent 1 knows only its

@@ -54,7 +54,7 @@ class Args:
 
 
 class Remote:
-    """The client: asks a server for whatever the scripts ask an environment.
+    """The client of python -m envs.remote: asks a server for whatever the scripts ask an environment.
 
     url: where the server listens; its token is in the environment variable TUTTI_TOKEN
     num_agents, num_turns: have to be the server's; without --num-turns the server's is taken

@@ -99,7 +99,7 @@ KINDS = {
 
 
 class Writing:
-    """Agents write texts about one text without seeing each other's.
+    """Agents write summaries of a post, or parts of the introduction to an abstract, without seeing each other's.
 
     name: "tldr": summaries of a post, a concise one by agent 1, a detailed one by agent 2. More than two agents form a
         ladder, each more detailed than the one before.
