@@ -20,7 +20,7 @@ MOST = {  # nodes of a file; of a folder, all together
     "madpo.py": 5500,
     "magrpo_fsdp.py": 5100,
     "sft.py": 1700,
-    "tests": 27000,
+    "tests": 28500,
     "benchmarks": 8500,
 }
 MOST_A_LINE = {"nano.py": 7.8, "tests": 9.0, "benchmarks": 9.0}  # of a file, or of each in a folder; else 8.6

@@ -275,3 +275,11 @@ def test_a_crash_while_saving_leaves_the_checkpoint(run, model_dir, monkeypatch)
         run(MAGRPO, *TOY, "--model", model_dir, "--eval-every", 1)
     (run_dir,) = pathlib.Path("runs").iterdir()
     assert torch.load(run_dir / "state.pt")["iteration"] == 1
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*.yaml")), ids=lambda path: path.stem)
+def test_the_example_files_run(path, run, model_dir):
+    """Fails if a flag of theirs was renamed, or a value is no longer possible."""
+    small = "--dataset sample --lora-rank 0 --num-iterations 1 --num-tasks 1 --num-generations 2 --eval-tasks 1"
+    names = run(MAGRPO, "--config", path, *small.split(), "--max-new-tokens", 8, "--model", model_dir)
+    assert "train/return" in metrics_of(names["run_dir"])[1]
