@@ -1,11 +1,11 @@
-"""What ways to give credit do to the policy gradient, exactly: writes results/credit.csv, the table of docs/credit.md.
+"""What estimators do to the policy gradient, exactly: writes results/credit_estimators.csv for docs/credit.md.
 
     python benchmarks/credit.py        (needs git; a few minutes)
 
 Two agents play small random games, in which an answer is one of two words. Every outcome of their sampling is
 enumerated, and on each the sections "# 1 ROLLOUT" and "# 2 ADVANTAGES" of nano.py run, or of a copy with a change. So
-mean and variance of a task's gradient are those of the code itself, in float64. RAE and Shapley values were measured
-by this script at commit 6e748cd.
+mean and variance of a task's gradient are those of the code itself, in float64. The rows of results/credit.csv are
+this script's at commit 6e748cd.
 """
 
 import hashlib
@@ -26,25 +26,7 @@ from stamp import ROOT, stamp, write_rows
 
 from envs import Step
 
-# changes of nano.py: pairs of what is replaced, and by what
-MEAN = "group.advantages = group.returns - group.compared.mean()\n"
-CARRIED = "if node else last for"
-OTHERS = "(group.compared.sum() - group.returns) / (len(group.compared) - 1)"
-LEAVE_ONE_OUT = [(MEAN, f"group.advantages = group.returns - {OTHERS}\n")]
-Z_SCORE = "(group.returns - group.compared.mean()) / max(group.compared.std(), 1e-4)"
-STANDARD_DEVIATION = [(MEAN, f"group.advantages = {Z_SCORE}\n")]
-ALIVE = [(CARRIED, "if node else np.full(N, np.nan) for")]
-ALIVE += [(MEAN, "group.advantages = group.returns - np.nanmean(group.compared)\n")]
-# each trajectory's loss is a mean over its turns, of which it has one or two
-TURNS = """
-(root,) = turns[0]
-for g, child in enumerate(root.children):
-    if child:
-        for group in root.groups.values():
-            group.advantages[g] /= 2
-        for group in child.groups.values():
-            group.advantages /= 2
-"""
+PATCHES = {"step_weight": 1.0, "parts": {"alone": 1.0, "together": 1.0}}  # flags of nano_gigpo.py and nano_gdpo.py
 
 
 @dataclass
@@ -66,19 +48,30 @@ class Game:
     def observe(self, task, history):
         return [f"{i} {[actions for actions, _ in history]}" for i in range(self.num_agents)]
 
-    def reward(self, history, actions):
+    def parts(self, history, actions):
         past = [earlier for earlier, _ in history]
         alone = [uniform(self.seed, past, i, text) for i, text in enumerate(actions) if text]
         together = uniform(self.seed, past, actions) if all(actions) else 0.0
-        return sum(alone) + together
+        return {"alone": sum(alone), "together": together}
+
+    def reward(self, history, actions):
+        return sum(self.parts(history, actions).values())
 
     def step(self, branches):
         steps = []
         for _, history, actions in branches:
             # agent 0 may end the game
             done = actions[0] == "b"
-            steps.append(Step(self.reward(history, actions), {}, done))
+            steps.append(Step(self.reward(history, actions), self.parts(history, actions), done))
         return steps
+
+
+class Passing(Game):
+    """Nothing is paid until a trajectory ends; then 1 or 0, at random."""
+
+    def parts(self, history, actions):
+        ended = actions[0] == "b" or len(history) + 1 == self.num_turns
+        return {"alone": 0.0, "together": float(ended and sum(super().parts(history, actions).values()) > 1.5)}
 
 
 def chance(prompt, word):
@@ -116,33 +109,28 @@ def true_gradient(env, gamma=1.0):
     return gradient
 
 
-def source_of(changes=(), patch=None):
-    """The source of nano.py, with changes, or one of the patches of docs/lesson/."""
+def source_of(patch=None):
+    """The source of nano.py, or with one of the patches of docs/lesson/."""
     path = Path(ROOT, "nano.py")
     with tempfile.TemporaryDirectory() as folder:
         if patch:
             path = Path(shutil.copy(path, f"{folder}/{patch}.py"))
             subprocess.run(["git", "apply", f"{ROOT}/docs/lesson/{patch}.patch"], cwd=folder, check=True)
-        source = path.read_text()
-    for old, new in changes:
-        if source.count(old) != 1:
-            raise ValueError(f"nano.py no longer has {old!r} once: change benchmarks/credit.py as well.")
-        source = source.replace(old, new)
-    return source
+        return path.read_text()
 
 
 class Missing(Exception):
     """More words are drawn than are given: so many."""
 
 
-def outcomes(env, G, branching, source, after="", gamma=1.0):
+def outcomes(env, G, branching, source, gamma=1.0):
     """Of each outcome of a task's sampling: its probability, gradient (prompt -> number) and completions."""
     names = {"__name__": "nano", "env": env, "N": env.num_agents, "T": env.num_turns, "G": G}
-    names |= {"args": SimpleNamespace(branching=branching, joint_mode="align", gamma=gamma, num_tasks=1)}
+    names["args"] = SimpleNamespace(branching=branching, joint_mode="align", gamma=gamma, num_tasks=1, **PATCHES)
     names |= {"policies": [None] * env.num_agents, "train_tasks": [{}], "metrics": {}}
     exec(compile(source, "nano.py", "exec"), names)
     section = re.search(r"( +# 1 ROLLOUT.*?) +# 3 UPDATE", source, re.S)[1]
-    code = compile(textwrap.dedent(section) + after, "nano.py", "exec")
+    code = compile(textwrap.dedent(section), "nano.py", "exec")
 
     def complete(args, policy, prompts, G):
         groups = []
@@ -190,39 +178,31 @@ def moments(*what, **options):
 
 
 def row_of(method, env, *what):
-    """The angle between the mean gradient and the true one, and its variance at equal completions."""
+    """The angle between the mean gradient and the true one, their ratio, and the variance at equal completions."""
     mean, variance, completions = moments(env, *what)
     true = true_gradient(env)
     x = np.array([mean[prompt] for prompt in true])
     y = np.array(list(true.values()))
-    row = {"method": method, "seed": env.seed, "cosine": x @ y / np.linalg.norm(x) / np.linalg.norm(y)}
+    cosine = x @ y / np.linalg.norm(x) / np.linalg.norm(y)
     scale = x @ y / (y @ y)
+    row = {"method": method, "game": type(env).__name__, "seed": env.seed, "cosine": cosine, "scale": scale}
     return row | {"variance": variance / scale**2 * completions}
 
 
 def rows_of(env):
     """A row for each method."""
-    nano = source_of()
-    cases = [
-        ("tree", 2, "tree", nano),
-        ("trajectories", 3, "trajectories", nano),
-        ("only those alive", 3, "trajectories", source_of(ALIVE)),
-        ("mean over turns", 3, "trajectories", nano, TURNS),
-        ("standard deviation, trajectories", 3, "trajectories", source_of(STANDARD_DEVIATION)),
-        ("difference reward, trajectories", 3, "trajectories", source_of(patch="nano_difference")),
-        ("Dr. MAS", 3, "trajectories", source_of(patch="nano_drmas")),
-    ]
-    for method, *what in cases:
-        yield row_of(method, env, *what)
+    for patch in None, "nano_z", "nano_gdpo", "nano_maxrl", "nano_gigpo":
+        for branching, G in ("tree", 2), ("trajectories", 3):
+            yield row_of(f"{patch or 'nano'}, {branching}", env, G, branching, source_of(patch))
 
 
 if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
     rows = []
-    for seed in args.seeds:
-        own = list(rows_of(Game(seed)))
+    for game, seed in product([Game, Passing], args.seeds):
+        own = list(rows_of(game(seed)))
         tree = own[0]["variance"]
         for row in own:
             row["variance"] /= tree
         rows += own
-    write_rows(f"{ROOT}/results/credit.csv", stamp(args), rows)
+    write_rows(f"{ROOT}/results/credit_estimators.csv", stamp(args), rows)

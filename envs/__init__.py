@@ -60,6 +60,7 @@ ENVIRONMENTS = {
     "bfcl": "envs.bfcl:Parallel",
     "bugfix": "envs.bugfix:BugFix",
     "reference": "envs.games:Reference",
+    "judged": "envs.judged:Judged",
 }
 
 

@@ -13,9 +13,10 @@ import re
 from functools import partial
 
 from envs import scored_step
+from envs.chat import Chat, suggestions
 from envs.data import read_rows
 from envs.samples import coding as samples
-from envs.vetting import TRIVIAL, example_asserts, read_limits, vet
+from envs.vetting import TRIVIAL, example_asserts, read_limits, vet, with_shown
 from rewards.coding import Answer, coding_rewards
 from rewards.sandbox import require_protection
 
@@ -50,7 +51,9 @@ class Coding:
     num_turns: in a later turn each agent reads its own answers and what became of them
     dataset: "sample", "hub", a hub id or a file with the same columns; tasks with benchmark numbers get its splits
     feedback: "plain" (revise) or "level" (what was found, how many tests passed, the first prompt example that fails).
-        The examples are the prompt's own; many in HumanEval and CoopHumanEval are also scored, as in the benchmarks
+        The examples are the prompt's own; many in HumanEval and CoopHumanEval are also scored, as in the benchmarks.
+        "model": what another model suggests, which reads the task and all answers, but no tests
+    url, model: of that model, see envs/chat.py
     timeout: processor seconds that the tests of one answer may take
     allow_unsafe_code: "yes" or "no", run model-written code even if the system offers no protection from it
     """
@@ -65,9 +68,12 @@ class Coding:
         feedback="level",
         timeout=10,
         allow_unsafe_code="no",
+        url="",
+        model="",
     ):
-        if feedback not in ("plain", "level"):
-            raise ValueError(f"--env-kwargs feedback {feedback}: it is plain or level; use one of them.")
+        if feedback not in ("plain", "level", "model"):
+            raise ValueError(f"--env-kwargs feedback {feedback}: it is plain, level or model; use one of them.")
+        self.chat = Chat(url, model) if feedback == "model" else None
         self.limits = read_limits(timeout, allow_unsafe_code)
         require_protection(self.limits[1])
         self.num_agents = num_agents
@@ -77,8 +83,8 @@ class Coding:
         self.feedback = feedback
         self.helpers = ["aux"] if num_agents == 2 else [f"aux{i}" for i in range(1, num_agents)]
         if dataset == "sample":  # right by construction
-            rows = {split: samples.coding_tasks(split, count, seed) for split, count in SAMPLE_COUNTS.items()}
-            self.splits = {split: [_task(row) for row in part] for split, part in rows.items()}
+            rows = {split: samples.coding_tasks(split, count, seed, name) for split, count in SAMPLE_COUNTS.items()}
+            self.splits = {split: [with_shown(_task(row)) for row in part] for split, part in rows.items()}
         else:
             judge = partial(vet, parse=_task, answer=_answer, score=coding_rewards, limits=self.limits)
             self.splits = read_rows(dataset, judge=judge, **BENCHMARKS[name])
@@ -110,6 +116,8 @@ class Coding:
                 prompts[i] += f"\n\nYour answer:\n{text.strip()}\n\n"
                 if self.feedback == "level":
                     prompts[i] += " ".join(_remarks(i, names, step.feedback)) + "\n\n"
+                if self.feedback == "model":
+                    prompts[i] += f"Suggestion:\n{step.feedback['suggestion']}\n\n"
                 prompts[i] += f"Write {name} again, better. Function code only."
         return prompts
 
@@ -117,7 +125,8 @@ class Coding:
         """Runs the answers of all branches at once; see rewards/coding.py for reward and parts, and scored_step."""
         answers = [_answer(task, actions, self.helpers) for task, _, actions in branches]
         scores = coding_rewards(answers, *self.limits)
-        return [scored_step(score, self.num_turns - len(history)) for (_, history, _), score in zip(branches, scores)]
+        steps = [scored_step(score, self.num_turns - len(history)) for (_, history, _), score in zip(branches, scores)]
+        return suggestions(self.chat, branches, steps, self.num_turns) if self.chat else steps
 
     def demonstrations(self):
         """Prompts and good completions of every role for the sample training tasks: list of dict(prompt, completion).
@@ -185,7 +194,7 @@ def _task(row):
     task = _mbpp_task(row) if "test_list" in row else _humaneval_task(row)
     if re.fullmatch(r"aux\d*", task["entry_point"]):
         raise ValueError(f"its function is called {task['entry_point']}, as a helper")
-    return {**task, "task_id": row["task_id"]}
+    return {**task, "task_id": row["task_id"], **{key: row[key] for key in ("helper", "main") if key in row}}
 
 
 def _humaneval_task(row):
@@ -208,7 +217,6 @@ def _humaneval_task(row):
         "prelude": prelude,
         "setup": prelude,
         "reference": None if solution is None else row["prompt"] + solution,
-        **{key: row[key] for key in ("helper", "main") if key in row},
     }
 
 

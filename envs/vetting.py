@@ -73,11 +73,16 @@ def vet(rows, parse, answer, score, limits):
 
 
 def _finish(task, fault, examples, shown):
-    """The task with the examples that hold, or its fault. An assert that is shown is in the problem, not scored."""
+    """The task with the examples that hold, or its fault."""
     if fault:
         return fault
-    if shown is None:
-        return {**task, "examples": examples}
+    return {**task, "examples": examples} if shown is None else with_shown(task, shown)
+
+
+def with_shown(task, shown=0):
+    """A task with several asserts, of which one is in the problem and not scored; any other task as it is."""
+    if "asserts" not in task:
+        return task
     source = task["asserts"][shown]
     rest = task["asserts"][:shown] + task["asserts"][shown + 1 :]
     problem = f"{task['problem']}\nExample: {source.strip()}"

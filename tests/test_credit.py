@@ -16,11 +16,10 @@ GAMMA = 0.5
 FLAGS = f"--branching trajectories --gamma {GAMMA} --num-turns 3 --num-generations 4".split()
 
 
-def scales(env, branching, G=2, **change):
-    """The mean gradient of nano.py, or a changed copy, as shares of the true one: prompt -> number."""
-    source = credit.source_of(**change)
-    mean = credit.moments(env, G, branching, source, gamma=GAMMA)[0]
-    true = credit.true_gradient(env, GAMMA)
+def scales(env, branching, G=2, patch=None, gamma=GAMMA):
+    """The mean gradient of nano.py, or a patched copy, as shares of the true one: prompt -> number."""
+    mean = credit.moments(env, G, branching, credit.source_of(patch), gamma=gamma)[0]
+    true = credit.true_gradient(env, gamma)
     return {prompt: mean[prompt] / true[prompt] for prompt in true}
 
 
@@ -33,27 +32,57 @@ class Leaving(credit.Game):
 
 
 ENVS = [credit.Game(1), Leaving(3)]
-CHANGES = [
-    ({}, 1 / 2),
-    ({"changes": credit.LEAVE_ONE_OUT}, 1),
-    ({"patch": "nano_difference"}, 1 / 2),
-]
 
 
 @pytest.mark.parametrize("env", ENVS, ids=["ending", "leaving"])
 @pytest.mark.parametrize("branching", ["tree", "trajectories"])
-@pytest.mark.parametrize("change, scale", CHANGES, ids=str)
-def test_all_turns_and_agents_have_one_scale(env, branching, change, scale):
+@pytest.mark.parametrize("patch", [None, "nano_difference"])
+def test_all_turns_and_agents_have_one_scale(env, branching, patch):
     """Fails if a turn or agent weighs more where others have ended or are silent, or a baseline is no baseline."""
-    found = scales(env, branching, **change)
-    np.testing.assert_allclose(list(found.values()), scale)
+    found = scales(env, branching, patch=patch)
+    np.testing.assert_allclose(list(found.values()), 1 / 2)
 
 
-def test_comparing_only_what_is_alive_shrinks_late_turns():
-    """Fails if the enumeration cannot see a known bias: the share of trajectories alive becomes a factor."""
-    alive = credit.chance("0 []", "a")
-    for prompt, scale in scales(ENVS[0], "trajectories", changes=credit.ALIVE).items():
-        np.testing.assert_allclose(scale, 1 / 2 if "[]" in prompt else alive / 2)
+def test_maxrl_learns_more_from_what_seldom_succeeds():
+    """Fails if its scale is not the likelihood's to order G - 1 = 2, or one turn has another than the next."""
+    env = credit.Passing(7)
+    # less a baseline of 1, only failures have a gradient
+    source = credit.source_of("nano_rae")
+    alone = credit.outcomes(env, 1, "tree", source)
+    failure = sum(p for p, gradient, _ in alone if any(gradient.values()))
+    found = scales(env, "trajectories", G=3, patch="nano_maxrl", gamma=1.0)
+    np.testing.assert_allclose(list(found.values()), 1 + failure)
+
+
+def test_gigpo_compares_visits_of_a_state():
+    """Fails if a state is not what the agent reads, or the visits weigh anything but their share of others."""
+    found = scales(ENVS[0], "trajectories", patch="nano_gigpo")
+    # in the first turn both trajectories; in the second, with the chance that the other begins with the same words too
+    assert found["1 []"] == pytest.approx(1)
+    meets = credit.chance("0 []", "a") * credit.chance("1 []", "b")
+    assert found["1 [['a', 'b']]"] == pytest.approx(1 / 2 + meets / 2)
+
+
+class Louder(credit.Game):
+    """One part is a hundred times as large."""
+
+    def parts(self, history, actions):
+        parts = super().parts(history, actions)
+        parts["together"] *= 100
+        return parts
+
+
+def test_gdpo_does_not_see_the_size_of_a_part():
+    """Fails if parts are added up before they are normalised, or their sum is not whitened."""
+    source = credit.source_of("nano_gdpo")
+    mean, *_ = credit.moments(ENVS[0], 2, "tree", source)
+    louder = Louder(1)
+    assert credit.moments(louder, 2, "tree", source)[0] == pytest.approx(mean)
+    louder.num_turns = 1
+    # agent 0's "a" is worth more; advantages are 1 and -1, and two words' scores differ by 1
+    outcomes = credit.outcomes(louder, 2, "tree", source)
+    lowest = min(gradient["0 []"] for _, gradient, _ in outcomes)
+    assert lowest == pytest.approx(-1 / 2)
 
 
 def test_a_moving_mean_is_unbiased():

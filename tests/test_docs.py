@@ -10,7 +10,7 @@ from conftest import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 # of torchrun, tyro, vLLM, pip, and a patch of the lesson
-OTHERS_FLAGS = "nnodes nproc_per_node rdzv_backend rdzv_endpoint help enable_lora lora_modules kl_coef deps"
+OTHERS_FLAGS = "nnodes nproc_per_node rdzv_backend rdzv_endpoint help enable_lora lora_modules kl_coef deps parts step_weight"
 USERS_FILES = {"runs.html"}
 FLAGS = {*OTHERS_FLAGS.split()}
 for path in [*ROOT.glob("*.py"), *ROOT.glob("benchmarks/*.py"), *ROOT.glob("envs/*.py")]:

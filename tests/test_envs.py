@@ -230,7 +230,7 @@ def test_verdicts_are_kept_and_made_anew_from_a_broken_file(tmp_path):
         path.write_text(broken)
 
 
-@pytest.mark.parametrize("name", ["humaneval", "classeval"])
+@pytest.mark.parametrize("name", ["humaneval", "coophumaneval", "mbpp", "classeval"])
 def test_a_second_turn(name):
     """Fails if it shows a scored test, or pays to fail first, or if demonstrations fail or lack it."""
     env = envs.make(name, 2, 2)

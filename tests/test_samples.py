@@ -16,6 +16,8 @@ CASES = """
 tldr | {} | | 0
 arxiv | {} | | 0
 humaneval | {"num_agents": 1} | 2.1 | 0.2
+coophumaneval | {"num_agents": 1} | 2.1 | 0.2
+mbpp | {"num_agents": 1} | 2.1 | 0.2
 classeval | {"num_agents": 1} | 6 | 0.2
 bugfix | {"num_agents": 1} | 2 | 0.2
 gsm8k | {} | 1.2 | 0.1
@@ -79,3 +81,12 @@ def test_right_answers_earn_all_and_test_tasks_are_new(name, options, best, shar
         assert right.reward == pytest.approx(float(best))
         guesses += guessed.reward == right.reward
     assert guesses <= float(share) * len(tasks)
+
+
+@pytest.mark.parametrize("name, least", [("coophumaneval", 370), ("mbpp", 310)])
+def test_two_agents_pass_and_need_each_other(name, least, monkeypatch):
+    """Fails if a helper cannot read what it is given, if coophumaneval's do no step, or if mbpp shows no assert."""
+    monkeypatch.setattr("envs.coding.SAMPLE_COUNTS", {"train": 96})
+    env = envs.make(name)
+    answers = [(task, [], [task["helper"], task["main"]]) for task in env.tasks("train") if task["examples"]]
+    assert sum(step.reward for step in env.step(answers)) > least

@@ -37,85 +37,155 @@ FOLDS = {  # name -> (words, expression around a list)
 # for the tests of functions whose own lists do not tell a right answer from one that lacks a part
 _drawn = random.Random(0)
 SHORT_LISTS = [[_drawn.randint(-3, 3) for _ in range(_drawn.randint(1, 5))] for _ in range(200)]
-TASK_WORDINGS = [
-    "Return the {fold} of the {map} of the {filter}.",
-    "Take the {filter}, compute their {map} and return the {fold}.",
-    "Compute the {fold} of all {map} of {filter} in the list.",
+TASK_WORDINGS = {
+    "humaneval": [
+        "Return the {fold} of the {map} of the {filter}.",
+        "Take the {filter}, compute their {map} and return the {fold}.",
+        "Compute the {fold} of all {map} of {filter} in the list.",
+    ],
+    "coophumaneval": [
+        "Return the {fold} of the {filter} among the {map}.",
+        "Compute the {map}, take the {filter} of these and return the {fold}.",
+        "Compute the {fold} of all {filter} in the list of {map}.",
+    ],
+    "mbpp": [
+        "Write a function to find the {fold} of the {map} of the {filter}.",
+        "Write a function that takes the {filter}, computes their {map} and returns the {fold}.",
+    ],
+}
+# what is folded: whole, and with each convention for the helper
+BEFORE = {  # the filter before the map
+    "whole": "{value} for x in {source} if {condition}",
+    "map": "aux(x) for x in {source} if {condition}",
+    "condition": "{value} for x in {source} if aux(x)",
+    "filter": "{value} for x in aux(numbers)",
+}
+AFTER = {  # the filter after the map
+    "whole": "x for x in [{value} for x in {source}] if {condition}",
+    "map": "x for x in [aux(x) for x in {source}] if {condition}",
+    "condition": "x for x in [{value} for x in {source}] if aux(x)",
+    "filter": "x for x in aux([{value} for x in {source}])",
+}
+HELPERS = {
+    "map": "def aux(x):\n    return {value}\n",
+    "condition": "def aux(x):\n    return {condition}\n",
+    "filter": "def aux(numbers):\n    return [x for x in {source} if {condition}]\n",
+}
+# where a function of mbpp finds its numbers: (words, the argument that holds a list of numbers, its numbers)
+PLACES = [
+    ("in a tuple", "tuple(numbers)", "numbers"),
+    ("among the keys of a dictionary", "{x: x * x % 7 for x in numbers}", "numbers"),
+    (
+        "in a counter, each as often as it is counted",
+        "{x: 2 + x % 3 for x in numbers}",
+        "[x for x, count in numbers.items() for _ in range(count)]",
+    ),
+    ("that come first in a list of pairs", "[(x, x * x % 7) for x in numbers]", "[x for x, _ in numbers]"),
+    ("in a string, with spaces between them", "' '.join(map(str, numbers))", "map(int, numbers.split())"),
 ]
 
 
-def coding_tasks(split, count, seed):
-    """Functions over lists of integers, filter x map x fold, in the columns of openai_humaneval.
+def coding_tasks(split, count, seed, benchmark="humaneval"):
+    """Functions over integers, filter x map x fold, in the columns of a benchmark; one of the three below.
 
-    Returns `count` dicts: task_id, prompt (signature and docstring with two >>> examples), entry_point,
-    canonical_solution (the body), test (`def check(candidate)` with five asserts, none of them a docstring example; an
-    answer without the filter or the map fails one, where that makes it wrong), and two more columns with a correct
-    answer by two agents: helper (source of `aux`) and main (the task's function, without aux). In 65 of 100 tasks main
-    calls aux. The convention for aux varies: in four of ten tasks it is the map, in three the filter's condition, in
-    three the whole filter. So agents that each imitate their column see only good answers, but still have to agree on
-    a convention. If `count` exceeds the number of compositions (192 train, 48 test), they repeat with other words and
-    numbers.
+    humaneval: over a list; the filter comes before the map
+    coophumaneval: over a list; the filter comes after the map, so it takes two steps, of which the helper does one
+    mbpp: over a tuple, the keys of a dictionary, a counter, the first numbers of pairs or a string
+
+    Returns `count` dicts with a correct answer by two agents in two more columns: helper (source of `aux`) and main
+    (the task's function, without aux). In 65 of 100 tasks, and in all of coophumaneval, main calls aux. The convention
+    for aux varies: in four of ten tasks it is the map, in three the filter's condition, in three the whole filter. So
+    agents that each imitate their column see only good answers, but still have to agree on a convention. Of the five
+    tests (mbpp: three, of which one is shown), none is an example of a docstring, and an answer without the filter or
+    the map, or with the two in the wrong order, fails one, where that makes it wrong. If `count` exceeds the number of
+    compositions (192 train, 48 test; fewer of coophumaneval), they repeat with other words and numbers.
     """
     rng = random.Random(f"coding {split} {seed}")
-    chosen = enumerate(_compositions(split, count, rng))
-    return [_coding_task(f"sample/{split}/{i}", *composition, rng) for i, composition in chosen]
+    chosen = enumerate(_compositions(split, count, rng, after=benchmark == "coophumaneval"))
+    return [_coding_task(benchmark, f"sample/{split}/{i}", *composition, rng) for i, composition in chosen]
 
 
-def _compositions(split, count, rng):
+def _compositions(split, count, rng, after=False):
     """`count` combinations of filter, map and fold: each one of the split occurs once before any repeats.
 
+    after: the filter comes after the map, and has something to select there
     A new round is drawn only when the last one is used up, since the tasks draw from `rng` in between.
     """
     indices = itertools.product(range(len(FILTERS)), range(len(MAPS)), range(len(FOLDS)))
     compositions = [c for c, i in zip(itertools.product(FILTERS, MAPS, FOLDS), indices) if split_of(*i) == split]
+    if after:
+        compositions = [c for c in compositions if _selects(*c[:2])]
     while count > 0:
         chosen = rng.sample(compositions, min(len(compositions), count))
         yield from chosen
         count -= len(chosen)
 
 
-def _coding_task(task_id, filter_name, map_name, fold_name, rng):
+def _selects(filter_name, map_name):
+    """Whether a filter keeps some values of a map and not all, and not just those other than 0, as `if x` would."""
+    values = eval(f"[{MAPS[map_name][1]} for x in range(-9, 10)]")
+    outcomes = {(x != 0, eval(FILTERS[filter_name][1], {"x": x})) for x in values}
+    return len({kept for _, kept in outcomes}) == 2 and outcomes != {(True, True), (False, False)}
+
+
+def _coding_task(benchmark, task_id, filter_name, map_name, fold_name, rng):
     name = f"{fold_name}_{filter_name}_{map_name}"
-    condition = FILTERS[filter_name][1]
-    value = MAPS[map_name][1]
-    expression = FOLDS[fold_name][1].format(f"{value} for x in numbers if {condition}")
+    filter_words, condition = FILTERS[filter_name]
+    given = source = "numbers"
+    if benchmark == "mbpp":
+        where, given, source = rng.choice(PLACES)
+        filter_words += f" {where}"
+    fold_words, fold = FOLDS[fold_name]
+    parts = {"value": MAPS[map_name][1], "source": source, "condition": condition}
+    forms = AFTER if benchmark == "coophumaneval" else BEFORE
+    expression = fold.format(forms["whole"].format(**parts))
     reference = eval(f"lambda numbers: {expression}")
     inputs = [[rng.randint(-9, 9) for _ in range(rng.randint(5, 8))] for _ in range(6)]
     examples = [inputs[0][:3], inputs[1][:4]]
-    # An answer without the filter, without the map or with x itself as the condition (what is left of a helper that
-    # only returns its argument) fails a test, unless it is right for all of these lists.
+    # An answer without the filter, without the map, with x itself as the condition (what is left of a helper that only
+    # returns its argument) or with the filter before the map fails a test, unless it is right for all of these lists.
+    others = [{"condition": "True"}, {"value": "x"}, {"condition": "x"}]
+    wrong = [forms["whole"].format(**{**parts, **other}) for other in others]
+    wrong += [BEFORE["whole"].format(**parts)] if forms is AFTER else []
+    argument = eval(f"lambda numbers: {given}")
     telling = []
-    for part in (f"{value} for x in numbers", f"x for x in numbers if {condition}", f"{value} for x in numbers if x"):
-        wrong = eval(f"lambda numbers: {FOLDS[fold_name][1].format(part)}")
-        tells = (numbers for numbers in (*inputs[2:], *SHORT_LISTS) if wrong(numbers) != reference(numbers))
+    for part in wrong:
+        answer = eval(f"lambda numbers: {fold.format(part)}")
+        lists = (*inputs[2:], *SHORT_LISTS)
+        tells = (numbers for numbers in lists if answer(argument(numbers)) != reference(argument(numbers)))
         telling += [numbers for numbers in itertools.islice(tells, 1) if numbers not in telling]
     asserted = [[], *telling, *(numbers for numbers in inputs[2:] if numbers not in telling)][:5]
-    words = rng.choice(TASK_WORDINGS).format(
-        fold=FOLDS[fold_name][0], map=MAPS[map_name][0], filter=FILTERS[filter_name][0]
-    )
+    words = rng.choice(TASK_WORDINGS[benchmark]).format(fold=fold_words, map=MAPS[map_name][0], filter=filter_words)
     if "default=0" in expression:
         words += " It is 0 if there are none."
-    # convention -> (source of aux, the main function's expression that calls it)
     convention = rng.choices(["map", "condition", "filter"], weights=[4, 3, 3])[0]
-    helper, calling = {
-        "map": (f"def aux(x):\n    return {value}\n", f"aux(x) for x in numbers if {condition}"),
-        "condition": (f"def aux(x):\n    return {condition}\n", f"{value} for x in numbers if aux(x)"),
-        "filter": (
-            f"def aux(numbers):\n    return [x for x in numbers if {condition}]\n",
-            f"{value} for x in aux(numbers)",
-        ),
-    }[convention]
-    answer = FOLDS[fold_name][1].format(calling) if rng.random() < 0.65 else expression
-    shown = "".join(f"    >>> {name}({numbers})\n    {reference(numbers)}\n" for numbers in examples)
-    asserts = "".join(f"    assert candidate({numbers}) == {reference(numbers)}\n" for numbers in asserted)
+    calls = rng.random() < 0.65 or forms is AFTER
+    body = fold.format(forms[convention].format(**parts)) if calls else expression
+    answer = {"helper": HELPERS[convention].format(**parts), "main": f"def {name}(numbers):\n    return {body}\n"}
+    cases = [(argument(numbers), reference(argument(numbers))) for numbers in (*examples, *asserted)]
+    columns = _mbpp_columns if benchmark == "mbpp" else _humaneval_columns
+    return {"task_id": task_id, **columns(name, words, expression, cases), **answer}
+
+
+def _humaneval_columns(name, words, expression, cases):
+    """cases: (argument, value), first those of the two examples."""
+    shown = "".join(f"    >>> {name}({argument!r})\n    {value}\n" for argument, value in cases[:2])
+    asserts = "".join(f"    assert candidate({argument!r}) == {value}\n" for argument, value in cases[2:])
     return {
-        "task_id": task_id,
         "prompt": f'def {name}(numbers):\n    """{words}\n\n{shown}    """\n',
         "entry_point": name,
         "canonical_solution": f"    return {expression}\n",
         "test": f"def check(candidate):\n{asserts}",
-        "helper": helper,
-        "main": f"def {name}(numbers):\n    return {answer}\n",
+    }
+
+
+def _mbpp_columns(name, words, expression, cases):
+    """The assert with the second example comes first; the case of no numbers is left out."""
+    return {
+        "prompt": words,
+        "code": f"def {name}(numbers):\n    return {expression}\n",
+        "test_imports": [],
+        "test_list": [f"assert {name}({argument!r}) == {value}" for argument, value in (cases[1], *cases[3:5])],
     }
 
 

@@ -1,0 +1,79 @@
+"""Agents write the parts of one answer to any task, and another model judges it by a rubric.
+
+    python magrpo.py --env judged --dataset tasks.jsonl --env-kwargs url http://localhost:8000/v1 model NAME \
+        rubric "Is it true, complete and short?"
+
+Agents learn what the judge likes, which need not be what the rubric means: see docs/environments.md.
+"""
+
+import re
+
+from envs import Step
+from envs.chat import Chat, fenced
+from envs.data import read_rows
+from rewards.texts import drop_thoughts, words
+
+SCORE = re.compile(r"^SCORE:[ \t]*(10|[0-9])\Z", re.MULTILINE)
+
+ALONE = "Answer this."
+PART = "{n} writers answer this together. Write part {i} of {n}, and nothing else."
+JUDGE = (
+    "Judge an answer to a task by this rubric: {rubric}\n"
+    "If it has several parts, they were written by as many writers. Judge what they make together.\n\n"
+    "{material}\n\n"
+    "Say in at most three sentences how well it meets the rubric. Then end with one line of the form "
+    "SCORE: n, where n is a whole number from 0 (worst) to 10 (best)."
+)
+
+
+class Judged:
+    """Agent i of N writes part i of the answer; the reward is the judge's score, from 0 to 1.
+
+    num_turns: 1
+    dataset: a file or a hub id with a column `prompt`, and perhaps `split`
+    rubric: what the judge goes by
+    url, model, timeout: of the judge, see envs/chat.py
+
+    Raises ValueError with one sentence for arguments that cannot be used.
+    """
+
+    def __init__(
+        self, name="judged", num_agents=2, num_turns=1, dataset="sample", seed=1, *, rubric, url, model, timeout=60
+    ):
+        if num_turns != 1:
+            raise ValueError(f"--num-turns {num_turns}: {name} has one turn; use --num-turns 1.")
+        if dataset in ("sample", "hub"):
+            raise ValueError(f"--dataset {dataset}: {name} has no tasks; give a file or hub id with a column prompt.")
+        self.chat = Chat(url, model, timeout)
+        self.rubric = rubric
+        self.num_turns = num_turns
+        self.roles = [PART.format(i=i, n=num_agents) for i in range(1, num_agents + 1)] if num_agents > 1 else [ALONE]
+        self.splits = read_rows(dataset, ["prompt"], hub=None, hub_splits=None)
+
+    def tasks(self, split):
+        return self.splits[split]
+
+    def observe(self, task, history):
+        return [f"{task['prompt'].strip()}\n\n{role}" for role in self.roles]
+
+    def step(self, branches):
+        """Asks the judge about all branches at once. A verdict without a score is counted, and worth 0."""
+        prompts = []
+        for task, _, actions in branches:
+            prompts.append(JUDGE.format(rubric=self.rubric, material=fenced(task["prompt"], actions)))
+        steps = []
+        for (_, _, actions), verdict in zip(branches, self.chat.ask(prompts)):
+            score = parse_score(verdict)
+            answer = words(" ".join(map(drop_thoughts, actions)))
+            # what the judge may be gamed by: length, and a score of the agents' own
+            parts = {"unparsed": score is None, "words": len(answer), "says_score": "score" in answer}
+            parts = {name: float(part) for name, part in parts.items()}
+            steps.append(Step((score or 0) / 10, parts, done=True, feedback=verdict))
+        return steps
+
+
+def parse_score(verdict):
+    """The score of a verdict, from 0 to 10, or None: its last line, and no other, has to be SCORE: n."""
+    score = SCORE.search(verdict)
+    lines = re.findall("^SCORE:", verdict, re.MULTILINE)
+    return int(score[1]) if score and len(lines) == 1 else None
