@@ -298,7 +298,7 @@ if __name__ == "__main__":
         if iteration % args.eval_every == 0 or iteration == args.num_iterations:
             roots = rollout(args, env, policies, eval_tasks, [1] * T, "align")[0]
             metrics["eval/return"] = np.mean([root.value for root in roots])
-            print("the first held-out task:", ascii([group.completions for group in roots[0].groups.values()]))
+            print("answers to a held-out task:", ascii([group.completions for group in roots[0].groups.values()]))
 
         # 5 LOG
         print(json.dumps(metrics))

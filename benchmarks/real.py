@@ -69,8 +69,8 @@ class Changed:
         return [step._replace(feedback=read) for step, read in zip(steps, texts)]
 
 
-# the history with the changed texts, which are feedback
 def as_read(history):
+    """The history with the changed texts, which are the feedback of its Steps."""
     return [(step.feedback, step) for _, step in history]
 
 

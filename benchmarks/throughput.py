@@ -1,7 +1,7 @@
 """Processor time and memory of an iteration: a script against nano.py, an earlier commit of it, or another library.
 
     python benchmarks/throughput.py                       magrpo.py against nano.py
-    python benchmarks/throughput.py --baseline HEAD~1    against magrpo.py at that commit
+    python benchmarks/throughput.py --baseline HEAD~1    against magrpo.py at that commit, dc29dbd or later
     python benchmarks/throughput.py --baseline comlrl     against comlrl's trainer, or trl's (see peers.py)
 
 Every run is a process of its own, on one thread. Our scripts play timed.py's environment, which notes the processor

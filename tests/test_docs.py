@@ -11,7 +11,7 @@ from conftest import ROOT
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 # of torchrun, tyro, vLLM, pip, and of the lesson's patches
 OTHERS_FLAGS = "nnodes nproc_per_node rdzv_backend rdzv_endpoint help enable_lora lora_modules deps"
-OTHERS_FLAGS += " kl_coef parts step_weight"
+OTHERS_FLAGS += " kl_coef parts"
 USERS_FILES = {"runs.html"}
 FLAGS = {*OTHERS_FLAGS.split()}
 for path in [*ROOT.glob("*.py"), *ROOT.glob("benchmarks/*.py"), *ROOT.glob("envs/*.py")]:
