@@ -402,8 +402,8 @@ def summarize(split, turns):
     sums = defaultdict(lambda: np.zeros(2))  # name -> the two sums
     parts = defaultdict(lambda: np.zeros(2))  # the same, of the environment's own names
     for root in turns[0]:
-        sums["return"] += root.value.mean(), 1
         for i, value in enumerate(root.value):
+            sums["return"] += value, 1
             sums[f"agent_{i}/return"] += value, 1
     for t, nodes in enumerate(turns, 1):
         for node in nodes:
@@ -416,8 +416,11 @@ def summarize(split, turns):
                 sums[f"agent_{i}/stopped"] += sum(group.stopped), G
             # probability of a joint action
             chance = node.weight / len(node.steps)
-            for step, reward, child in zip(node.steps, node.rewards, node.children):
+            for choice, step, reward, child in zip(node.joint, node.steps, node.rewards, node.children):
                 sums[f"reward_turn{t}"] += chance * reward.mean(), chance
+                # agents answer at the same time, so a turn takes as long as its longest completion
+                longest = max(len(group.completion_ids[choice[i]]) for i, group in node.groups.items())
+                sums["critical_tokens"] += chance * longest, chance if t == 1 else 0
                 # parts are logged where a branch ends
                 if child is None:
                     for name, value in step.parts.items():
@@ -507,19 +510,15 @@ def save_checkpoint(run_dir, iteration, policies):
 def load_checkpoint(run_dir, policies):
     """Restores weights and moments, cuts the logs back to the checkpoint, and returns its iteration."""
     state = torch.load(f"{run_dir}/state.pt", map_location="cpu")
-    if shapes_of(state["models"]) != shapes_of(policy.trained for policy in policies):
+    try:
+        for policy, weights, moments in zip(policies, state["models"], state["optimizers"], strict=True):
+            policy.model.load_state_dict(weights, strict=False)  # with LoRA, only the adapter
+            policy.optimizer.load_state_dict(moments)
+    except (KeyError, RuntimeError, ValueError):
         sys.exit("error: --resume: the checkpoint has different agents; leave out --model, --num-agents, --lora-rank.")
-    for policy, weights, moments in zip(policies, state["models"], state["optimizers"]):
-        policy.model.load_state_dict(weights, strict=False)  # with LoRA, only the adapter
-        policy.optimizer.load_state_dict(moments)
     for name, size in state["sizes"].items():
         os.truncate(f"{run_dir}/{name}", size)
     return state["iteration"]
-
-
-def shapes_of(models):
-    """The shape of each parameter of each model."""
-    return [{name: p.shape for name, p in weights.items()} for weights in models]
 
 
 # ---- the algorithm: the rollout tree, then the loop
@@ -563,8 +562,6 @@ def generate(args, env, players, nodes, G):
     requests = defaultdict(list)  # policy -> triples of node, agent and prompt
     for node in nodes:
         prompts = env.observe(node.task, node.history)
-        if isinstance(prompts, str):
-            sys.exit("error: --env: observe() has to return a list: a string, or None where silent, for each agent.")
         for i, (policy, prompt) in enumerate(zip(players, prompts, strict=True)):
             if prompt is not None:
                 requests[policy].append((node, i, prompt))

@@ -43,6 +43,7 @@ BENCHMARKS = {
         "published": (r"(?:Mbpp/)?(\d{1,9})(?:\.0)?", MBPP),
     },
 }
+FEEDBACK = ("none", "plain", "code", "passed", "level", "group", "model")
 
 
 class Coding:
@@ -50,8 +51,13 @@ class Coding:
 
     num_turns: in a later turn each agent reads its own answers and what became of them
     dataset: "sample", "hub", a hub id or a file with the same columns; tasks with benchmark numbers get its splits
-    feedback: "plain" (revise) or "level" (what was found, how many tests passed, the first prompt example that fails).
-        The examples are the prompt's own; many in HumanEval and CoopHumanEval are also scored, as in the benchmarks.
+    feedback: what an agent reads in a later turn. "none": its first prompt again; all others add its own answers and a
+        request to revise, "plain" no more than that, and
+        "code": the other agents' answers
+        "passed": how many tests passed
+        "level": also what was found of its own part, and the first example of the prompt that fails. The examples are
+            the prompt's own; many in HumanEval and CoopHumanEval are also scored, as in the benchmarks
+        "group": what "level" tells each agent, for all of them
         "model": what another model suggests, which reads the task and all answers, but no tests
     url, model: of that model, see envs/chat.py
     timeout: processor seconds that the tests of one answer may take
@@ -71,8 +77,8 @@ class Coding:
         url="",
         model="",
     ):
-        if feedback not in ("plain", "level", "model"):
-            raise ValueError(f"--env-kwargs feedback {feedback}: it is plain, level or model; use one of them.")
+        if feedback not in FEEDBACK:
+            raise ValueError(f"--env-kwargs feedback {feedback}: use one of {', '.join(FEEDBACK)}.")
         self.chat = Chat(url, model) if feedback == "model" else None
         self.limits = read_limits(timeout, allow_unsafe_code)
         require_protection(self.limits[1])
@@ -98,7 +104,7 @@ class Coding:
     def observe(self, task, history):
         """The prompt of each agent: helpers first, the asked function's agent last.
 
-        After the first turn it also holds the agent's own answers and, with feedback "level", what became of them.
+        After the first turn it also holds what the agent reads of the earlier ones; see `feedback` above.
         """
         problem = task["problem"].strip()
         names = [*self.helpers, task["entry_point"]]
@@ -111,14 +117,11 @@ class Coding:
             note = f" Helpers {known} exist: you may call them, do not redefine them."
         prompts.append(f"{problem}\n\nWrite {task['entry_point']}.{note}")
         prompts = [f"{prompt} Function code only." for prompt in prompts]
-        for actions, step in history:
-            for i, (name, text) in enumerate(zip(names, actions)):
-                prompts[i] += f"\n\nYour answer:\n{text.strip()}\n\n"
-                if self.feedback == "level":
-                    prompts[i] += " ".join(_remarks(i, names, step.feedback)) + "\n\n"
-                if self.feedback == "model":
-                    prompts[i] += f"Suggestion:\n{step.feedback['suggestion']}\n\n"
-                prompts[i] += f"Write {name} again, better. Function code only."
+        for actions, step in history if self.feedback != "none" else []:
+            for i, name in enumerate(names):
+                paragraphs = [f"Your answer:\n{actions[i].strip()}", *self._told(i, names, actions, step.feedback)]
+                paragraphs.append(f"Write {name} again, better. Function code only.")
+                prompts[i] = "\n\n".join([prompts[i], *paragraphs])
         return prompts
 
     def step(self, branches):
@@ -127,6 +130,19 @@ class Coding:
         scores = coding_rewards(answers, *self.limits)
         steps = [scored_step(score, self.num_turns - len(history)) for (_, history, _), score in zip(branches, scores)]
         return suggestions(self.chat, branches, steps, self.num_turns) if self.chat else steps
+
+    def _told(self, agent, names, actions, findings):
+        """What agent number `agent` is told about its answer: a list of paragraphs."""
+        everyone = range(len(names))
+        if self.feedback == "code":
+            return [f"The answer for {names[k]}:\n{actions[k].strip()}" for k in everyone if k != agent]
+        if self.feedback == "passed":
+            return [f"{findings['passed']} of {findings['total']} tests passed."]
+        if self.feedback == "level":
+            return [" ".join(_remarks(agent, names, findings))]
+        if self.feedback == "group":
+            return [f"About {names[k]}: {' '.join(_remarks(k, names, findings))}" for k in everyone]
+        return [f"Suggestion:\n{findings['suggestion']}"] if self.feedback == "model" else []
 
     def demonstrations(self):
         """Prompts and good completions of every role for the sample training tasks: list of dict(prompt, completion).

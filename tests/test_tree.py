@@ -141,11 +141,13 @@ agent_1/return            | 2     |
 return                    | 2.5   | (3 + 2) / 2
 reward_turn1              | 1.5   | means over agents and completions
 reward_turn2              | 1     |
+critical_tokens           | 3.5   | (2 + 3) / 2 in the first turn, then 1
 """
 
 
 def test_metrics_of_agents_by_hand(grow):
-    """Fails if agents are mixed up, means are over completions in place of tokens, or a silent agent counts."""
+    """Fails if agents are mixed up, means are over completions in place of tokens, a silent agent counts, or critical
+    tokens are those of one agent, or of one turn."""
     speech = {  # agent, turn -> what it writes: token ids and log-probabilities
         (0, 1): [([1], [-1.0]), ([3, 3, 2], [-2.0] * 3)],
         (1, 1): [([7, 7], [-0.5, -1.5])] * 2,
