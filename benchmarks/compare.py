@@ -3,8 +3,8 @@
     python benchmarks/compare.py --seeds 5 --jobs 2
     python benchmarks/plot.py results/tldr.csv
 
-A row of results/<env>.csv is one evaluation of a run: env_kwargs (if there are any), script, seed, iteration, tokens
-(sampled by all agents so far), seconds (of training so far), train_zero_variance_groups and, of critics,
+A row of results/<env>.csv is one evaluation of a run: env, env_kwargs (if there are any), script, seed, iteration,
+tokens (sampled by all agents so far), seconds (of training so far), train_zero_variance_groups and, of critics,
 train_explained_variance (means since the previous row), and the evaluation's metrics. The file's first line, after a
 #, has commit, versions and arguments. All scripts run with one thread, their defaults, and equal numbers of tasks,
 generations and iterations.
@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from glob import glob
 from itertools import chain, product
 
@@ -25,27 +25,27 @@ from stamp import ROOT, run_script, stamp, write_rows
 
 @dataclass
 class Args:
-    scripts: list[str] = field(default_factory=lambda: ["magrpo", "marloo", "maremax", "mareinforce", "ippo"])
-    env: str = "tldr"
-    env_kwargs: list[str] = field(default_factory=lambda: [""])  # each is trained on: "reward plain" "reward grounded"
+    scripts: tuple[str, ...] = ("magrpo", "marloo", "maremax", "mareinforce", "ippo")
+    env: tuple[str, ...] = ("tldr",)  # each is trained on
+    env_kwargs: tuple[str, ...] = ("",)  # each is trained on: "reward plain" "reward grounded"
     seeds: int = 5  # 1, 2, ...
     jobs: int = 2  # runs at a time
     num_iterations: int = 120
     eval_every: int = 10
     flags: str = ""  # further arguments of every script, as one string: --flags="--num-turns 2"
-    name: str = ""  # of the file in results/; by default the environment
+    name: str = ""  # of the file in results/; by default the first environment
     keep: str = ""  # a folder for the run folders, which are deleted otherwise; a run that is there is continued
     minutes: float | None = None  # ends a run after so many; with --keep the same command continues it
 
 
-def train(args, folder, seed, env_kwargs, script):
+def train(args, folder, seed, env, env_kwargs, script):
     """Rows of one run; none if it fails, so that hours of other runs are not lost."""
     folder = os.path.join(folder, env_kwargs.replace(" ", "_"))
-    words = [f"{ROOT}/{script}.py", "--env", args.env, "--seed", seed, "--output-dir", folder]
+    words = [f"{ROOT}/{script}.py", "--env", env, "--seed", seed, "--output-dir", folder]
     words += ["--num-iterations", args.num_iterations, "--eval-every", args.eval_every, *args.flags.split()]
     if env_kwargs:
         words += ["--env-kwargs", *env_kwargs.split()]
-    runs = f"{folder}/{args.env.replace(':', '.')}__{script}__{seed}__*"
+    runs = f"{folder}/{env.replace(':', '.')}__{script}__{seed}__*"
     if checkpoints := glob(f"{runs}/state.pt"):
         words += ["--resume", os.path.dirname(max(checkpoints))]
     status = run_script(*words, seconds=args.minutes and 60 * args.minutes)
@@ -54,9 +54,11 @@ def train(args, folder, seed, env_kwargs, script):
     if status not in (0, 124) or not logs:
         return []
     rows = evaluations(os.path.dirname(max(logs)))  # the last one by its time
-    print(f"{script} seed {seed}: {rows[0]['return']:.3f} -> {rows[-1]['return']:.3f}", flush=True)
-    about = {"env_kwargs": env_kwargs} if env_kwargs else {}
-    return [about | {"script": script, "seed": seed} | row for row in rows]
+    print(f"{env} {script} seed {seed}: {rows[0]['return']:.3f} -> {rows[-1]['return']:.3f}", flush=True)
+    about = {"env": env, "script": script, "seed": seed}
+    if env_kwargs:
+        about["env_kwargs"] = env_kwargs
+    return [about | row for row in rows]
 
 
 def evaluations(run_dir):
@@ -78,10 +80,10 @@ def evaluations(run_dir):
 def main(args):
     """Trains several runs at a time, and writes the rows of all."""
     about = stamp(args)  # before the runs, which take long: the code may change meanwhile
-    runs = list(product(range(1, args.seeds + 1), args.env_kwargs, args.scripts))
+    runs = list(product(range(1, args.seeds + 1), args.env, args.env_kwargs, args.scripts))
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(args.jobs) as threads:
         parts = list(threads.map(lambda run: train(args, args.keep or temporary, *run), runs))
-    path = os.path.join(ROOT, "results", f"{args.name or args.env}.csv")
+    path = os.path.join(ROOT, "results", f"{args.name or args.env[0]}.csv")
     if any(parts):
         write_rows(path, about, chain(*parts))
         print(path)

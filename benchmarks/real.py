@@ -23,7 +23,7 @@ Do saved agents use what they tell each other? The class Changed below, in one c
 import importlib.util
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import compare
 import torch
@@ -40,8 +40,8 @@ SETTINGS = "--temperature 0.7 --learning-rate 1e-5 --no-anneal-lr --max-new-toke
 class Args(compare.Args):
     dataset: str = "sample"  # or a .jsonl file
     model: str = "runs/smollm2-135m-instruct"  # made from the package if it does not exist
-    scripts: list[str] = field(default_factory=lambda: ["magrpo", "marloo", "ippo"])
-    env_kwargs: list[str] = field(default_factory=lambda: ["reward plain", "reward grounded"])  # each is trained on
+    scripts: tuple[str, ...] = ("magrpo", "marloo", "ippo")
+    env_kwargs: tuple[str, ...] = ("reward plain", "reward grounded")  # each is trained on
     seeds: int = 2
     jobs: int = 1
     num_iterations: int = 60

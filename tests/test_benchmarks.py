@@ -15,5 +15,5 @@ def test_compare_starts(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", ["compare.py", *FLAGS.split(), *tiny, *files])
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     runpy.run_path(str(ROOT / "benchmarks/compare.py"), run_name="__main__")
-    assert "magrpo seed 1: " in capsys.readouterr().out
+    assert "tldr magrpo seed 1: " in capsys.readouterr().out
     assert len((tmp_path / "rows.csv").read_text().splitlines()) == 4  # versions, names and two evaluations
