@@ -32,7 +32,7 @@ class Step(NamedTuple):
     feedback: Any = None  # for the environment's own use in the next observe()
 
 
-def scored_step(score, turns_left):
+def scored_step(score, history, num_turns):
     """The Step of an answer. An answer that passes every test ends the task and is also paid for the turns it saves.
 
     Otherwise an answer that fails a test, and earns again in the next turn, would be worth more than one that passes,
@@ -40,8 +40,9 @@ def scored_step(score, turns_left):
     discounted: with --gamma below 1, a pass in the first turn earns more than passing in every turn would.
     """
     done = bool(score.parts["all_passed"])
-    reward = score.reward * (turns_left if done else 1)
-    return Step(reward, score.parts, done, feedback=score.findings)
+    reward = score.reward * (num_turns - len(history) if done else 1)
+    repaired = {"repaired": float(done and len(history) > 0)} if num_turns > 1 else {}
+    return Step(reward, score.parts | repaired, done, feedback=score.findings)
 
 
 # name -> class; one line adds an environment.

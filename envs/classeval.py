@@ -94,7 +94,7 @@ class ClassEval:
         """Runs the answers of all branches at once; see rewards/classeval.py for reward and parts, and scored_step."""
         answers = [_answer(task, actions, self._assigned(task)) for task, _, actions in branches]
         scores = class_rewards(answers, *self.limits)
-        return [scored_step(score, self.num_turns - len(history)) for (_, history, _), score in zip(branches, scores)]
+        return [scored_step(score, history, self.num_turns) for (_, history, _), score in zip(branches, scores)]
 
     def demonstrations(self):
         """Prompts and answers to imitate for the sample training tasks: list of dict(prompt, completion).

@@ -128,7 +128,7 @@ class Coding:
         """Runs the answers of all branches at once; see rewards/coding.py for reward and parts, and scored_step."""
         answers = [_answer(task, actions, self.helpers) for task, _, actions in branches]
         scores = coding_rewards(answers, *self.limits)
-        steps = [scored_step(score, self.num_turns - len(history)) for (_, history, _), score in zip(branches, scores)]
+        steps = [scored_step(score, history, self.num_turns) for (_, history, _), score in zip(branches, scores)]
         return suggestions(self.chat, branches, steps, self.num_turns) if self.chat else steps
 
     def _told(self, agent, names, actions, findings):

@@ -6,7 +6,7 @@ import pytest
 from test_sandbox import sections
 
 import envs
-from rewards.coding import Answer, coding_rewards
+from rewards.coding import Answer, Score, coding_rewards
 
 ASSERTS = "assert f([1, 2, 3]) == 12\nassert f([5]) == 10\nassert f([]) == 0\nassert f([-1]) == -2"
 AUX = "def aux(x):\n    return 2 * x\n"
@@ -209,6 +209,16 @@ def test_what_each_agent_reads_of_a_turn():
     own_remarks = [prompt.split("\n\n")[-2] for prompt in prompts("level")]
     assert own_remarks[0] != own_remarks[1]
     assert all(remarks in prompt for remarks in own_remarks for prompt in prompts("group"))
+
+
+def test_an_early_pass_is_paid_for_the_turns_that_it_saves():
+    """Fails if failing first pays more, or a pass in the first turn counts as repaired."""
+    passed = Score(4.0, {"all_passed": 1.0}, {})
+    failed = Score(3.0, {"all_passed": 0.0}, {})
+    steps = [envs.scored_step(score, history, 3) for history in ([], ["turn 1"]) for score in (passed, failed)]
+    assert [step.reward for step in steps] == [12, 3, 8, 3]
+    assert [step.done for step in steps] == [True, False] * 2
+    assert [step.parts["repaired"] for step in steps] == [0, 0, 1, 0]
 
 
 # How the text of one agent is read
