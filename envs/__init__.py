@@ -81,7 +81,8 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, protocol="si
     name: a key of ENVIRONMENTS, "module:Class" of the user's own, or several of these joined by "+"
     dataset: "sample" (made offline), "hub" (the environment's public set), another hub id, or a file: see envs/data.py
     protocol: one of PROTOCOLS in envs/protocols.py, for environments of one turn
-    options: further arguments of the environment's class, as strings, e.g. reward="grounded"
+    options: further arguments of the environment's class, as strings, e.g. reward="grounded"; what no class names goes
+        to classes with **options
 
     Raises ValueError with one sentence for what cannot be used.
     """
@@ -97,12 +98,14 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, protocol="si
     parameters = {each: inspect.signature(find_class(each)).parameters for each in names}  # of each class
     known = set().union(*parameters.values()) - {*common, "name"}
     unknown = options.keys() - known
-    if unknown:
+    takes_others = {each for each in names if any(p.kind == p.VAR_KEYWORD for p in parameters[each].values())}
+    if unknown and not takes_others:
         knows = ", ".join(sorted({*known, "protocol"}))
         raise ValueError(f"--env-kwargs {min(unknown)}: {name} does not know it; it knows {knows}.")
     environments = {}
     for each in names:
-        arguments = common | {key: value for key, value in options.items() if key in parameters[each]}
+        own = unknown.union(parameters[each]) if each in takes_others else parameters[each]
+        arguments = common | {key: value for key, value in options.items() if key in own}
         if each in ENVIRONMENTS:
             arguments["name"] = each
         env = find_class(each)(**arguments)

@@ -3,6 +3,8 @@
 import re
 from importlib import import_module
 
+import yaml
+
 from envs.reasoning import SAMPLE_COUNTS, Reasoning
 
 # Some of the package's scorers evaluate an answer as Python. Of these signs nothing can be called, and without
@@ -15,15 +17,25 @@ class Generated(Reasoning):
 
     task: name of the generator; one with short answers, of letters, digits and few signs
     dataset: "sample"
+    options: the generator's own, such as `max_terms 4`, in YAML
 
     Agents, roles and reward are those of Reasoning, but right is what the generator's score_answer gives full marks.
     There are no demonstrations.
     """
 
     def __init__(
-        self, name="reasoning", num_agents=2, num_turns=1, dataset="sample", seed=1, roles="check", task="chain_sum"
+        self,
+        name="reasoning",
+        num_agents=2,
+        num_turns=1,
+        dataset="sample",
+        seed=1,
+        roles="check",
+        task="chain_sum",
+        **options,
     ):
         self.generator = task
+        self.options = options
         super().__init__(name, num_agents, num_turns, dataset, seed, roles)
 
     def load(self, dataset):
@@ -33,11 +45,15 @@ class Generated(Reasoning):
             package = import_module("reasoning_gym")
         except ModuleNotFoundError:
             raise ValueError("--env reasoning: it needs a package; run pip install reasoning-gym.") from None
+        given = " ".join(["task", self.generator, *(f"{key} {value}" for key, value in self.options.items())])
         try:
-            self.source = package.create_dataset(self.generator, size=sum(SAMPLE_COUNTS.values()), seed=self.seed)
-        except (ValueError, AssertionError) as error:
-            raise ValueError(f"--env-kwargs task {self.generator}: reasoning-gym makes none ({error}).") from None
-        entries = {entry["question"]: entry for entry in self.source if isinstance(entry["answer"], str)}
+            options = {key: yaml.safe_load(str(value)) for key, value in self.options.items()}
+            count = sum(SAMPLE_COUNTS.values())
+            self.source = package.create_dataset(self.generator, size=count, seed=self.seed, **options)
+            entries = {entry["question"]: entry for entry in self.source if isinstance(entry["answer"], str)}
+        except (ValueError, AssertionError, TypeError, yaml.YAMLError) as error:
+            why = " ".join(str(error).split())
+            raise ValueError(f"--env-kwargs {given}: reasoning-gym makes none ({why}).") from None
         rows = [
             {"question": entry["question"], "answer": entry["answer"], "entry": entry} for entry in entries.values()
         ]

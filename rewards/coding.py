@@ -21,6 +21,7 @@ nothing, however it looks; but a program that fails on purpose when it meets a s
 import functools
 from typing import NamedTuple
 
+from rewards.programs import SCHEMES
 from rewards.sandbox import Job, run_tests
 
 HELPER, MAIN, SYNTAX, TESTS, USES, NO_WRAPPER, IGNORED = 0.4, 0.6, 0.5, 1.0, 0.5, 1.0, -0.5
@@ -92,7 +93,8 @@ def coding_rewards(answers, timeout=10.0, allow_unsafe_code=False):
     allow_unsafe_code: see rewards/sandbox.py, also for what is raised
 
     Diagnostics in `parts` that are not in the reward: `all_passed` (0 or 1), `passed_share`, and `useful_helper`, the
-    share of tests that pass with the helpers less the share that pass with stubs: negative if the helpers do harm.
+    share of tests that pass with the helpers less the share that pass with stubs: negative if the helpers do harm;
+    and with helpers, 0 or 1 for each of SCHEMES in rewards/programs.py, of which a program may show several or none.
     """
     run = functools.partial(run_tests, timeout=timeout, allow_unsafe_code=allow_unsafe_code)
     results = run([_job(answer) for answer in answers])
@@ -123,9 +125,16 @@ def _share(result):
 def _score(answer, result, without, wrapper):
     """without: the share of tests that pass with stubs; None if these were not tried."""
     count = len(answer.helpers)
-    facts = {"defined": [False] * len(answer.texts), "syntax": False, "called": [False] * count}
-    facts |= {"ignored": [False] * count, "errors": [""] * len(answer.texts), "error": result.reason}
-    facts |= result.facts  # empty if reading the text killed the process
+    facts = {
+        "defined": [False] * len(answer.texts),
+        "syntax": False,
+        "called": [False] * count,
+        "ignored": [False] * count,
+        "schemes": dict.fromkeys(SCHEMES, 0.0),
+        "errors": [""] * len(answer.texts),
+        "error": result.reason,
+        **result.facts,  # empty if reading the text killed the process
+    }
     *helpers_defined, main_defined = facts["defined"]
     share = _share(result)
     useful = without is not None and without < share
@@ -144,6 +153,7 @@ def _score(answer, result, without, wrapper):
         levels["no_wrapper"] = paid * NO_WRAPPER * (useful and not wrapper)
         levels["ignored"] = 0 + paid * IGNORED * sum(facts["ignored"]) / count  # never -0.0
         diagnostics["useful_helper"] = 0.0 if without is None else share - without
+        diagnostics |= facts["schemes"]
     return make_score(levels, diagnostics, facts, answer.examples, result)
 
 

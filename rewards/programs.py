@@ -22,6 +22,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 IMPORTS = (ast.Import, ast.ImportFrom)
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 CALLABLES = (*FUNCTIONS, ast.Lambda, ast.Name, ast.Attribute, ast.Call)  # what is called, or may turn out to be
+SCHEMES = ("fallback", "strategy_filter", "coordinator", "decorator")  # see schemes_of()
 # Annotations may name what is not imported, such as List; an example that takes half of the time ends.
 BEFORE = """from __future__ import annotations
 import builtins as _known, resource as _resource, signal as _signal
@@ -130,6 +131,36 @@ def compile_body(body, errors=()):
     return (None if error else tree), error
 
 
+def schemes_of(nodes, helpers):
+    """How a function cooperates with its helpers, named as in MAGRPO's section on coding: 1.0 or 0.0 for each scheme.
+
+    nodes: all of the function's text
+    fallback: a helper is named in a `try`, or an `if` tests a name that got its result
+    strategy_filter: a helper is named in an `if`, a conditional expression or the condition of a comprehension
+    coordinator: a helper is named in a loop or an element of a comprehension, or several times
+    decorator: a helper is named, as in none of these, and its result is not just returned
+    """
+
+    def find(*kinds):
+        return [node for node in nodes if isinstance(node, kinds)]
+
+    def count(parts, names=helpers):
+        return sum(isinstance(n, ast.Name) and n.id in names for part in parts for n in ast.walk(part))
+
+    results = find_names([node for node in find(ast.Assign) if count([node.value])])
+    choices = find(ast.If, ast.IfExp)
+    filters = [part for node in find(ast.comprehension) for part in node.ifs]
+    repeated = [part for node in find(ast.For, ast.While) for part in node.body]
+    repeated += [node.elt for node in find(ast.ListComp, ast.SetComp, ast.GeneratorExp)]
+    returned = [node.value.func for node in find(ast.Return) if isinstance(node.value, ast.Call)]
+    fallback = count(find(ast.Try)) or count([node.test for node in choices], results)
+    strategy_filter = count(choices) or count(filters)
+    coordinator = count(repeated) or count(nodes[:1]) > 1
+    decorator = count(nodes[:1]) and not (fallback or strategy_filter or coordinator or count(returned))
+    shown = (fallback, strategy_filter, coordinator, decorator)
+    return {name: float(value > 0) for name, value in zip(SCHEMES, shown)}
+
+
 def prepare_text(texts):
     return texts[0], {}
 
@@ -148,6 +179,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=""):
     syntax: bool, whether the program compiles
     called: list[bool] by helper: the main function's text reads its name, in more than calls and asserts at the top
     ignored: list[bool] by helper: it does so only in calls that stand alone, as statements
+    schemes: dict, 1.0 for each of SCHEMES that the main function's text shows, else 0.0
     errors: list[str], the syntax error of each text, or ""
     error: str, the first of these, or what keeps the texts from compiling together
     """
@@ -172,7 +204,8 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=""):
         program += ast.parse(f"{entry_point} = {alone}").body
     tree, error = compile_body(program, errors)
     # Of the main function's text, without what is an example.
-    nodes = [n for part in bodies[-1] if not isinstance(part, (ast.Expr, ast.Assert)) for n in ast.walk(part)]
+    asked = ast.Module([n for n in bodies[-1] if not isinstance(n, (ast.Expr, ast.Assert))], [])
+    nodes = [*ast.walk(asked)]
     names = [n.id for n in nodes if isinstance(n, ast.Name)]
     dropped = [ast.unparse(n).partition("(")[0] for n in nodes if isinstance(n, ast.Expr)]
     facts = {
@@ -182,6 +215,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=""):
         "error": error,
         "called": [helper in names for helper in helpers],
         "ignored": [0 < names.count(helper) == dropped.count(helper) for helper in helpers],
+        "schemes": schemes_of(nodes, helpers),
     }
     return (tree if defined[-1] else None), facts
 

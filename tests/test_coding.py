@@ -7,6 +7,7 @@ from test_sandbox import sections
 
 import envs
 from rewards.coding import Answer, Score, coding_rewards
+from rewards.programs import SCHEMES
 
 ASSERTS = "assert f([1, 2, 3]) == 12\nassert f([5]) == 10\nassert f([]) == 0\nassert f([-1]) == -2"
 AUX = "def aux(x):\n    return 2 * x\n"
@@ -81,7 +82,7 @@ def f(numbers):
 def test_each_level_is_worth_what_the_docstring_says():
     """Fails if a level has another worth, is paid without the one that it presupposes, or levels do not add up."""
     for score in check(LEVELS):
-        levels = score.parts.keys() - {"all_passed", "passed_share", "useful_helper"}
+        levels = score.parts.keys() - {"all_passed", "passed_share", "useful_helper", *SCHEMES}
         assert sum(score.parts[level] for level in levels) == pytest.approx(score.reward)
         assert score.parts["all_passed"] == (score.parts["tests"] == 1)
         assert "-0.0" not in str(score.parts)  # as it would be logged
@@ -133,6 +134,115 @@ def test_cooperation_is_what_the_tests_lose_without_it(name, rows):
             f"## {row}: {name.partition(':')[0]}\n{helper}---\ndef f(numbers):\n    n = 2 * sum(numbers)\n    {code}\n"
         )
     check(table)
+
+
+# How f uses its helper: the cooperation schemes that this shows
+SHOWN = """
+## the result is the answer:
+def f(numbers):
+    return aux(numbers)
+## after a guard:
+def f(numbers):
+    if not numbers:
+        return 0
+    return aux(numbers)
+## tested by its length: fallback
+def f(numbers):
+    t = aux(numbers)
+    if len(t) > 9:
+        return 0
+    return t
+## tried: fallback
+def f(numbers):
+    try:
+        return aux(numbers)
+    except TypeError:
+        return 0
+## replaced if it is None: fallback
+def f(numbers):
+    t = aux(numbers)
+    if t is None:
+        t = sum(numbers)
+    return t
+## returned if it is true: fallback
+def f(numbers):
+    t = aux(numbers)
+    if t:
+        return t
+    return sum(numbers)
+## replaced in an expression: fallback
+def f(numbers):
+    t = aux(numbers)
+    return sum(numbers) if not t else t
+## called in an if: strategy_filter
+def f(numbers):
+    if numbers:
+        return aux(numbers)
+    return 0
+## called in a conditional expression: strategy_filter
+def f(numbers):
+    return aux(numbers) if numbers else 0
+## a filter: strategy_filter
+def f(numbers):
+    return sum(2 * x for x in numbers if aux(x))
+## a condition in a loop: strategy_filter coordinator
+def f(numbers):
+    for x in numbers:
+        if aux(x):
+            return x
+## a filter, and more work elsewhere: strategy_filter coordinator
+def f(numbers):
+    return sum(x for x in numbers if aux(x)) if numbers else aux(0) + 1
+## in a generator: coordinator
+def f(numbers):
+    return sum(aux(x) for x in numbers)
+## in a loop: coordinator
+def f(numbers):
+    t = 0
+    for x in numbers:
+        t += aux(x)
+    return t
+## in a while: coordinator
+def f(numbers):
+    while numbers:
+        numbers = aux(numbers)
+## in a list: coordinator
+def f(numbers):
+    return [aux(x) for x in numbers]
+## tested in a loop: fallback coordinator
+def f(numbers):
+    for x in numbers:
+        t = aux(x)
+        if t:
+            return t
+## twice: coordinator
+def f(numbers):
+    return aux(numbers[:1]) + aux(numbers[1:])
+## in a call: decorator
+def f(numbers):
+    return sum(aux(numbers))
+## compared: decorator
+def f(numbers):
+    return aux(numbers) == 3
+## added: decorator
+def f(numbers):
+    numbers += aux(numbers)
+    return numbers
+## formatted: decorator
+def f(numbers):
+    return f"{aux(numbers)}"
+## its items: decorator
+def f(numbers):
+    return [x + 1 for x in aux(numbers)]
+"""
+
+
+def test_cooperation_schemes_are_told_apart():
+    """Fails, use by use, if a scheme has another definition, or a program that only looks similar shows it."""
+    texts = sections(SHOWN)
+    found = scores(*[[AUX, text] for text in texts.values()])
+    shown = [" ".join(scheme for scheme in SCHEMES if score.parts[scheme]) for score in found]
+    assert dict(zip(texts, shown)) == {name: name.partition(":")[2].strip() for name in texts}
 
 
 # Several helpers share their levels, and none may do it all

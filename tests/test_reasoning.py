@@ -308,11 +308,11 @@ def test_only_the_last_completion_is_the_answer(roles, best):
 class Generator:
     """A stand-in for a data set of reasoning-gym. Its scorer evaluates answers, as some do, and pays for form."""
 
-    def __init__(self, name, size, seed):
-        self.size = size
+    def __init__(self, name, size, seed, first=1):
+        self.numbers = range(first, size)
 
     def __iter__(self):
-        for k in [*range(1, self.size), *range(1, 50)]:
+        for k in [*self.numbers, *self.numbers[:49]]:
             yield {"question": f"A is {k}. B is 0. What is A?", "answer": str(k)}
 
     def score_answer(self, answer, entry):
@@ -330,3 +330,13 @@ def test_a_generator_of_reasoning_gym(monkeypatch):
     boxes = ["18", "17", "evaluate(1) or 18", "9**9**9**9", "18e0", ""]
     steps = env.step([(task, first(["", ""]), ["", f"\\boxed{{{box}}}"]) for box in boxes])
     assert [step.reward for step in steps] == [1, 0, 0, 0, 0, 0]
+
+
+def test_options_reach_their_generator(monkeypatch):
+    """Fails if one stays a string, goes to another environment of a mixture, or ends in more than a sentence."""
+    monkeypatch.setitem(sys.modules, "reasoning_gym", SimpleNamespace(create_dataset=Generator))
+    mixture = envs.make("gsm8k+reasoning", task="sums", first="1000")
+    assert "A is 1000." in mixture.tasks("train")[1]["task"]["question"]
+    for option, value in ("last", "9"), ("first", "x"), ("first", "["):
+        with pytest.raises(ValueError, match=f"^--env-kwargs task sums {option} .*\\.$"):
+            envs.make("reasoning", task="sums", **{option: value})
