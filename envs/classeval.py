@@ -2,13 +2,14 @@
 
 The tasks are those of ClassEval (Du et al., 2023); the reward follows MAGRPO (Liu et al., 2025), with prompts of our
 own. The reward is in rewards/classeval.py. In the published partition, agent 1 gets the methods with no argument but
-self and agent 2 all others, so in a third of the classes agent 1 has no work; here the agents take turns.
+self and agent 2 all others, so in a third of the classes agent 1 has no work; here the agents take turns, or choose.
 """
 
 import ast
+import re
 from functools import partial
 
-from envs import scored_step
+from envs import Step, scored_step
 from envs.coding import defined, syntax_remarks
 from envs.data import read_rows
 from envs.samples import coding as samples
@@ -16,6 +17,7 @@ from envs.vetting import TRIVIAL, example_asserts, read_limits, vet
 from rewards.classeval import ClassAnswer, class_rewards
 from rewards.programs import FUNCTIONS, IMPORTS, is_stub
 from rewards.sandbox import require_protection
+from rewards.texts import drop_thoughts
 
 SAMPLE_COUNTS = {"train": 512, "validation": 64, "test": 64}
 # The published slices, train [:66] and evaluation [66:82], by task number; the rest is validation.
@@ -28,14 +30,18 @@ BENCHMARK = {
 
 
 class ClassEval:
-    """Agents take turns at the methods of a class: agent 1 writes the first, agent 2 the second, and so on.
+    """Agents divide the methods of a class, and each writes its own.
 
-    num_agents: an agent left without a method is asked for nothing, and its completion is not read
+    num_agents: the completion of an agent left without a method is not read
+    deal: "fixed": agent 1 writes the first method, agent 2 the second, and so on in turn. "choose": in the first turn,
+        which pays nothing, each agent names the methods that it takes; what several take is the first one's, and what
+        nobody takes is missing. All read who has which; an agent that has none is silent
     dataset: "sample", "hub" (FudanSELab/ClassEval), a hub id or a file with the same columns; tasks numbered as in the
         benchmark get its splits
     feedback: "plain" (revise) or "level" (what was found, how many tests passed, the first docstring example that
         fails)
-    num_turns, timeout, allow_unsafe_code: as in envs/coding.py
+    num_turns: with deal "choose" at least 2, as the first turn is for choosing
+    timeout, allow_unsafe_code: as in envs/coding.py
     """
 
     def __init__(
@@ -46,15 +52,19 @@ class ClassEval:
         dataset="sample",
         seed=1,
         feedback="level",
+        deal="fixed",
         timeout=10,
         allow_unsafe_code="no",
     ):
         if feedback not in ("plain", "level"):
             raise ValueError(f"--env-kwargs feedback {feedback}: it is plain or level; use one of them.")
+        if deal not in ("fixed", "choose"):
+            raise ValueError(f"--env-kwargs deal {deal}: it is fixed or choose; use one of them.")
         self.limits = read_limits(timeout, allow_unsafe_code)
         require_protection(self.limits[1])
         self.num_agents = num_agents
-        self.num_turns = num_turns
+        self.num_turns = max(2, num_turns) if deal == "choose" else num_turns
+        self.deal = deal
         self.dataset = dataset
         self.seed = seed
         self.feedback = feedback
@@ -72,29 +82,55 @@ class ClassEval:
         raise ValueError(f"--dataset {self.dataset}: it has no split {split}; use {', '.join(self.splits)}.")
 
     def observe(self, task, history):
-        """The prompt of each agent: the skeleton and the names of the methods to write.
+        """The prompt of each agent: the skeleton and the names of the methods to write, or to choose from.
 
-        After the first turn it also holds the agent's own answers and, with feedback "level", what became of them.
+        After a turn of writing it also holds the agent's own answers and, with feedback "level", what became of them.
         """
+        problem = task["problem"].strip()
+        choosing = self.deal == "choose"
+        if choosing and not history:
+            ask = f"Choose the methods of {task['class_name']} that you write. Answer with their names only."
+            return [f"{problem}\n\nYou are agent {i + 1} of {self.num_agents}. {ask}" for i in range(self.num_agents)]
+        assigned = self._assigned(task, history)
+        if choosing:
+            shares = (f"Agent {i} writes {', '.join(names) or 'nothing'}." for i, names in enumerate(assigned, 1))
+            problem += "\n\n" + " ".join(shares)
         prompts = []
-        for agent, names in enumerate(self._assigned(task)):
+        for agent, names in enumerate(assigned):
             ask = f"Write these methods of {task['class_name']}: {', '.join(names)}. Function definitions only."
             if not names:
                 ask = f"The methods of {task['class_name']} are written by others. Answer with nothing."
-            prompt = f"{task['problem'].strip()}\n\n{ask}"
-            for actions, step in history if names else []:
+            prompt = f"{problem}\n\n{ask}"
+            for actions, step in history[choosing:] if names else []:
                 prompt += f"\n\nYour answer:\n{actions[agent].strip()}\n\n"
                 if self.feedback == "level":
                     prompt += " ".join(_remarks(agent, names, step.feedback)) + "\n\n"
                 prompt += f"Write {', '.join(names)} again, better. Function definitions only."
-            prompts.append(prompt)
+            prompts.append(prompt if names or not choosing else None)
         return prompts
 
     def step(self, branches):
-        """Runs the answers of all branches at once; see rewards/classeval.py for reward and parts, and scored_step."""
-        answers = [_answer(task, actions, self._assigned(task)) for task, _, actions in branches]
-        scores = class_rewards(answers, *self.limits)
-        return [scored_step(score, history, self.num_turns) for (_, history, _), score in zip(branches, scores)]
+        """Runs the answers of all branches at once; see rewards/classeval.py for reward and parts, and scored_step.
+
+        With deal "choose" there is one more part, not paid: `balance`, the smallest number of methods that an agent
+        has / the largest. If nobody chose any, the branch ends, and earns what an empty answer does.
+        """
+        choosing = self.deal == "choose"
+        steps = [Step(0.0, {}, done=False)] * len(branches)  # of the turn of choosing
+        answers = {}
+        for k, (task, history, actions) in enumerate(branches):
+            assigned = self._assigned(task, history or [(actions, None)])
+            if history or not choosing or not any(assigned):
+                answers[k] = _answer(task, actions, assigned)
+        for k, score in zip(answers, class_rewards([*answers.values()], *self.limits)):
+            _, history, _ = branches[k]
+            step = scored_step(score, history[choosing:], self.num_turns - choosing)
+            if choosing:
+                counts = [len(names) for names in answers[k].assigned[:-1]]
+                parts = step.parts | {"balance": min(counts) / max(1, *counts)}
+                step = step._replace(parts=parts, done=step.done or not any(counts))
+            steps[k] = step
+        return steps
 
     def demonstrations(self):
         """Prompts and answers to imitate for the sample training tasks: list of dict(prompt, completion).
@@ -106,15 +142,33 @@ class ClassEval:
         if self.dataset != "sample":
             raise ValueError(f"--dataset {self.dataset}: it holds no answers for each role; use sample.")
         rows = samples.class_tasks("train", SAMPLE_COUNTS["train"], self.seed)
-        return samples.demonstrated(self, *samples.class_answers(rows, self.tasks("train"), self._assigned, self.seed))
+        tasks = self.tasks("train")
+        dealt = self._in_turn(tasks[0])  # all sample tasks have the same methods
+        choices = [[", ".join(names) for names in dealt]] if self.deal == "choose" else []
+        return samples.demonstrated(self, *samples.class_answers(rows, tasks, dealt, self.seed), choices)
 
-    def _assigned(self, task):
-        """For each agent, the methods that it is to write: they are dealt out in source order."""
+    def _in_turn(self, task):
+        """The methods of a task, dealt out to the agents in source order."""
         return [task["methods"][agent :: self.num_agents] for agent in range(self.num_agents)]
+
+    def _assigned(self, task, history):
+        """For each agent, the methods that it is to write."""
+        if self.deal == "fixed":
+            return self._in_turn(task)
+        choices, _ = history[0]
+        assigned = []
+        taken = set()
+        for text in choices:
+            words = {*re.findall(r"\w+", drop_thoughts(text))}
+            assigned.append([name for name in task["methods"] if name in words - taken])
+            taken |= words
+        return assigned
 
 
 def _answer(task, texts, assigned):
-    return ClassAnswer(texts, assigned, **{key: task[key] for key in ClassAnswer._fields[2:]})
+    # Methods that nobody has count as those of one more agent, who writes nothing.
+    left = [name for name in task["methods"] if not any(name in names for names in assigned)]
+    return ClassAnswer([*texts, ""], [*assigned, left], **{key: task[key] for key in ClassAnswer._fields[2:]})
 
 
 def _remarks(agent, names, findings):

@@ -90,3 +90,12 @@ def test_two_agents_pass_and_need_each_other(name, least, monkeypatch):
     env = envs.make(name)
     answers = [(task, [], [task["helper"], task["main"]]) for task in env.tasks("train") if task["examples"]]
     assert sum(step.reward for step in env.step(answers)) > least
+
+
+def test_methods_of_a_class_need_each_other():
+    """Fails if a class passes all tests in which a method repeats what another one does."""
+    env = envs.make("classeval", 1)
+    for task in env.tasks("test"):
+        condition = re.search(r"keeps\(self, x\):\n +return (.*)", task["reference"])[1]
+        (step,) = env.step([(task, [], [task["reference"].replace("self.keeps(x)", condition)])])
+        assert not step.done

@@ -207,14 +207,24 @@ SINGULAR = {  # name of a map -> words
 }
 
 
+# Given in the skeleton: with another keeps, kept and result are only right if they call it, and do not repeat it.
+REST = """
+
+class Rest({}):
+    def keeps(self, x):
+        return not super().keeps(x)
+"""
+
+
 def class_tasks(split, count, seed):
     """Classes that store, select and sum up numbers, map x filter x fold, in the columns of FudanSELab/ClassEval.
 
-    Returns `count` dicts: task_id, skeleton (a class with four methods to write: add, keeps, kept, result),
-    class_name, solution_code, test (a class of unittest with eight tests); and two more columns for demonstrations:
-    methods (dict of name -> source; in half of the tasks kept calls keeps and result calls kept) and surplus (in three
-    of ten tasks the name of a method, otherwise ""). If `count` exceeds the number of compositions, they repeat with
-    other words and numbers.
+    Returns `count` dicts: task_id, skeleton (a class with four methods to write: add, keeps, kept, result; and a
+    subclass Rest with another keeps), class_name, solution_code, test (a class of unittest with eight tests); and two
+    more columns for demonstrations: methods (dict of name -> source: kept calls keeps and result calls kept) and
+    surplus (in three of ten tasks the name of a method, otherwise ""). Six tests use Rest, so they find methods that
+    repeat what another one does. If `count` exceeds the number of compositions, they repeat with other words and
+    numbers.
     """
     rng = random.Random(f"classes {split} {seed}")
     chosen = enumerate(_compositions(split, count, rng))
@@ -222,7 +232,7 @@ def class_tasks(split, count, seed):
 
 
 def _class_task(task_id, filter_name, map_name, fold_name, rng):
-    name = "".join(part.capitalize() for part in (fold_name, filter_name, map_name))
+    name = f"{fold_name} {filter_name} {SINGULAR[map_name]}".title().replace(" ", "")
     (filter_words, condition), value = FILTERS[filter_name], MAPS[map_name][1]
     fold_words, fold = FOLDS[fold_name]
     stored = eval(f"lambda x: {value}")
@@ -232,17 +242,14 @@ def _class_task(task_id, filter_name, map_name, fold_name, rng):
     if "default=0" in fold:
         result_words += " It is 0 if there are none."
 
-    inline = f"x for x in self.items if {condition}"
-    asking = rng.random() < 0.5
     bodies = {
         "add(self, x)": f"self.items.append({value})\n        return self.items[-1]",
         "keeps(self, x)": f"return {condition}",
-        "kept(self)": "return [x for x in self.items if self.keeps(x)]" if asking else f"return [{inline}]",
-        "result(self)": f"return {fold.format('*self.kept()' if asking else inline)}",
+        "kept(self)": "return [x for x in self.items if self.keeps(x)]",
+        "result(self)": f"return {fold.format('*self.kept()')}",
     }
     words = [add_words, f"Whether x is one of the {filter_words}.", "The list of all items that keeps(x) accepts."]
-    numbers = [[rng.randint(-9, 9) for _ in range(rng.randint(4, 7))] for _ in range(5)]
-    example = [stored(x) for x in numbers[0][:3]]
+    example = [stored(rng.randint(-9, 9)) for _ in range(3)]
     shown = f">>> c = {name}()\n        >>> c.items = {example}\n        >>> c.result()\n"
     shown += f"        {folded([x for x in example if keeps(x)])}"
     docstrings = [*(f'"""{w}"""' for w in words), f'"""{result_words}\n        {shown}\n        """']
@@ -251,29 +258,48 @@ def _class_task(task_id, filter_name, map_name, fold_name, rng):
     skeleton = "\n\n".join(f"    def {d}:\n        {text}" for d, text in zip(bodies, docstrings))
     methods = {d.split("(")[0]: f"def {d}:\n    {body.replace(' ' * 8, ' ' * 4)}\n" for d, body in bodies.items()}
     solution = "\n\n".join(f"    def {d}:\n        {body}" for d, body in bodies.items())
-    tests = [f"self.assertEqual(c.add({x}), {stored(x)})" for x in numbers[1][:2]]
-    accepted = [rng.choice([x for x in range(-9, 10) if keeps(x) is want]) for want in (True, False)]
-    tests += [f"self.assertIs(c.keeps({x}), {keeps(x)})" for x in accepted]
-    items = numbers[2]
-    tests += [f"c.items = {items}\n        self.assertEqual(c.kept(), {[x for x in items if keeps(x)]})"]
-    for items in numbers[3], []:
-        expected = folded([x for x in items if keeps(x)])
-        tests += [f"c.items = {items}\n        self.assertEqual(c.result(), {expected!r})"]
-    items = numbers[4]
-    expected = folded([stored(x) for x in items if keeps(stored(x))])
-    tests += [f"for x in {items}:\n            c.add(x)\n        self.assertEqual(c.result(), {expected!r})"]
-    cases = "\n\n".join(
-        f"    def test_{i}(self):\n        c = {name}()\n        {test}" for i, test in enumerate(tests)
-    )
+
+    tests = _class_tests(name, stored, keeps, folded, rng)
+    cases = "\n\n".join(f"    def test_{i}(self):\n        {test}" for i, test in enumerate(tests))
     return {
         "task_id": task_id,
-        "skeleton": f"{head}{skeleton}\n",
+        "skeleton": f"{head}{skeleton}\n{REST.format(name)}",
         "class_name": name,
-        "solution_code": f"{head}{solution}\n",
+        "solution_code": f"{head}{solution}\n{REST.format(name)}",
         "test": f"import unittest\n\n\nclass Test{name}(unittest.TestCase):\n{cases}\n",
         "methods": methods,
         "surplus": rng.choice(list(methods)) if rng.random() < 0.3 else "",
     }
+
+
+def _class_tests(name, stored, keeps, folded, rng):
+    """The bodies of eight test methods: of add, of keeps, and six of Rest; the functions are what methods compute."""
+
+    def rest(numbers):
+        return [x for x in numbers if not keeps(x)]
+
+    def telling(change):
+        """Numbers, and what a change makes of them, of which the class and Rest have different results."""
+        while True:
+            numbers = [rng.randint(-9, 9) for _ in range(rng.randint(4, 7))]
+            changed = list(map(change, numbers))
+            if folded([x for x in changed if keeps(x)]) != folded(rest(changed)):
+                return numbers, changed
+
+    numbers, added = telling(stored)
+    tests = [f"c = {name}()\n        self.assertEqual([c.add(x) for x in {numbers}], {added})"]
+    accepted = [rng.choice([x for x in range(-9, 10) if keeps(x) is want]) for want in (True, False)]
+    tests += [f"c = {name}()\n        self.assertEqual([c.keeps(x) for x in {accepted}], [True, False])"]
+    for call, value_of in ("kept", list), ("kept", list), ("result", folded), ("result", folded):
+        items, _ = telling(int)
+        expected = value_of(rest(items))
+        tests += [f"c = Rest()\n        c.items = {items}\n        self.assertEqual(c.{call}(), {expected!r})"]
+    for _ in range(2):
+        numbers, added = telling(stored)
+        expected = folded([]), folded(rest(added))
+        story = f"c = Rest()\n        results = [c.result()]\n        for x in {numbers}:\n            c.add(x)\n"
+        tests += [f"{story}        self.assertEqual([*results, c.result()], {[*expected]})"]
+    return tests
 
 
 # ---------------------------------------------------------------- answers to imitate
@@ -307,14 +333,14 @@ def coding_answers(tasks, helpers, seed):
 def class_answers(rows, tasks, assigned, seed):
     """(tasks, answers, flawed answers) for `demonstrated`; rows and tasks from class_tasks and envs/classeval.py.
 
-    assigned: (task) -> for each agent the methods that it is to write
+    assigned: for each agent the methods that it is to write, the same in all tasks
     """
     rng = random.Random(f"flawed answers {seed}")
     answers = []
     flawed = []
     for row, task in zip(rows, tasks):
         answers.append([])
-        for names in assigned(task):
+        for names in assigned:
             surplus = [row["surplus"]] if names else []
             methods = [row["methods"][name] for name in task["methods"] if name in [*names, *surplus]]
             answers[-1].append("\n\n".join(methods))
@@ -324,18 +350,24 @@ def class_answers(rows, tasks, assigned, seed):
     return tasks, answers, flawed
 
 
-def demonstrated(env, tasks, answers, flawed):
+def demonstrated(env, tasks, answers, flawed, before=()):
     """The demonstrations() of an environment, given an answer to each task: list of dict(prompt, completion).
 
     flawed: for each task a first-turn answer, used with two turns or more: if it fails, a second turn corrects it
+    before: actions of the unpaid turns that come first, the same for each task
     """
-    histories = [[[]] for _ in tasks]
-    if env.num_turns > 1:
-        steps = env.step([(task, [], answer) for task, answer in zip(tasks, flawed)])
-        histories = [[[]] if step.done else [[], [(answer, step)]] for answer, step in zip(flawed, steps)]
+    first = [(actions, None) for actions in before]
+    opening = [(first[:turn], actions) for turn, actions in enumerate(before)]
+    moves = [[*opening, (first, answer)] for answer in answers]  # of each task: pairs (history, actions)
+    if env.num_turns > len(first) + 1:
+        steps = env.step([(task, first, answer) for task, answer in zip(tasks, flawed)])
+        for own, answer, wrong, step in zip(moves, answers, flawed, steps):
+            if not step.done:
+                own.append(([*first, (wrong, step)], answer))
     return [
         {"prompt": prompt, "completion": code}
-        for task, answer, turns in zip(tasks, answers, histories)
-        for history in turns
-        for prompt, code in zip(env.observe(task, history), answer)
+        for task, own in zip(tasks, moves)
+        for history, actions in own
+        for prompt, code in zip(env.observe(task, history), actions)
+        if prompt is not None
     ]
