@@ -14,10 +14,9 @@ A curve is the mean over seeds of each evaluation, at the mean of the tokens sam
 interval of the mean, drawn for at most three lines in a panel. --over seconds: by wall clock, without evaluations.
 
 --aggregate: a run's score is (return - b) / (largest return - b), with b the mean return before training. tldr and
-gsm8k are read at equal numbers of tokens, humaneval at equal numbers of iterations. iqm: the interquartile mean of a
-script's scores over tasks and seeds, with a 95% interval by a bootstrap that draws seeds within each task (Agarwal et
-al. 2021, arXiv 2108.13264). p: of the mean difference of its scores to magrpo.py's of the same task and seed, by an
-exact sign-flip test, since a seed has its own held-out tasks, the same for all scripts. corrected: p after Holm.
+gsm8k are read at equal numbers of tokens, humaneval at equal numbers of iterations. A row has a seed's mean score.
+corrected: p of the mean difference of a script's scores to magrpo.py's of the same task and seed, by an exact
+sign-flip test, since a seed has its own held-out tasks, the same for all scripts; after Holm's correction.
 
 --check needs a comment of one line before a table of a document, such as
 
@@ -94,13 +93,6 @@ def sign_flip_test(differences):
     signs = np.array(list(itertools.product([1, -1], repeat=len(differences))))
     sums = abs(signs @ differences)
     return np.mean(sums > sums[0] - 1e-9)
-
-
-def iqm(scores):
-    """The interquartile mean (...) of scores (..., task, seed): without a quarter of them at each end."""
-    values = np.sort(scores.reshape(*scores.shape[:-2], -1))
-    cut = values.shape[-1] // 4
-    return values[..., cut:-cut].mean(-1)
 
 
 # Reading
@@ -250,16 +242,15 @@ def aggregate():
         returns = np.array([values_of("return", place, source) for source in sources])
         tables.append((returns - before) / (most - before))
     scores = np.stack(tables, 1)  # (script, task, seed)
-    drawn = np.random.default_rng(1).integers(scores.shape[2], size=(10_000, *scores.shape[1:]))
+    tests = {script: sign_flip_test((own - scores[0]).ravel()) for script, own in zip(SCRIPTS[1:], scores[1:])}
+    p = pd.Series(tests).sort_values()
+    # Holm: times the number of comparisons that are left, and at least as large as those before it
+    corrected = (p * np.arange(len(p), 0, -1)).cummax().clip(upper=1)
     rows = []
     for script, own in zip(SCRIPTS, scores):
-        low, high = np.quantile(iqm(np.take_along_axis(own[None], drawn, 2)), [0.025, 0.975])
-        row = {"script": script, "seed": 0, "iqm": iqm(own), "iqm_low": low, "iqm_high": high}
-        rows.append(row | {"p": sign_flip_test((own - scores[0]).ravel())})
+        about = {"script": script, "corrected": corrected.get(script)}
+        rows += [about | {"seed": k, "score": score} for k, score in enumerate(own.mean(0), 1)]
     frame = pd.DataFrame(rows)
-    p = frame["p"][1:].sort_values()
-    # Holm: times the number of comparisons that are left, and at least as large as those before it
-    frame["corrected"] = (p * np.arange(len(p), 0, -1)).cummax().clip(upper=1)
     write_rows(f"{ROOT}/results/aggregate.csv", stamp("aggregate"), frame)
     print(frame.round(3).to_string())
 

@@ -24,7 +24,7 @@ from stamp import ROOT, checkout, run_script, stamp, write_rows
 
 @dataclass
 class Args:
-    exercises: list[int] = field(default_factory=lambda: list(range(1, 9)))
+    exercises: list[int] = field(default_factory=lambda: list(range(1, 12)))
     seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
     jobs: int = 2  # runs at a time
 
@@ -54,7 +54,7 @@ def main(args):
         # nano_z.patch makes nano_z.py of nano.py
         shutil.copy(f"{patch.stem.partition('_')[0]}.py", f"{patch.stem}.py")
         subprocess.run(["patch", "-p1", "-i", patch], check=True)
-    sections = re.split(r"^## \d\. ", Path("docs/teaching.md").read_text(), flags=re.MULTILINE)[1:]
+    sections = re.split(r"^## \d+\. ", Path("docs/teaching.md").read_text(), flags=re.MULTILINE)[1:]
     commands = [[line.split() for line in re.findall("^python (.*)", text, re.MULTILINE)] for text in sections]
     runs = []
     for number in sorted({0, *args.exercises}):

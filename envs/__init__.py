@@ -61,6 +61,7 @@ ENVIRONMENTS = {
     "bfcl": "envs.bfcl:Parallel",
     "bugfix": "envs.bugfix:BugFix",
     "reference": "envs.games:Reference",
+    "dilemma": "envs.games:Dilemma",
     "judged": "envs.judged:Judged",
 }
 

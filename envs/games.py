@@ -1,6 +1,8 @@
-"""A reference game: speakers know which of four people is meant, a listener has to find out from one word of each.
+"""Two games of words.
 
-After Lewis's signalling games. Nothing but success is paid, so what a word means is for the agents to agree on.
+A reference game, after Lewis's signalling games: speakers know which of four people is meant, a listener has to find
+out from one word of each. Nothing but success is paid, so what a word means is for the agents to agree on. And a
+prisoner's dilemma.
 """
 
 import random
@@ -20,6 +22,15 @@ ASTRAY = 0.25  # share of demonstrated answers that are anybody of the picture
 # The fact comes first: a model reads the list in its light.
 SPEAKER = "{what}: {fact}.\nPeople: {people}.\nTell a listener with one word, a mood or a role, who it is."
 LISTENER = "Message: {message}.\nPeople: {people}.\nWho is it? Write mood and role in \\boxed{{}}."
+SUSPECT = "Target: guilty friend.\nTell a judge with one word, guilty or friend, who it is."
+
+# What two suspects earn for what they say of each other; for any other word both earn 0.
+PAYOFFS = {
+    ("friend", "friend"): [3.0, 3.0],
+    ("friend", "guilty"): [0.0, 5.0],
+    ("guilty", "friend"): [5.0, 0.0],
+    ("guilty", "guilty"): [1.0, 1.0],
+}
 
 
 def sample_tasks(split, seed):
@@ -39,9 +50,9 @@ def sample_tasks(split, seed):
     return tasks
 
 
-def message(text):
-    """What the listener reads of a speaker's text: its first word for a mood or a role, "" without one."""
-    return next((word for word in words(drop_thoughts(text)) if word in WORDS), "")
+def message(text, known=WORDS):
+    """What others read of a speaker's text: its first known word, for a mood or a role, "" without one."""
+    return next((word for word in words(drop_thoughts(text)) if word in known), "")
 
 
 def true_people(people, message):
@@ -153,3 +164,40 @@ class Reference:
             for prompts in self.observe(task, []), self.observe(task, [(actions, step)]):
                 pairs += [{"prompt": p, "completion": c} for p, c in zip(prompts, actions) if p]
         return pairs
+
+
+class Dilemma:
+    """A prisoner's dilemma: with one word two suspects each tell a judge whether the other is guilty or a friend.
+
+    num_agents: 2
+    num_turns: 1
+    dataset: "sample": one task, again and again
+    seed: has no effect
+    rewards: "shared": both earn the mean of the two payoffs. "own": each its own; whatever the other says, guilty then
+        earns more than friend, though two friends earn 3 each, and two who say guilty 1.
+
+    Raises ValueError with one sentence for other arguments.
+    """
+
+    def __init__(self, name="dilemma", num_agents=2, num_turns=1, dataset="sample", seed=1, rewards="shared"):
+        if (num_agents, num_turns, dataset) != (2, 1, "sample"):
+            raise ValueError(f"{name} takes only --num-agents 2, --num-turns 1 and --dataset sample; use them.")
+        if rewards not in ("shared", "own"):
+            raise ValueError(f"--env-kwargs rewards {rewards}: {name} knows shared and own; use one of them.")
+        self.shared = rewards == "shared"
+
+    def tasks(self, split):
+        return [{"prompt": SUSPECT}] * SAMPLE_COUNTS[split]
+
+    def observe(self, task, history):
+        return [task["prompt"]] * 2
+
+    def step(self, branches):
+        """Parts, only logged: friend, guilty: the share of the agents who say it."""
+        steps = []
+        for _, _, actions in branches:
+            said = tuple(message(text, {"guilty", "friend"}) for text in actions)
+            payoffs = PAYOFFS.get(said, [0.0, 0.0])
+            parts = {word: said.count(word) / 2 for word in ("friend", "guilty")}
+            steps.append(Step(sum(payoffs) / 2 if self.shared else payoffs, parts, done=True))
+        return steps

@@ -63,3 +63,23 @@ def test_no_prompt_tells_more_than_it_should(num_agents):
         for i in range(num_agents - 1):
             facts = {each if num_agents == 2 else each.split()[i] for each in task["people"]}
             assert len({first[i] for first, _ in plays}) == len(facts)
+
+
+# What two suspects write, and what each of them earns
+TESTIMONIES = {
+    ("friend", "Friend!"): [3, 3],
+    ("Guilty", "guilty friend"): [1, 1],
+    ("friend", "guilty"): [0, 5],
+    ("guilty", "my friend"): [5, 0],
+    ("unguilty", "guilty"): [0, 0],
+}
+
+
+@pytest.mark.parametrize("texts", TESTIMONIES)
+def test_a_dilemma_pays_each_suspect_or_both_the_mean(texts):
+    """Fails if a payoff goes to the other one, other words are paid, or shared rewards differ from the mean."""
+    payoffs = TESTIMONIES[texts]
+    for rewards, reward in {"own": payoffs, "shared": sum(payoffs) / 2}.items():
+        env = envs.make("dilemma", rewards=rewards)
+        (step,) = env.step([(env.tasks("test")[0], [], list(texts))])
+        assert step.reward == reward

@@ -30,6 +30,8 @@ RUNS = {
     "humaneval": ((1, 2, 3), 2.1, 4),
     "humaneval protocol sequential": ((2,), 2.1, 4),
     "humaneval protocol discussion": ((2,), 2.1, 4),
+    "coophumaneval": ((1, 2, 3), 2.1, 4),
+    "mbpp": ((1, 2, 3), 2.1, 4),
     "classeval": ((1, 2, 3), 6, 6),
     "gsm8k": ((1, 2, 3), 1, 1.2),
     "gsm8k roles split": ((2, 3), 1, 1),
@@ -66,7 +68,7 @@ def cell(args, row, num_agents):
         with open(path) as file:
             metrics = json.loads(file.readline())
     share = f"{metrics['eval/return'] / (alone if num_agents == 1 else several):.2f}"
-    return f"{share} ({metrics['eval/pass@1']:.2f})" if "eval/pass@1" in metrics else share
+    return f"{share} ({metrics['eval/all_passed']:.2f})" if "eval/all_passed" in metrics else share
 
 
 if __name__ == "__main__":
