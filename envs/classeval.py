@@ -32,10 +32,10 @@ BENCHMARK = {
 class ClassEval:
     """Agents divide the methods of a class, and each writes its own.
 
-    num_agents: the completion of an agent left without a method is not read
+    num_agents: an agent left without a method is asked for nothing, and its completion is not read
     deal: "fixed": agent 1 writes the first method, agent 2 the second, and so on in turn. "choose": in the first turn,
-        which pays nothing, each agent names the methods that it takes; what several take is the first one's, and what
-        nobody takes is missing. All read who has which; an agent that has none is silent
+        which pays nothing, each agent names the methods that it takes: every name in its text counts. What several
+        take is the first one's, who may take all; what nobody takes is missing. All read who has which
     dataset: "sample", "hub" (FudanSELab/ClassEval), a hub id or a file with the same columns; tasks numbered as in the
         benchmark get its splits
     feedback: "plain" (revise) or "level" (what was found, how many tests passed, the first docstring example that
@@ -63,8 +63,8 @@ class ClassEval:
         self.limits = read_limits(timeout, allow_unsafe_code)
         require_protection(self.limits[1])
         self.num_agents = num_agents
-        self.num_turns = max(2, num_turns) if deal == "choose" else num_turns
-        self.deal = deal
+        self.turns_of_choosing = 1 if deal == "choose" else 0
+        self.num_turns = max(num_turns, 1 + self.turns_of_choosing)
         self.dataset = dataset
         self.seed = seed
         self.feedback = feedback
@@ -87,12 +87,11 @@ class ClassEval:
         After a turn of writing it also holds the agent's own answers and, with feedback "level", what became of them.
         """
         problem = task["problem"].strip()
-        choosing = self.deal == "choose"
-        if choosing and not history:
+        if len(history) < self.turns_of_choosing:
             ask = f"Choose the methods of {task['class_name']} that you write. Answer with their names only."
             return [f"{problem}\n\nYou are agent {i + 1} of {self.num_agents}. {ask}" for i in range(self.num_agents)]
         assigned = self._assigned(task, history)
-        if choosing:
+        if self.turns_of_choosing:
             shares = (f"Agent {i} writes {', '.join(names) or 'nothing'}." for i, names in enumerate(assigned, 1))
             problem += "\n\n" + " ".join(shares)
         prompts = []
@@ -101,35 +100,31 @@ class ClassEval:
             if not names:
                 ask = f"The methods of {task['class_name']} are written by others. Answer with nothing."
             prompt = f"{problem}\n\n{ask}"
-            for actions, step in history[choosing:] if names else []:
+            for actions, step in history[self.turns_of_choosing :] if names else []:
                 prompt += f"\n\nYour answer:\n{actions[agent].strip()}\n\n"
                 if self.feedback == "level":
                     prompt += " ".join(_remarks(agent, names, step.feedback)) + "\n\n"
                 prompt += f"Write {', '.join(names)} again, better. Function definitions only."
-            prompts.append(prompt if names or not choosing else None)
+            prompts.append(prompt)
         return prompts
 
     def step(self, branches):
         """Runs the answers of all branches at once; see rewards/classeval.py for reward and parts, and scored_step.
 
         With deal "choose" there is one more part, not paid: `balance`, the smallest number of methods that an agent
-        has / the largest. If nobody chose any, the branch ends, and earns what an empty answer does.
+        has / the largest.
         """
-        choosing = self.deal == "choose"
         steps = [Step(0.0, {}, done=False)] * len(branches)  # of the turn of choosing
-        answers = {}
-        for k, (task, history, actions) in enumerate(branches):
-            assigned = self._assigned(task, history or [(actions, None)])
-            if history or not choosing or not any(assigned):
-                answers[k] = _answer(task, actions, assigned)
-        for k, score in zip(answers, class_rewards([*answers.values()], *self.limits)):
+        writing = [k for k, (_, history, _) in enumerate(branches) if len(history) >= self.turns_of_choosing]
+        answers = []
+        for task, history, actions in [branches[k] for k in writing]:
+            answers.append(_answer(task, actions, self._assigned(task, history)))
+        for k, answer, score in zip(writing, answers, class_rewards(answers, *self.limits)):
             _, history, _ = branches[k]
-            step = scored_step(score, history[choosing:], self.num_turns - choosing)
-            if choosing:
-                counts = [len(names) for names in answers[k].assigned[:-1]]
-                parts = step.parts | {"balance": min(counts) / max(1, *counts)}
-                step = step._replace(parts=parts, done=step.done or not any(counts))
-            steps[k] = step
+            steps[k] = scored_step(score, history[self.turns_of_choosing :], self.num_turns - self.turns_of_choosing)
+            if self.turns_of_choosing:
+                counts = [len(names) for names in answer.assigned[: self.num_agents]]
+                steps[k].parts["balance"] = min(counts) / max(1, *counts)
         return steps
 
     def demonstrations(self):
@@ -144,7 +139,7 @@ class ClassEval:
         rows = samples.class_tasks("train", SAMPLE_COUNTS["train"], self.seed)
         tasks = self.tasks("train")
         dealt = self._in_turn(tasks[0])  # all sample tasks have the same methods
-        choices = [[", ".join(names) for names in dealt]] if self.deal == "choose" else []
+        choices = [[", ".join(names) for names in dealt]] * self.turns_of_choosing
         return samples.demonstrated(self, *samples.class_answers(rows, tasks, dealt, self.seed), choices)
 
     def _in_turn(self, task):
@@ -153,7 +148,7 @@ class ClassEval:
 
     def _assigned(self, task, history):
         """For each agent, the methods that it is to write."""
-        if self.deal == "fixed":
+        if not self.turns_of_choosing:
             return self._in_turn(task)
         choices, _ = history[0]
         assigned = []

@@ -19,6 +19,7 @@ from envs.samples import coding as samples
 from envs.vetting import TRIVIAL, example_asserts, read_limits, vet, with_shown
 from rewards.coding import Answer, coding_rewards
 from rewards.sandbox import require_protection
+from rewards.texts import drop_thoughts
 
 SAMPLE_COUNTS = {"train": 512, "validation": 64, "test": 64}
 # The hub sets, and their fixed splits by task number. HumanEval's and CoopHumanEval's are the slices of the paper's
@@ -132,17 +133,20 @@ class Coding:
         return suggestions(self.chat, branches, steps, self.num_turns) if self.chat else steps
 
     def _told(self, agent, names, actions, findings):
-        """What agent number `agent` is told about its answer: a list of paragraphs."""
+        """What agent number `agent` reads after its own answer, by `feedback`: a list of paragraphs."""
         everyone = range(len(names))
         if self.feedback == "code":
-            return [f"The answer for {names[k]}:\n{actions[k].strip()}" for k in everyone if k != agent]
+            return [f"The answer for {names[k]}:\n{drop_thoughts(actions[k]).strip()}" for k in everyone if k != agent]
         if self.feedback == "passed":
             return [f"{findings['passed']} of {findings['total']} tests passed."]
         if self.feedback == "level":
             return [" ".join(_remarks(agent, names, findings))]
         if self.feedback == "group":
-            return [f"About {names[k]}: {' '.join(_remarks(k, names, findings))}" for k in everyone]
-        return [f"Suggestion:\n{findings['suggestion']}"] if self.feedback == "model" else []
+            return [f"Who writes {names[k]} reads: {' '.join(_remarks(k, names, findings))}" for k in everyone]
+        if self.feedback == "model":
+            return [f"Suggestion:\n{findings['suggestion']}"]
+        # plain
+        return []
 
     def demonstrations(self):
         """Prompts and good completions of every role for the sample training tasks: list of dict(prompt, completion).

@@ -22,14 +22,15 @@ ASTRAY = 0.25  # share of demonstrated answers that are anybody of the picture
 # The fact comes first: a model reads the list in its light.
 SPEAKER = "{what}: {fact}.\nPeople: {people}.\nTell a listener with one word, a mood or a role, who it is."
 LISTENER = "Message: {message}.\nPeople: {people}.\nWho is it? Write mood and role in \\boxed{{}}."
+# in the form of SPEAKER, with words that models/tiny knows
 SUSPECT = "Target: guilty friend.\nTell a judge with one word, guilty or friend, who it is."
 
 # What two suspects earn for what they say of each other; for any other word both earn 0.
 PAYOFFS = {
-    ("friend", "friend"): [3.0, 3.0],
-    ("friend", "guilty"): [0.0, 5.0],
-    ("guilty", "friend"): [5.0, 0.0],
-    ("guilty", "guilty"): [1.0, 1.0],
+    ("friend", "friend"): (3.0, 3.0),
+    ("friend", "guilty"): (0.0, 5.0),
+    ("guilty", "friend"): (5.0, 0.0),
+    ("guilty", "guilty"): (1.0, 1.0),
 }
 
 
@@ -173,8 +174,8 @@ class Dilemma:
     num_turns: 1
     dataset: "sample": one task, again and again
     seed: has no effect
-    rewards: "shared": both earn the mean of the two payoffs. "own": each its own; whatever the other says, guilty then
-        earns more than friend, though two friends earn 3 each, and two who say guilty 1.
+    rewards: "shared": both earn the mean of the two payoffs. "own": each its own; whichever of the two words the other
+        says, guilty then earns more than friend, though two friends earn 3 each, and two who say guilty 1.
 
     Raises ValueError with one sentence for other arguments.
     """
@@ -197,7 +198,7 @@ class Dilemma:
         steps = []
         for _, _, actions in branches:
             said = tuple(message(text, {"guilty", "friend"}) for text in actions)
-            payoffs = PAYOFFS.get(said, [0.0, 0.0])
+            payoffs = PAYOFFS.get(said, (0.0, 0.0))
             parts = {word: said.count(word) / 2 for word in ("friend", "guilty")}
-            steps.append(Step(sum(payoffs) / 2 if self.shared else payoffs, parts, done=True))
+            steps.append(Step(sum(payoffs) / 2 if self.shared else list(payoffs), parts, done=True))
         return steps

@@ -131,15 +131,16 @@ def compile_body(body, errors=()):
     return (None if error else tree), error
 
 
-def schemes_of(nodes, helpers):
+def schemes_of(tree, helpers):
     """How a function cooperates with its helpers, named as in MAGRPO's section on coding: 1.0 or 0.0 for each scheme.
 
-    nodes: all of the function's text
+    tree: the function's text
     fallback: a helper is named in a `try`, or an `if` tests a name that got its result
     strategy_filter: a helper is named in an `if`, a conditional expression or the condition of a comprehension
-    coordinator: a helper is named in a loop or an element of a comprehension, or several times
-    decorator: a helper is named, as in none of these, and its result is not just returned
+    coordinator: a helper is named in a loop or an element of a comprehension, or helpers are named several times
+    decorator: a helper is named, as in none of these, and not in a `return` of its call alone
     """
+    nodes = [*ast.walk(tree)]
 
     def find(*kinds):
         return [node for node in nodes if isinstance(node, kinds)]
@@ -150,13 +151,14 @@ def schemes_of(nodes, helpers):
     results = find_names([node for node in find(ast.Assign) if count([node.value])])
     choices = find(ast.If, ast.IfExp)
     filters = [part for node in find(ast.comprehension) for part in node.ifs]
-    repeated = [part for node in find(ast.For, ast.While) for part in node.body]
+    repeated = [part for node in find(ast.For) for part in node.body] + find(ast.While)
     repeated += [node.elt for node in find(ast.ListComp, ast.SetComp, ast.GeneratorExp)]
-    returned = [node.value.func for node in find(ast.Return) if isinstance(node.value, ast.Call)]
+    calls = [node.value for node in find(ast.Return) if isinstance(node.value, ast.Call)]
+    returned = [call.func for call in calls if isinstance(call.func, ast.Name)]
     fallback = count(find(ast.Try)) or count([node.test for node in choices], results)
     strategy_filter = count(choices) or count(filters)
-    coordinator = count(repeated) or count(nodes[:1]) > 1
-    decorator = count(nodes[:1]) and not (fallback or strategy_filter or coordinator or count(returned))
+    coordinator = count(repeated) or count([tree]) > 1
+    decorator = count([tree]) and not (fallback or strategy_filter or coordinator or count(returned))
     shown = (fallback, strategy_filter, coordinator, decorator)
     return {name: float(value > 0) for name, value in zip(SCHEMES, shown)}
 
@@ -215,7 +217,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=""):
         "error": error,
         "called": [helper in names for helper in helpers],
         "ignored": [0 < names.count(helper) == dropped.count(helper) for helper in helpers],
-        "schemes": schemes_of(nodes, helpers),
+        "schemes": schemes_of(asked, helpers),
     }
     return (tree if defined[-1] else None), facts
 

@@ -256,15 +256,12 @@ I take kept and result: keeps. | <think>add</think> none | 1.5 | 0
 
 
 def test_agents_choose_their_methods():
-    """Fails if what both take is the second's, if what nobody takes is not missed, or if nobody is asked to write."""
+    """Fails if what both take is the second's, or if what nobody takes is not missed."""
     env = envs.make("classeval", deal="choose")
     task = env.tasks("train")[0]
     for *choices, written, balance in rows_of(CHOICES):
         (step,) = env.step([(task, [], choices)])
-        if not step.done:
-            history = [(choices, step)]
-            assert env.observe(task, history).count(None) == (balance == "0")
-            (step,) = env.step([(task, history, [task["reference"], ""])])
+        (step,) = env.step([(task, [(choices, step)], [task["reference"], ""])])
         assert (step.parts["written"], step.parts["balance"]) == (float(written), float(balance))
     completions = {pair["prompt"]: pair["completion"] for pair in env.demonstrations()}
     _, steps = play(env, task, lambda turn, i, prompt: completions[prompt])
