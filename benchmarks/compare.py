@@ -26,7 +26,7 @@ from stamp import ROOT, run_script, stamp, write_rows
 @dataclass
 class Args:
     scripts: tuple[str, ...] = ("magrpo", "marloo", "maremax", "mareinforce", "ippo")
-    env: tuple[str, ...] = ("tldr",)  # each is trained on
+    env: tuple[str, ...] = ("tldr",)  # each is trained on, with flags of its own: tldr "debate --num-agents 3"
     env_kwargs: tuple[str, ...] = ("",)  # each is trained on: "reward plain" "reward grounded"
     seeds: int = 5  # 1, 2, ...
     jobs: int = 2  # runs at a time
@@ -40,12 +40,12 @@ class Args:
 
 def train(args, folder, seed, env, env_kwargs, script):
     """Rows of one run; none if it fails, so that hours of other runs are not lost."""
-    folder = os.path.join(folder, env_kwargs.replace(" ", "_"))
-    words = [f"{ROOT}/{script}.py", "--env", env, "--seed", seed, "--output-dir", folder]
+    folder = os.path.join(folder, f"{env} {env_kwargs}".replace(" ", "_"))
+    words = [f"{ROOT}/{script}.py", "--env", *env.split(), "--seed", seed, "--output-dir", folder]
     words += ["--num-iterations", args.num_iterations, "--eval-every", args.eval_every, *args.flags.split()]
     if env_kwargs:
         words += ["--env-kwargs", *env_kwargs.split()]
-    runs = f"{folder}/{env.replace(':', '.')}__{script}__{seed}__*"
+    runs = f"{folder}/{env.split()[0].replace(':', '.')}__{script}__{seed}__*"
     if checkpoints := glob(f"{runs}/state.pt"):
         words += ["--resume", os.path.dirname(max(checkpoints))]
     status = run_script(*words, seconds=args.minutes and 60 * args.minutes)
