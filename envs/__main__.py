@@ -1,7 +1,8 @@
 """Checks an environment before a model is loaded, by playing a few of its tasks.
 
     python -m envs                             lists the built-in ones
-    python -m envs my:Env --num-turns 2        checks class Env in my.py of the working folder
+    python -m envs tldr                        checks it, and shows what agents read first
+    python -m envs my:Env --num-turns 2        the same for class Env in my.py of the working folder
 
 A check ends at the first fault, with a sentence that says what is wrong.
 """
@@ -16,7 +17,7 @@ import tyro
 
 from envs import ENVIRONMENTS, find_class, make
 
-METRICS = r"return(_se)?|reward_turn\d+|zero_variance_groups|agent_\d+/.*"  # names that the scripts log
+METRICS = r"return(_se)?|reward_turn\d+|critical_tokens|zero_variance_groups|agent_\d+/.*"  # names that the scripts log
 
 
 @dataclass
@@ -96,5 +97,7 @@ if __name__ == "__main__":
         seen, again = [play(env, task, other, N, T) for other in (train[0], test[0])]
         demand(seen == again, f"played again, a task has to give the same prompts and rewards, {seen!r:.300}", again)
         rewards += [reward for _, reward in seen]
+    for i, prompt in enumerate(env.observe(test[0], [])):
+        print(f"agent {i} reads:\n{prompt}\n")
     print(f"{args.env}: no fault found; {len(train)} + {len(test)} tasks, turns: {T}")
     print(f"rewards of no answer, and of the prompt as the answer: {min(rewards):g} to {max(rewards):g}")
