@@ -3,10 +3,10 @@
     python benchmarks/compare.py --seeds 5 --jobs 2
     python benchmarks/plot.py results/tldr.csv
 
-A row of results/<env>.csv is one evaluation of a run: env, env_kwargs (if there are any), script, seed, iteration,
-tokens (sampled by all agents so far), seconds (of training so far), train_zero_variance_groups and, of critics,
-train_explained_variance (means since the previous row), and the evaluation's metrics. The file's first line, after a
-#, has commit, versions and arguments. All scripts run with one thread, their defaults, and equal numbers of tasks,
+A row of results/<env>.csv is one evaluation of a run: env with its flags, script, seed, iteration, tokens (sampled by
+all agents so far), seconds (of training so far), train_zero_variance_groups and, of critics, train_explained_variance
+(means since the previous row), and the evaluation's metrics. The file's first line, after a #, has commit, versions
+and arguments. All scripts run with one thread, their defaults, and equal numbers of tasks,
 generations and iterations.
 """
 
@@ -26,8 +26,7 @@ from stamp import ROOT, run_script, stamp, write_rows
 @dataclass
 class Args:
     scripts: tuple[str, ...] = ("magrpo", "marloo", "maremax", "mareinforce", "ippo")
-    env: tuple[str, ...] = ("tldr",)  # each is trained on, with flags of its own: tldr "debate --num-agents 3"
-    env_kwargs: tuple[str, ...] = ("",)  # each is trained on: "reward plain" "reward grounded"
+    env: tuple[str, ...] = ("tldr",)  # each is trained on, with flags of its own: "gsm8k --num-turns 2"
     seeds: int = 5  # 1, 2, ...
     jobs: int = 2  # runs at a time
     num_iterations: int = 120
@@ -38,13 +37,11 @@ class Args:
     minutes: float | None = None  # ends a run after so many; with --keep the same command continues it
 
 
-def train(args, folder, seed, env, env_kwargs, script):
+def train(args, folder, seed, env, script):
     """Rows of one run; none if it fails, so that hours of other runs are not lost."""
-    folder = os.path.join(folder, f"{env} {env_kwargs}".replace(" ", "_"))
+    folder = os.path.join(folder, env.replace(" ", "_"))
     words = [f"{ROOT}/{script}.py", "--env", *env.split(), "--seed", seed, "--output-dir", folder]
     words += ["--num-iterations", args.num_iterations, "--eval-every", args.eval_every, *args.flags.split()]
-    if env_kwargs:
-        words += ["--env-kwargs", *env_kwargs.split()]
     runs = f"{folder}/{env.split()[0].replace(':', '.')}__{script}__{seed}__*"
     if checkpoints := glob(f"{runs}/state.pt"):
         words += ["--resume", os.path.dirname(max(checkpoints))]
@@ -55,10 +52,7 @@ def train(args, folder, seed, env, env_kwargs, script):
         return []
     rows = evaluations(os.path.dirname(max(logs)))  # the last one by its time
     print(f"{env} {script} seed {seed}: {rows[0]['return']:.3f} -> {rows[-1]['return']:.3f}", flush=True)
-    about = {"env": env, "script": script, "seed": seed}
-    if env_kwargs:
-        about["env_kwargs"] = env_kwargs
-    return [about | row for row in rows]
+    return [{"env": env, "script": script, "seed": seed} | row for row in rows]
 
 
 def evaluations(run_dir):
@@ -80,10 +74,11 @@ def evaluations(run_dir):
 def main(args):
     """Trains several runs at a time, and writes the rows of all."""
     about = stamp(args)  # before the runs, which take long: the code may change meanwhile
-    runs = list(product(range(1, args.seeds + 1), args.env, args.env_kwargs, args.scripts))
+    runs = list(product(range(1, args.seeds + 1), args.env, args.scripts))
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(args.jobs) as threads:
         parts = list(threads.map(lambda run: train(args, args.keep or temporary, *run), runs))
-    path = os.path.join(ROOT, "results", f"{args.name or args.env[0]}.csv")
+    name = args.name or args.env[0].split()[0]
+    path = os.path.join(ROOT, "results", f"{name}.csv")
     if any(parts):
         write_rows(path, about, chain(*parts))
         print(path)

