@@ -369,5 +369,4 @@ def demonstrated(env, tasks, answers, flawed, before=()):
         for task, own in zip(tasks, moves)
         for history, actions in own
         for prompt, code in zip(env.observe(task, history), actions)
-        if prompt is not None
     ]
