@@ -1,11 +1,10 @@
-"""What estimators do to the policy gradient, exactly: writes results/credit_estimators.csv for docs/credit.md.
+"""What estimators do to the policy gradient, exactly: writes results/credit.csv for docs/credit.md.
 
     python benchmarks/credit.py        (needs git; a few minutes)
 
 Two agents play small random games, in which an answer is one of two words. Every outcome of their sampling is
 enumerated, and on each the sections "# 1 ROLLOUT" and "# 2 ADVANTAGES" of nano.py run, or of a copy with a change. So
-mean and variance of a task's gradient are those of the code itself, in float64. The rows of results/credit.csv are
-this script's at commit 6e748cd.
+mean and variance of a task's gradient are those of the code itself, in float64.
 """
 
 import hashlib
@@ -26,7 +25,8 @@ from stamp import ROOT, stamp, write_rows
 
 from envs import Step
 
-PATCHES = {"step_weight": 1.0, "parts": {"alone": 1.0, "together": 1.0}}  # flags of nano_gigpo.py and nano_gdpo.py
+FLAGS = {"step_weight": 1.0, "parts": {"alone": 1.0, "together": 1.0}}  # of nano_gigpo.py and nano_gdpo.py
+PATCHES = "nano_z nano_difference nano_rae nano_drmas nano_gdpo nano_maxrl nano_gigpo".split()
 
 
 @dataclass
@@ -126,7 +126,7 @@ class Missing(Exception):
 def outcomes(env, G, branching, source, gamma=1.0):
     """Of each outcome of a task's sampling: its probability, gradient (prompt -> number) and completions."""
     names = {"__name__": "nano", "env": env, "N": env.num_agents, "T": env.num_turns, "G": G}
-    names["args"] = SimpleNamespace(branching=branching, joint_mode="align", gamma=gamma, num_tasks=1, **PATCHES)
+    names["args"] = SimpleNamespace(branching=branching, joint_mode="align", gamma=gamma, num_tasks=1, **FLAGS)
     names |= {"policies": [None] * env.num_agents, "train_tasks": [{}], "metrics": {}}
     exec(compile(source, "nano.py", "exec"), names)
     section = re.search(r"( +# 1 ROLLOUT.*?) +# 3 UPDATE", source, re.S)[1]
@@ -190,8 +190,7 @@ def row_of(method, env, *what):
 
 
 def rows_of(env):
-    """A row for each method."""
-    for patch in None, "nano_z", "nano_gdpo", "nano_maxrl", "nano_gigpo":
+    for patch in None, *PATCHES:
         for branching, G in ("tree", 2), ("trajectories", 3):
             yield row_of(f"{patch or 'nano'}, {branching}", env, G, branching, source_of(patch))
 
@@ -205,4 +204,4 @@ if __name__ == "__main__":
         for row in own:
             row["variance"] /= tree
         rows += own
-    write_rows(f"{ROOT}/results/credit_estimators.csv", stamp(args), rows)
+    write_rows(f"{ROOT}/results/credit.csv", stamp(args), rows)
