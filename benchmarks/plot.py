@@ -50,7 +50,7 @@ SCRIPTS = ["magrpo", "marloo", "maremax", "mareinforce", "ippo", "mappo", "madpo
 TASKS = [  # the largest return, where a run is read, and files of the critic-free scripts and of those with critics
     (2.98, "230960", "results/tldr.csv", "results/tldr.csv"),
     (4.0, "end", "results/humaneval.csv", "results/humaneval.csv"),
-    (1.0, "end", "results/gsm8k_split_measured.csv", "results/gsm8k_split.csv"),
+    (1.0, "end", "results/gsm8k_split_tree.csv", "results/gsm8k_split_critics.csv"),
 ]
 DOCUMENTS = ["README.md", *sorted(glob("docs/*.md", root_dir=ROOT))]
 
