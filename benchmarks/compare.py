@@ -6,8 +6,7 @@
 A row of results/<env>.csv is one evaluation of a run: env with its flags, script, seed, iteration, tokens (sampled by
 all agents so far), seconds (of training so far), train_zero_variance_groups and, of critics, train_explained_variance
 (means since the previous row), and the evaluation's metrics. The file's first line, after a #, has commit, versions
-and arguments. All scripts run with one thread, their defaults, and equal numbers of tasks,
-generations and iterations.
+and arguments. All scripts run with one thread, their defaults, and equal numbers of tasks, generations and iterations.
 """
 
 import os
