@@ -26,7 +26,7 @@ from stamp import ROOT, stamp, write_rows
 from envs import Step
 
 FLAGS = {"step_weight": 1.0, "parts": {"alone": 1.0, "together": 1.0}}  # of nano_gigpo.py and nano_gdpo.py
-PATCHES = "nano_z nano_difference nano_rae nano_drmas nano_gdpo nano_maxrl nano_gigpo".split()
+PATCHES = ["nano_z", "nano_difference", "nano_rae", "nano_drmas", "nano_gdpo", "nano_maxrl", "nano_gigpo"]
 
 
 @dataclass

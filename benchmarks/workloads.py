@@ -10,19 +10,20 @@ import math
 import os
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
+from string import ascii_lowercase
 
 import torch
 import transformers
 from stamp import run_script
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Tokenizer
 
 LEARNING_RATE = 1e-6  # so small that the probability of stopping does not change
 PEERS = {"comlrl": 2, "trl": 1}  # trainers of peers.py -> agents
 CHAT = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}<|im_start|>"
 PAD, STOP = 0, 2  # ids of <|endoftext|> and <|im_end|>
+FIRST_WORD = 259  # the id after those of 3 special tokens and 256 bytes
+SPACE = "Ġ"  # as the byte level writes it
 
 
 @dataclass
@@ -72,25 +73,22 @@ WORKLOADS = {
 }
 
 
-def shrunk(workload):
-    """A tiny copy, to see that everything runs."""
-    if workload.env:
-        return workload
-    config = workload.config | {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-    return replace(workload, config=config, prompt_tokens=40, completion_tokens=8, num_generations=4, num_tasks=2)
-
-
 # Models and prompts
 
 
 def make_tokenizer(size):
-    """One token a word: three special ones, then the words w3, w4, ..."""
-    words = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *[f"w{k}" for k in range(3, size)]]
-    raw = Tokenizer(WordLevel({word: k for k, word in enumerate(words)}, unk_token="w3"))
-    raw.pre_tokenizer = WhitespaceSplit()
-    raw.add_special_tokens(words[:3])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token=words[STOP], pad_token=words[PAD])
+    """A byte-level BPE in which every word, a space and letters, is one token."""
+    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(ByteLevel.alphabet())]
+    words = [SPACE]
+    for stem in words:  # they grow until they are enough
+        words += [stem + letter for letter in ascii_lowercase][: size - FIRST_WORD + 1 - len(words)]
+    tokens += words[1:]
+    tokenizer = Qwen2Tokenizer(
+        {token: k for k, token in enumerate(tokens)},
+        [(word[:-1], word[-1]) for word in words[1:]],
+        eos_token="<|im_end|>",
+        extra_special_tokens=["<|im_start|>"],
+    )
     tokenizer.chat_template = CHAT
     return tokenizer
 
@@ -120,14 +118,16 @@ def make_prompts(job, tokenizer):
     """As many as tasks, each used once, and one for our evaluation, which always runs."""
     # the template adds a token before the words, and two after them
     shape = (job["num_tasks"] * (job["updates"] + 1) + 1, job["prompt_tokens"] - 3)
-    ids = torch.randint(3, len(tokenizer), shape).tolist()
-    return [" ".join(tokenizer.convert_ids_to_tokens(row)) for row in ids]
+    ids = torch.randint(FIRST_WORD, len(tokenizer), shape).tolist()
+    return ["".join(tokenizer.convert_ids_to_tokens(row)).replace(SPACE, " ") for row in ids]
 
 
 def prepare(name, folder, args):
     """Makes model and prompts of a workload; returns the job: what all processes are told that run it."""
     os.makedirs(folder)
-    workload = shrunk(WORKLOADS[name]) if args.shrink else WORKLOADS[name]
+    workload = WORKLOADS[name]
+    if args.shrink and workload.config:
+        workload = replace(workload, config=TINY, prompt_tokens=40, completion_tokens=8)
     job = {"workload": name, "device": args.device, "seed": args.seed, "updates": args.updates}
     job |= asdict(workload) | {"learning_rate": LEARNING_RATE, "prompts": []}
     job["num_agents"] = PEERS.get(args.baseline, workload.num_agents)

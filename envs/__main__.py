@@ -17,7 +17,8 @@ import tyro
 
 from envs import ENVIRONMENTS, find_class, make
 
-METRICS = r"return(_se)?|reward_turn\d+|critical_tokens|zero_variance_groups|agent_\d+/.*"  # names that the scripts log
+# names that the scripts log
+METRICS = r"return(_se)?|reward_turn\d+|critical_tokens|zero_variance_groups|agent_\d+/.*"
 
 
 @dataclass

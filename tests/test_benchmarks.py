@@ -1,9 +1,12 @@
 """A benchmark starts at its smallest size. Measurements are not checked."""
 
+import importlib
 import runpy
 import sys
+from types import SimpleNamespace
 
 from conftest import ROOT
+from transformers import AutoTokenizer
 
 FLAGS = "--scripts magrpo --seeds 1 --num-iterations 1 --minutes 9"
 
@@ -17,3 +20,15 @@ def test_compare_starts(monkeypatch, capsys, tmp_path):
     runpy.run_path(str(ROOT / "benchmarks/compare.py"), run_name="__main__")
     assert "tldr magrpo seed 1: " in capsys.readouterr().out
     assert len((tmp_path / "rows.csv").read_text().splitlines()) == 4  # versions, names and two evaluations
+
+
+def test_prompts_have_their_length(monkeypatch, tmp_path):
+    """Fails if the tokenizer that a script loads from the folder of a workload splits its prompts otherwise."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    workloads = importlib.import_module("workloads")
+    job = workloads.prepare(
+        "b", f"{tmp_path}/b", SimpleNamespace(shrink=True, device="cpu", seed=1, updates=1, baseline="trl")
+    )
+    tokenizer = AutoTokenizer.from_pretrained(job["model"])
+    # the template adds three
+    assert len(tokenizer(job["prompts"][0]).input_ids) == job["prompt_tokens"] - 3
