@@ -1,6 +1,6 @@
 """MAREINFORCE: each agent follows the return that all agents share, with no baseline.
 
-    python mareinforce.py --env tldr --num-agents 2    (nano.py shows it in two fifths of the code: read that first)
+    python mareinforce.py --env tldr --num-agents 2    (nano.py: MAGRPO in two fifths of the code; read that first)
 
     A_g = R_g
     L_i = - sum over nodes and g of  w * gamma^turn * A_g * sum_t log pi_i(y_g,t | x, y_g,<t) / max_new_tokens

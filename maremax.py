@@ -1,6 +1,6 @@
 """MAREMAX: each agent follows the shared return minus the best return of its group.
 
-    python maremax.py --env tldr --num-agents 2    (nano.py shows it in two fifths of the code: read that first)
+    python maremax.py --env tldr --num-agents 2    (nano.py: MAGRPO in two fifths of the code; read that first)
 
     A_g = R_g - max(R_1 .. R_G)
     L_i = - sum over nodes and g of  w * gamma^turn * A_g * sum_t log pi_i(y_g,t | x, y_g,<t) / max_new_tokens

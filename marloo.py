@@ -1,6 +1,6 @@
 """MARLOO: each agent follows the leave-one-out advantage of the return that all agents share.
 
-    python marloo.py --env tldr --num-agents 2    (nano.py shows it in two fifths of the code: read that first)
+    python marloo.py --env tldr --num-agents 2    (nano.py: MAGRPO in two fifths of the code; read that first)
 
     A_g = R_g - mean of the G-1 others
     L_i = - sum over nodes and g of  w * gamma^turn * A_g * sum_t log pi_i(y_g,t | x, y_g,<t) / max_new_tokens
