@@ -80,7 +80,8 @@ def make_tokenizer(size):
     """A byte-level BPE in which every word, a space and letters, is one token."""
     tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(ByteLevel.alphabet())]
     words = [SPACE]
-    for stem in words:  # they grow until they are enough
+    # each word has 26 that are a letter longer, until there are enough
+    for stem in words:
         words += [stem + letter for letter in ascii_lowercase][: size - FIRST_WORD + 1 - len(words)]
     tokens += words[1:]
     tokenizer = Qwen2Tokenizer(
