@@ -5,11 +5,12 @@
     A_g = R_g - mean(R_1 .. R_G)
     L_i = - sum over nodes and g of  w * gamma^turn * A_g * sum_t log pi_i(y_g,t | x, y_g,<t) / max_new_tokens
 
-At a node of the rollout tree agent i draws G completions y_1 .. y_G of its own prompt x. A joint action, one of each
-agent, returns its reward plus gamma times the mean return of its child node, and R_g is the mean return of those that
-contain y_g. w is the probability that a trajectory of a random task passes through y_g. The first turn is 0, logged
-as 1. With --branching trajectories, G start from each task and do not branch: R_1 .. R_G are their returns from the
-same turn on, and an ended one keeps its last return (docs/credit.md).
+At a node of the rollout tree agent i draws G completions y_1 .. y_G of its own prompt x. A joint action is one
+completion of each agent; its return is its reward plus gamma times the mean return of the joint actions at the node
+that it leads to. R_g is the mean return of the joint actions that contain y_g, and w is the probability that a
+trajectory of a random task passes through y_g. The first turn is 0, logged as 1. With --branching trajectories, G
+start from each task and do not branch: R_1 .. R_G are their returns from the same turn on, and an ended one keeps its
+last return (docs/credit.md).
 
 E[-grad L_i] = (G-1)/G * grad E[return] / max_new_tokens, as the baseline includes R_g. Source: MAGRPO, arXiv
 2508.04652. With one agent this is GRPO, arXiv 2402.03300, in the form of Dr. GRPO, arXiv 2503.20783.
@@ -33,7 +34,7 @@ from datetime import datetime, timedelta
 from importlib import import_module
 from itertools import chain, product
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -50,14 +51,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, Gene
 from transformers.cache_utils import Cache, StaticLayer
 
 # N agents, B tasks, G generations, J joint actions, T turns, P prompt tokens, C completion tokens, V vocabulary,
-# R rows of a batch, L columns of its cache. An agent is a seat; the policy is who plays it.
+# R rows of a batch, L columns of its cache
 
 RANK = int(os.environ.get("RANK", 0))  # rank under torchrun
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if ON_GPU else "cpu")
 AUTOCAST = torch.autocast(DEVICE.type, torch.bfloat16, enabled=ON_GPU)
-CHECK_EVERY = 16 if ON_GPU else 1  # tokens between looks at which rows have stopped; a GPU has to wait for each
+CHECK_EVERY = 16 if ON_GPU else 1  # decoding steps between checks whether all rows have ended; a GPU waits for each
 
 
 @dataclass
@@ -88,7 +89,7 @@ class Args:
     cuda_graphs: bool = True  # on a GPU, replay a decoding step as one CUDA graph
     # optimization
     num_tasks: int = 4  # B, tasks per iteration; a multiple of the number of processes
-    learning_rate: list[float] = field(default_factory=list)  # of AdamW; one, or one per agent; 0 freezes it
+    learning_rate: list[float] = field(default_factory=list)  # of AdamW; one, or one per agent; by default 5e-6
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     gamma: float = 1.0  # discount per turn
     max_grad_norm: float = 1.0  # gradient clipping, per agent; 0: none
@@ -99,39 +100,9 @@ class Args:
     eval_generations: int = 1  # trajectories per held-out task
 
 
-# ---- set-up (to read the algorithm, skip to "the algorithm")
-
-
-def read_args():
-    """The command line, with defaults from the run that is resumed and from a config file."""
-    args = tyro.cli(Args, description=__doc__)
-    # the files' values as command-line arguments, so that tyro converts and checks them; the last one wins
-    words = []
-    for path in filter(None, [args.resume and f"{args.resume}/args.json", args.config]):
-        with open(path) as file:
-            values = yaml.safe_load(file)
-        for name, value in values.get("args", values).items():
-            if isinstance(value, bool):
-                words.append(f"--{name}" if value else f"--no-{name}")
-            else:
-                value = list(value.items()) if isinstance(value, dict) else value
-                words += [f"--{name}", *map(str, np.ravel(value))]
-    return tyro.cli(Args, description=__doc__, args=words + sys.argv[1:])
-
-
-def load_environment(args):
-    """An instance of the environment's class."""
-    options = {name: getattr(args, name) for name in ("num_agents", "num_turns", "dataset", "seed")} | args.env_kwargs
-    module, _, class_name = args.env.partition(":")
-    # your own class works without envs/
-    if class_name and "+" not in args.env:
-        return getattr(import_module(module), class_name)(**options)
-    return import_module("envs").make(args.env, **options)
-
-
-@dataclass(eq=False)
+@dataclass(eq=False)  # hashable: policies are keys of a dict
 class Policy:
-    """A model with its tokenizer and its optimizer, which plays one agent or, shared, all of them."""
+    """A model with its tokenizer and its optimizer. An agent is a seat; a policy plays one or, shared, all of them."""
 
     model: Any
     tokenizer: Any
@@ -140,6 +111,98 @@ class Policy:
     cuda_graphs: bool  # whether decoding steps are captured
     trained: dict  # name -> parameter
     optimizer: Any
+
+
+@dataclass(eq=False)
+class Group:
+    """An agent's G completions of its prompt at a node."""
+
+    policy: Policy
+    prompt: str
+    prompt_ids: tuple  # (P,)
+    weight: float  # w * gamma^turn
+    completion_ids: list = field(default_factory=list)  # G tuples, up to and including the stop token
+    logprobs: list = field(default_factory=list)  # G lists, of the policy that sampled
+    completions: list = field(default_factory=list)  # (G,), their texts
+    stopped: list = field(default_factory=list)  # (G,), whether it ended with a stop token
+    returns: Any = None  # (G,), mean return of the joint actions that contain the completion
+    peer_returns: Any = None  # what they are compared with: in a tree the same, else those of all trajectories
+    advantages: Any = None  # (G,)
+
+
+@dataclass(eq=False)
+class Node:
+    """A joint action in the rollout tree of a task, and the state that it led to; a root is a state only."""
+
+    path: list  # number of the task in tasks(split), then which child it is at each turn
+    task: dict
+    weight: float  # probability that a trajectory of a random task passes here
+    # the joint action
+    choice: tuple = ()  # (N,), the index of each agent's completion
+    actions: Any = None  # (N,), their texts; "" of a silent agent
+    step: Any = None  # what the environment returned: reward, parts, done, feedback
+    reward: Any = None  # array: () if agents share it, (N,) if each has one
+    returns: Any = None  # (N,), the reward plus gamma times the value
+    # the state
+    history: list = field(default_factory=list)  # of the turns up to here: pairs of actions and step
+    groups: dict = field(default_factory=dict)  # agent -> Group; a silent agent has none
+    children: list = field(default_factory=list)  # J Nodes, of the joint actions here; none where the branch ends
+    value: Any = 0.0  # (N,), mean return of the children; 0 where the branch ends
+
+
+class Example(NamedTuple):
+    """A completion of a prompt, which is trained; equal ones are one."""
+
+    prompt_ids: tuple  # (P,)
+    completion_ids: tuple  # (C,)
+
+
+# ---- set-up (to read the algorithm, skip to "the algorithm")
+
+
+def read_args():
+    """The command line, with defaults from the run that is resumed and from a config file."""
+    args = tyro.cli(Args, description=__doc__)
+    words = []
+    if args.resume:
+        words += words_of(f"{args.resume}/args.json")
+    if args.config:
+        words += words_of(args.config)
+    # the last one wins
+    return tyro.cli(Args, description=__doc__, args=words + sys.argv[1:])
+
+
+def words_of(path):
+    """The values in a file as words of a command line, so that tyro converts and checks them."""
+    with open(path) as file:
+        values = yaml.safe_load(file)
+    words = []
+    for name, value in values.get("args", values).items():
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+            continue
+        if isinstance(value, dict):
+            value = chain(*value.items())
+        elif not isinstance(value, list):
+            value = [value]
+        words += [f"--{name}", *map(str, value)]
+    return words
+
+
+def load_environment(args):
+    """An instance of the environment's class."""
+    options = {
+        "num_agents": args.num_agents,
+        "num_turns": args.num_turns,
+        "dataset": args.dataset,
+        "seed": args.seed,
+        **args.env_kwargs,
+    }
+    module, _, class_name = args.env.partition(":")
+    if class_name and "+" not in args.env:
+        # your own class, so that a copy of this file needs no envs/
+        return getattr(import_module(module), class_name)(**options)
+    return import_module("envs").make(args.env, **options)
 
 
 class Float32Head(torch.nn.Linear):
@@ -151,20 +214,22 @@ class Float32Head(torch.nn.Linear):
 
 
 def load_policy(args, name, base_models):
-    """Loads a model; LoRA policies of the same model share its frozen weights, kept in base_models."""
+    """Loads a model. base_models: path -> model whose frozen weights LoRA policies share."""
     path = f"{os.path.dirname(__file__)}/models/tiny" if name == "tiny" else name
     tokenizer = AutoTokenizer.from_pretrained(path)
     model = base_models.get(path)
     if model is None:
         dtype = torch.bfloat16 if args.lora_rank and ON_GPU else torch.float32
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(DEVICE)
+    # rows of a recurrent state cannot be dropped, and a model's own attention may not know the masks used here
     if model._is_stateful or not model.is_backend_compatible():
         sys.exit(f"error: --model {path}: recurrent layers or custom attention masks are not supported; use nano.py.")
     stop_ids, chat_markers = special_tokens_of(tokenizer, model)
     if not stop_ids:
         sys.exit(f"error: --model {path}: no token ends a completion; set eos_token_id in its generation_config.json.")
-    # changes the head in place, so that it stays tied to the embeddings
-    model.get_output_embeddings().float().__class__ = Float32Head
+    # the head is changed in place, so that it stays tied to the embeddings
+    head = model.get_output_embeddings().float()
+    head.__class__ = Float32Head
     if args.lora_rank:
         base_models[path] = model
         model = add_lora(model, args.lora_rank)
@@ -184,15 +249,6 @@ def load_policy(args, name, base_models):
     )
     optimizer = torch.optim.AdamW(trained.values(), weight_decay=0.0, fused=True)
     return Policy(model, tokenizer, stop_ids, chat_markers, ON_GPU and args.cuda_graphs, trained, optimizer)
-
-
-def add_lora(model, rank):
-    """A copy of the model with an adapter of its own: new modules, but the same frozen weights."""
-    # parameters in memo are shared, not copied
-    model = copy.deepcopy(model, memo={id(p): p for p in model.parameters()})
-    peft = import_module("peft")
-    model.add_adapter(peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM"))
-    return model
 
 
 def shard_model(model):
@@ -227,23 +283,35 @@ def reshard(policies):
         module.reshard()
 
 
+def add_lora(model, rank):
+    """A copy of the model with an adapter of its own: new modules, but the same frozen weights."""
+    # parameters in memo are shared, not copied
+    model = copy.deepcopy(model, memo={id(p): p for p in model.parameters()})
+    peft = import_module("peft")
+    model.add_adapter(peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM"))
+    return model
+
+
 def special_tokens_of(tokenizer, model):
-    """Ids of the tokens that end a completion, and the special tokens that open or close a turn or a document."""
-    stop_ids = {tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id).tolist()} - {None}
+    """Ids of the tokens that end a completion, first that of the chat template, and the special tokens of turns."""
     text = ""
     if tokenizer.chat_template:
         chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "ANSWER"}]
         text = tokenizer.apply_chat_template(chat, tokenize=False)
+    ending = text.partition("ANSWER")[2].lstrip()
+    # one id, a list of ids, or None
+    model_ids = np.ravel(model.generation_config.eos_token_id).tolist()
+    stop_ids = [token_id for token_id in [tokenizer.eos_token_id, *model_ids] if token_id is not None]
     chat_markers = []
     for token_id, token in tokenizer.added_tokens_decoder.items():
         # base models do not list the template's end-of-turn token
-        if text.partition("ANSWER")[2].lstrip().startswith(token.content):
-            stop_ids.add(token_id)
-        # thoughts are part of a message
-        written = token.special and token.content in text and "think" not in token.content
-        if written or token_id in {tokenizer.bos_token_id, *stop_ids}:
+        if ending.startswith(token.content):
+            stop_ids.insert(0, token_id)
+        # a thought is part of a message, even where its marks are special tokens
+        in_template = token.special and token.content in text and "think" not in token.content
+        if in_template or token_id in [tokenizer.bos_token_id, *stop_ids]:
             chat_markers.append(token.content)
-    return sorted(stop_ids), chat_markers
+    return stop_ids, chat_markers
 
 
 def reseed(seed, iteration):
@@ -267,20 +335,49 @@ def encode(policy, prompt):
     prompt_ids = tokenizer(text, add_special_tokens=not tokenizer.chat_template).input_ids
     if not prompt_ids or prompt.strip() not in text:
         sys.exit("error: --model: a prompt is empty, or the chat template leaves it out; use one that takes a string.")
-    return prompt_ids
+    return tuple(prompt_ids)
 
 
 def draw(logits, temperature):
     """A token for each row of logits (R, V), and its log-probability: (R,), (R,). Temperature 0: greedy."""
     probs = (logits.float() / max(temperature, 1e-6)).softmax(-1)
-    # inverse CDF in float64: the first token whose cumulative probability exceeds a uniform random number
+    # inverse CDF: the first token whose cumulative probability exceeds a uniform random number; in float64, so that
+    # rare tokens count (multinomial draws in float32, and NaN logits would break the GPU's context)
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     threshold = cumulative[:, -1:] * torch.rand_like(cumulative[:, :1])
     tokens = torch.searchsorted(cumulative, threshold, right=True)
     # NaN logits give index V: clamp it; the NaN metric ends the run
     tokens = tokens.clamp(max=probs.shape[-1] - 1)  # (R, 1)
     logprobs = probs.gather(-1, tokens).log()
-    return tokens[:, 0], logprobs[:, 0]
+    return tokens.squeeze(1), logprobs.squeeze(1)
+
+
+class FixedLayer(StaticLayer):
+    """Keys and values in memory that is changed in place, so that a CUDA graph can repeat a decoding step.
+
+    Layers with a sliding window keep all tokens, too; the model's masks hide the old ones.
+    """
+
+    def update(self, keys, values, *args, **kwargs):
+        # store in attention's dtype: RoPE returns float32, also under autocast
+        return super().update(keys.to(values.dtype), values, *args, **kwargs)
+
+
+def pad_ids(sequences, side):
+    """R lists of ids as one tensor, padded with -1 on the left or on the right."""
+    tensors = [torch.tensor(ids) for ids in sequences]
+    return pad_sequence(tensors, batch_first=True, padding_value=-1, padding_side=side).to(DEVICE)
+
+
+def forward(model, cache, ids, mask, **options):
+    """The model's outputs at K further tokens of R rows, which follow those in the cache.
+
+    ids (R, K): -1 is padding. mask (R, cached + K): 0 hides padding on the left of a prompt; padding on the right is
+    never seen, as attention is causal.
+    """
+    position_ids = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+    inputs = {"attention_mask": mask, "position_ids": position_ids, "past_key_values": cache}
+    return model(ids.clamp(min=0), **inputs, **options)
 
 
 def prefill(model, cache, prompt_ids):
@@ -288,51 +385,42 @@ def prefill(model, cache, prompt_ids):
 
     Returns the last logits (R, V), and which columns are not padding (R, P).
     """
-    distinct = list(dict.fromkeys(map(tuple, prompt_ids)))
-    sequences = [torch.tensor(ids, device=DEVICE) for ids in distinct]
-    padded = pad_sequence(sequences, batch_first=True, padding_value=-1, padding_side="left")
+    distinct = list(dict.fromkeys(prompt_ids))
+    padded = pad_ids(distinct, "left")
     real = (padded >= 0).long()
-    inputs = {"attention_mask": real, "position_ids": (real.cumsum(1) - 1).clamp(min=0)}
-    outputs = model(padded.clamp(min=0), past_key_values=cache, logits_to_keep=1, **inputs)
-    rows = torch.tensor([distinct.index(tuple(ids)) for ids in prompt_ids], device=DEVICE)  # (R,)
+    outputs = forward(model, cache, padded, real, logits_to_keep=1)
+    rows = torch.tensor([distinct.index(ids) for ids in prompt_ids], device=DEVICE)  # (R,)
     cache.reorder_cache(rows)
     return outputs.logits[rows, 0], real[rows]
 
 
-class FixedCache(Cache):
-    """Keys and values of L tokens per row, changed in place, so that a CUDA graph can repeat a decoding step.
-
-    Layers with a sliding window keep all tokens, too; the model's masks hide the old ones.
-    """
-
-    def __init__(self, model, length):
-        layers = model.config.get_text_config().num_hidden_layers
-        super().__init__([StaticLayer(length) for _ in range(layers)])
-
-    def update(self, keys, values, *args, **kwargs):
-        # store in attention's dtype: RoPE returns float32, also under autocast
-        return super().update(keys.to(values.dtype), values, *args, **kwargs)
+def decode_step(model, cache, inputs):
+    """Logits after one more token of each row: (R, V). Looks at no value, so that a CUDA graph can repeat it."""
+    logits = model(past_key_values=cache, **inputs).logits[:, 0]
+    inputs["position_ids"].add_(1)
+    return logits
 
 
-def capture(policy, step):
-    """Returns a function that repeats step() as a CUDA graph, by one launch; step itself if it cannot be captured."""
+def capture(policy, cache, inputs):
+    """decode_step() with these tensors as a CUDA graph, repeated by one launch; itself if it cannot be captured."""
+    # a graph would not see that a rotation depends on the length; the config of a layer may name such a kind
     config = str(policy.model.config)
+    looks_at_length = '"dynamic"' in config or '"longrope"' in config
     try:
-        # a graph would repeat the rotations of one length
-        if not policy.model._can_compile_fullgraph or '"dynamic"' in config or '"longrope"' in config:
+        if looks_at_length or not policy.model._can_compile_fullgraph:
             raise RuntimeError("a decoding step depends on the length")
         graph = torch.cuda.CUDAGraph()
         # thread_local lets NCCL's thread run
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            logits = step()
+            logits = decode_step(policy.model, cache, inputs)
     except RuntimeError as error:
         tqdm.write(f"--model: no CUDA graph, so decoding is several times slower: {error}")
         policy.cuda_graphs = False
         # a failed capture leaves its own stream behind
         torch.cuda.set_stream(torch.cuda.default_stream())
-        return step
+        return decode_step
 
-    def replay():
+    def replay(*_):
         graph.replay()
         return logits
 
@@ -340,38 +428,34 @@ def capture(policy, step):
 
 
 @torch.no_grad()
-def sample(policy, prompt_ids, G, temperature, C):
-    """Draws G completions of each of B prompts from the model's full distribution; temperature 0: greedy.
-
-    Returns B lists of G pairs (token ids, log-probabilities), up to and including the first stop token.
-    """
+def sample(policy, groups, G, temperature, C):
+    """Draws G completions of each Group's prompt from the model's full distribution; temperature 0: greedy."""
+    # a row for each completion
+    prompt_ids = [group.prompt_ids for group in groups for _ in range(G)]
+    R = len(prompt_ids)
     # attention kernels need multiples of 16
     L = (max(map(len, prompt_ids)) + C + 15) // 16 * 16
-    cache = FixedCache(policy.model, L)
-    logits, real = prefill(policy.model, cache, [ids for ids in prompt_ids for _ in range(G)])
+    num_layers = policy.model.config.get_text_config().num_hidden_layers
+    cache = Cache([FixedLayer(L) for _ in range(num_layers)])
+    logits, real = prefill(policy.model, cache, prompt_ids)  # (R, V), (R, P)
     inputs = {
         "input_ids": real[:, :1].clone(),  # (R, 1), overwritten by sampled tokens
         "position_ids": real.sum(1, keepdim=True),  # (R, 1)
         # the model's causal mask hides the columns that are still empty
         "attention_mask": pad(real, (0, L - real.shape[1]), value=1),  # (R, L)
     }
-
-    def step():
-        logits = policy.model(past_key_values=cache, **inputs).logits[:, 0]  # (R, V)
-        inputs["position_ids"].add_(1)
-        return logits
-
+    step = decode_step
     stop_ids = torch.tensor(policy.stop_ids, device=DEVICE)
-    numbers = torch.arange(len(real), device=DEVICE)  # (R,), the completion of each row
-    running = torch.ones_like(numbers, dtype=torch.bool)  # (R,), True until the stop token
-    all_tokens = torch.zeros(len(real), C, dtype=torch.long, device=DEVICE)
-    all_logprobs = torch.zeros(len(real), C, device=DEVICE)
-    lengths = torch.zeros_like(numbers)
+    completion_index = torch.arange(R, device=DEVICE)  # (R,), which completion a row is
+    running = torch.ones(R, dtype=torch.bool, device=DEVICE)  # True until the stop token
+    all_tokens = torch.zeros(R, C, dtype=torch.long, device=DEVICE)
+    all_logprobs = torch.zeros(R, C, device=DEVICE)
+    lengths = torch.zeros(R, dtype=torch.long, device=DEVICE)
     for t in range(C):
         tokens, logprobs = draw(logits, temperature)  # (R,)
-        all_tokens[numbers, t] = tokens
-        all_logprobs[numbers, t] = logprobs
-        lengths[numbers] += running
+        all_tokens[completion_index, t] = tokens
+        all_logprobs[completion_index, t] = logprobs
+        lengths[completion_index] += running
         running = running & ~torch.isin(tokens, stop_ids)
         # finished rows decode on; their tokens are ignored
         inputs["input_ids"].copy_(tokens[:, None])
@@ -379,62 +463,92 @@ def sample(policy, prompt_ids, G, temperature, C):
             rows = running.nonzero()[:, 0]
             if len(rows) == 0:
                 break
-            # on a CPU, drop finished rows when an eighth is done (it copies the cache); step() reads the new inputs
+            # on a CPU, drop finished rows when an eighth is done, as this copies the cache
             if not ON_GPU and len(rows) <= 0.875 * len(running):
-                numbers = numbers[rows]
+                completion_index = completion_index[rows]
                 running = running[rows]
                 cache.reorder_cache(rows)
                 inputs = {name: tensor[rows] for name, tensor in inputs.items()}
-        logits = step()
+        logits = step(policy.model, cache, inputs)
         # the first step is eager: libraries initialise lazily, which cannot be captured
         if t == 0 and policy.cuda_graphs and WORLD_SIZE == 1:
-            step = capture(policy, step)
+            step = capture(policy, cache, inputs)
 
     sampled = zip(all_tokens.tolist(), all_logprobs.tolist(), lengths.tolist())
-    pairs = [(ids[:length], logprobs[:length]) for ids, logprobs, length in sampled]
-    return [pairs[k : k + G] for k in range(0, len(pairs), G)]
+    for k, (ids, logprobs, length) in enumerate(sampled):
+        group = groups[k // G]
+        group.completion_ids.append(tuple(ids[:length]))
+        group.logprobs.append(logprobs[:length])
 
 
-def complete(args, policy, prompts, G):
-    """Draws a policy's G completions of each prompt: a Group for each."""
-    all_prompt_ids = [encode(policy, prompt) for prompt in prompts]
+def complete(args, policy, groups, G):
+    """Draws G completions of the prompt of each Group of a policy."""
     size = max(1, 16 * args.batch_size // G)
-    samples = []
-    # one autocast context, so that weights are cast once; inference mode, faster on a CPU, would cast them each time
+    # on a GPU, one autocast context casts the weights once, but in inference mode each time
+    # on a CPU, nothing is cast, and inference mode is faster
     with AUTOCAST, torch.inference_mode(not ON_GPU):
-        for k in range(0, len(prompts), size):
-            samples += sample(policy, all_prompt_ids[k : k + size], G, args.temperature, args.max_new_tokens)
-    groups = []
-    for prompt, prompt_ids, pairs in zip(prompts, all_prompt_ids, samples):
-        completion_ids, logprobs = zip(*pairs)
-        stopped = [ids[-1] in policy.stop_ids for ids in completion_ids]
-        # keep special tokens that environments parse; drop only the stop token
-        kept = [[token for token in ids if token not in policy.stop_ids] for ids in completion_ids]
-        completions = policy.tokenizer.batch_decode(kept)
-        # the template opened a thought: put it back, so that environments can drop it
-        if policy.tokenizer.decode(prompt_ids[-8:]).rstrip().endswith("<think>"):
-            completions = ["<think>" + completion for completion in completions]
-        groups.append(Group(prompt, prompt_ids, completions, completion_ids, logprobs, stopped))
-    return groups
+        for k in range(0, len(groups), size):
+            sample(policy, groups[k : k + size], G, args.temperature, args.max_new_tokens)
+    for group in groups:
+        # a thought that the template opened is put back, so that environments can drop it
+        prompt_end = policy.tokenizer.decode(group.prompt_ids[-8:]).rstrip()
+        opening = "<think>" if prompt_end.endswith("<think>") else ""
+        for ids in group.completion_ids:
+            stopped = ids[-1] in policy.stop_ids
+            # special tokens that environments parse are kept; only the stop token is dropped
+            text = policy.tokenizer.decode(ids[:-1] if stopped else ids)
+            group.completions.append(opening + text)
+            group.stopped.append(stopped)
 
 
-def token_logprobs(policy, prompt_ids, completion_ids, temperature):
-    """Log-probabilities of the tokens of R completions, given the prompt of each: (R, C), 0 after their ends.
-
-    Gradients flow through the prompts' cache, too.
-    """
+def token_logprobs(policy, examples, temperature):
+    """Log-probabilities of the tokens of R Examples, with gradients: (R, C), 0 after their ends."""
+    # first pass: all but the last token of each prompt, into a cache; a prompt of one token becomes padding
     cache = DynamicCache()
-    # the last token of a prompt predicts the first one of its completions; -1 is padding, for prompts of one token
-    _, real = prefill(policy.model, cache, [ids[:-1] or [-1] for ids in prompt_ids])
-    sequences = [torch.tensor([prompt[-1], *ids]) for prompt, ids in zip(prompt_ids, completion_ids)]
-    padded = pad_sequence(sequences, batch_first=True, padding_value=-1).to(DEVICE)  # (R, 1 + C)
-    # causal attention never sees padding on the right
-    mask = torch.cat([real, torch.ones_like(padded[:, 1:])], 1)  # (R, P - 1 + C)
-    inputs = {"attention_mask": mask, "position_ids": mask.cumsum(1)[:, real.shape[1] :] - 1}
-    logits = policy.model(padded[:, :-1].clamp(min=0), past_key_values=cache, **inputs).logits / temperature
+    earlier = [example.prompt_ids[:-1] or (-1,) for example in examples]
+    _, real = prefill(policy.model, cache, earlier)  # (R, P - 1)
+    # second pass: that last token, which predicts the first one of the completion, and the completion
+    sequences = [[example.prompt_ids[-1], *example.completion_ids] for example in examples]
+    padded = pad_ids(sequences, "right")  # (R, 1 + C)
     tokens = padded[:, 1:]
+    mask = torch.cat([real, torch.ones_like(tokens)], 1)  # (R, P - 1 + C)
+    logits = forward(policy.model, cache, padded[:, :-1], mask).logits / temperature  # (R, C, V)
     losses = cross_entropy(logits.flatten(0, 1), tokens.flatten(), ignore_index=-1, reduction="none")
     return -losses.view(tokens.shape)
+
+
+def accumulate_gradients(args, policy, factors):
+    """The gradients of a policy's loss: minus the sum of factor * log-probability. factors: Example -> number."""
+    # completions of like length share a batch
+    examples = sorted(factors, key=lambda example: len(example.completion_ids))
+    # as many backward passes in every process: examples of one token and factor 0
+    if WORLD_SIZE > 1:
+        most = torch.tensor(len(examples), device=DEVICE)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        examples += [Example((0, 0), (0,))] * (most.item() - len(examples))
+    unshard([policy])
+    for k in range(0, len(examples), args.batch_size):
+        batch = examples[k : k + args.batch_size]
+        batch_factors = torch.tensor([factors.get(example, 0.0) for example in batch], device=DEVICE)  # (R,)
+        with AUTOCAST:
+            logprobs = token_logprobs(policy, batch, args.temperature)  # (R, C)
+        loss = -batch_factors @ logprobs.sum(1)
+        loss.backward()
+    reshard([policy])
+
+
+def optimizer_step(args, policy, learning_rates):
+    """One step, unless the gradient is zero. Returns its norm before clipping."""
+    max_norm = args.max_grad_norm if args.max_grad_norm > 0 else torch.inf
+    grad_norm = clip_grad_norm_(policy.trained.values(), max_norm).item()
+    for options, rate in zip(policy.optimizer.param_groups, learning_rates):
+        options["lr"] = rate
+    # without a gradient, Adam's momentum alone would move the parameters
+    if grad_norm > 0:
+        policy.optimizer.step()
+    # to None, which frees their memory
+    policy.optimizer.zero_grad()
+    return grad_norm
 
 
 # ---- logging and checkpoints
@@ -442,78 +556,79 @@ def token_logprobs(policy, prompt_ids, completion_ids, temperature):
 
 def summarize(split, turns):
     """The logged metrics of a rollout: weighted means, each a sum of values divided by a sum of weights."""
-    sums = defaultdict(lambda: np.zeros(2))  # name -> the two sums
-    parts = defaultdict(lambda: np.zeros(2))  # the same, of the environment's own names
+    sums = defaultdict(float)
+    weights = defaultdict(float)
+
+    def add(name, total, weight):
+        sums[name] += total
+        weights[name] += weight
+
     for root in turns[0]:
+        # the turns of a trajectory add up, and it counts once
+        add("critical_tokens", 0.0, root.weight)
         for i, value in enumerate(root.value):
-            sums["return"] += value, 1
-            sums[f"agent_{i}/return"] += value, 1
+            add("return", value, 1)
+            add(f"agent_{i}/return", value, 1)
     for t, nodes in enumerate(turns, 1):
         for node in nodes:
             for i, group in node.groups.items():
                 G = len(group.completions)
                 tokens = sum(map(len, group.completion_ids))
-                # an estimate, in nats per token
-                sums[f"agent_{i}/entropy"] += -sum(map(sum, group.logprobs)), tokens
-                sums[f"agent_{i}/completion_length"] += tokens, G
-                sums[f"agent_{i}/stopped"] += sum(group.stopped), G
-            # probability of a joint action
-            chance = node.weight / len(node.steps)
-            for choice, step, reward, child in zip(node.joint, node.steps, node.rewards, node.children):
-                sums[f"reward_turn{t}"] += chance * reward.mean(), chance
+                # the entropy in nats per token, estimated from the tokens that were drawn
+                add(f"agent_{i}/entropy", -sum(map(sum, group.logprobs)), tokens)
+                add(f"agent_{i}/completion_length", tokens, G)
+                add(f"agent_{i}/stopped", sum(group.stopped), G)
+            for child in node.children:
+                add(f"reward_turn{t}", child.weight * child.reward.mean(), child.weight)
                 # agents answer at the same time, so a turn takes as long as its longest completion
-                longest = max(len(group.completion_ids[choice[i]]) for i, group in node.groups.items())
-                sums["critical_tokens"] += chance * longest, chance if t == 1 else 0
+                longest = max(len(group.completion_ids[child.choice[i]]) for i, group in node.groups.items())
+                add("critical_tokens", child.weight * longest, 0)
                 # parts are logged where a branch ends
-                if child is None:
-                    for name, value in step.parts.items():
-                        parts[name] += chance * float(value), chance
-    for name in parts.keys() & {*sums, "return_se", "zero_variance_groups"}:
-        sys.exit(f"error: --env: {name} is the name of a metric; give that part of the reward another.")
-    return {f"{split}/{name}": total / weight for name, (total, weight) in (sums | parts).items()}
+                if not child.children:
+                    for name, value in child.step.parts.items():
+                        add(name, child.weight * float(value), child.weight)
+    return {f"{split}/{name}": sums[name] / weights[name] for name in sums}
 
 
-def records(iteration, split, turns, num_roots=None):
-    """Lines for rollouts.jsonl, one per node of the first tasks: what agents read and wrote, and what it was worth."""
-    shown = {root.task_number for root in turns[0][:num_roots]}
-    for node in chain(*turns):
-        if node.task_number not in shown:
-            continue
-        names = dict.fromkeys(chain(*[step.parts for step in node.steps]))
-        line = {
-            "iteration": iteration,
-            "split": split,
-            "turn": len(node.path) + 1,
-            "task_number": node.task_number,
-            "task": node.task,
-            "path": node.path,
-            "weight": node.weight,
-            "joint": node.joint,
-            "rewards": node.rewards,
-            "parts": {name: [step.parts.get(name) for step in node.steps] for name in names},
-            "feedback": [step.feedback for step in node.steps],
-            "agents": [record_of(node.groups.get(i)) for i in range(len(node.value))],
-        }
-        # keys that are tuples are left out
-        yield json.dumps(line, default=to_json, skipkeys=True) + "\n"
+def log_rollouts(run_dir, iteration, split, turns, num_tasks):
+    """A line of rollouts.jsonl for each node of the first tasks: what agents read and wrote, and what it was worth."""
+    logged = {root.path[0] for root in turns[0][:num_tasks]}
+    with open(f"{run_dir}/rollouts.jsonl", "a") as file:
+        for node in chain(*turns):
+            task_number, *path = node.path
+            if task_number not in logged:
+                continue
+            line = {
+                "iteration": iteration,
+                "split": split,
+                "turn": len(node.path),
+                "task_number": task_number,
+                "task": node.task,
+                "path": path,
+                "weight": node.weight,
+                "joint": [child.choice for child in node.children],
+                "rewards": [child.reward for child in node.children],
+                "parts": [child.step.parts for child in node.children],
+                "feedback": [child.step.feedback for child in node.children],
+                "agents": [node.groups.get(i) for i in range(len(node.value))],
+            }
+            # keys that are tuples are left out
+            print(json.dumps(line, default=to_json, skipkeys=True), file=file)
 
 
 def to_json(value):
-    """Arrays and tensors as lists, other objects as strings."""
-    return value.tolist() if isinstance(value, (np.ndarray, np.generic, torch.Tensor)) else str(value)
+    """A Group without its tokens, arrays and tensors as lists, other objects as strings."""
+    if isinstance(value, Group):
+        return {name: vars(value)[name] for name in ("prompt", "completions", "stopped", "returns", "advantages")}
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
-def record_of(group):
-    """A group without its tokens; None for a silent agent."""
-    names = ["prompt", "completions", "stopped", "returns", "advantages"]
-    return group and {name: getattr(group, name) for name in names}
-
-
-def evaluate(args, env, players, tasks, iteration):
-    """Metrics and lines for rollouts.jsonl of the held-out tasks. One seed, so that evaluations can be compared."""
+def evaluate(args, run_dir, env, policies, tasks, iteration):
+    """Metrics of the held-out tasks, whose rollouts it logs. One seed, so that evaluations can be compared."""
     reseed(args.seed, 0)
-    generations = [args.eval_generations, *[1] * (args.num_turns - 1)]
-    turns = rollout(args, env, players, tasks, generations, "align")
+    group_sizes = [args.eval_generations] + [1] * (args.num_turns - 1)
+    turns = rollout(args, env, policies, tasks, group_sizes, "align")
+    log_rollouts(run_dir, iteration, args.eval_split, turns, len(tasks))
     metrics = summarize("eval", turns)
     # standard error of the mean over tasks
     returns = [root.value.mean() for root in turns[0]]
@@ -521,18 +636,16 @@ def evaluate(args, env, players, tasks, iteration):
     metrics["eval/return_se"] = error
     # print would garble the progress bar
     tqdm.write(f"iteration {iteration}: evaluation return {metrics['eval/return']:.3f} +- {error:.3f}")
-    return metrics, records(iteration, args.eval_split, turns)
+    return metrics
 
 
-def log(args, run_dir, iteration, metrics, lines):
-    """Writes metrics and rollouts of an iteration; ends the run at the first metric that is not finite."""
+def log_metrics(args, run_dir, iteration, metrics):
+    """A line of metrics.jsonl; ends the run at the first metric that is not finite."""
     for name, value in metrics.items():
         if not np.isfinite(value):
             sys.exit(f"error: {name} is {value}: resume with a lower --learning-rate, or fix the reward of --env.")
     with open(f"{run_dir}/metrics.jsonl", "a") as file:
-        file.write(json.dumps({"iteration": iteration, **metrics}) + "\n")
-    with open(f"{run_dir}/rollouts.jsonl", "a") as file:
-        file.writelines(lines)
+        print(json.dumps({"iteration": iteration, **metrics}), file=file)
     if args.track != "none":
         import_module(args.track).log(metrics, step=iteration)
 
@@ -578,126 +691,86 @@ def load_checkpoint(run_dir, policies):
     """Restores weights and moments, cuts the logs back to the checkpoint, and returns its iteration."""
     # each process reads only its shards
     state = torch.load(f"{run_dir}/state.pt", map_location="cpu", mmap=True)
-    try:
-        for policy, weights, moments in zip(policies, state["models"], state["optimizers"], strict=True):
-            if WORLD_SIZE > 1:
-                for name, p in policy.trained.items():
-                    weights[name] = shard_like(weights[name], p)
-                for moment, p in zip(moments["state"].values(), policy.trained.values()):
-                    for name in "exp_avg", "exp_avg_sq":
-                        moment[name] = shard_like(moment[name], p)
-            policy.model.load_state_dict(weights, strict=False)  # with LoRA, only the adapter
-            policy.optimizer.load_state_dict(moments)
-    except (KeyError, RuntimeError, ValueError):
-        sys.exit("error: --resume: the checkpoint has different agents; leave out --model, --num-agents, --lora-rank.")
+    for policy, weights, moments in zip(policies, state["models"], state["optimizers"], strict=True):
+        if WORLD_SIZE > 1:
+            for name, p in policy.trained.items():
+                weights[name] = shard_like(weights[name], p)
+            for moment, p in zip(moments["state"].values(), policy.trained.values()):
+                for name in "exp_avg", "exp_avg_sq":
+                    moment[name] = shard_like(moment[name], p)
+        policy.model.load_state_dict(weights, strict=False)  # with LoRA, only the adapter
+        policy.optimizer.load_state_dict(moments)
     for name, size in state["sizes"].items():
         os.truncate(f"{run_dir}/{name}", size)
     return state["iteration"]
 
 
-# ---- the algorithm: the rollout tree, then the loop
+# ---- the algorithm: the rollout tree, the update, then the loop
 
 
-@dataclass(eq=False)
-class Group:
-    """An agent's G completions of its prompt at a node."""
-
-    prompt: str
-    prompt_ids: list[int]  # (P,)
-    completions: list[str]  # (G,)
-    completion_ids: list[list[int]]  # G lists, up to and including the stop token
-    logprobs: list[list[float]]  # G lists, of the policy that sampled
-    stopped: list[bool]  # (G,), whether it ended with a stop token
-    returns: Any = None  # (G,), mean return of the joint actions that contain the completion
-    compared: Any = None  # what they are compared with: in a tree the same, else those of all trajectories
-    advantages: Any = None  # (G,)
-
-
-@dataclass(eq=False)
-class Node:
-    """A place in the rollout tree of a task: agents speak, and each of J joint actions leads to a child."""
-
-    task_number: int
-    task: dict
-    path: list[int]  # the position in joint of each joint action that led here
-    history: list  # of the earlier turns: pairs of the joint action and its Step (reward, parts, done, feedback)
-    weight: float  # probability that a trajectory of a random task visits this node
-    groups: dict = field(default_factory=dict)  # agent -> Group; a silent agent has none
-    joint: list = field(default_factory=list)  # J tuples, the index of each agent's completion
-    steps: list = field(default_factory=list)  # J Steps
-    rewards: list = field(default_factory=list)  # J arrays: () if agents share the reward, (N,) if each has one
-    children: list = field(default_factory=list)  # J Nodes; None where the branch ends
-    returns: Any = None  # (J, N); equal columns if the reward is shared
-    value: Any = None  # (N,), mean return of each agent
-
-
-def generate(args, env, players, nodes, G):
+def fill_groups(args, env, policies, nodes, G):
     """At each node each agent that has a prompt draws G completions of it."""
-    requests = defaultdict(list)  # policy -> triples of node, agent and prompt
+    requests = defaultdict(list)  # policy -> its Groups
     for node in nodes:
+        weight = node.weight / G * args.gamma ** len(node.history)
         prompts = env.observe(node.task, node.history)
-        for i, (policy, prompt) in enumerate(zip(players, prompts, strict=True)):
+        for i, (policy, prompt) in enumerate(zip(policies, prompts, strict=True)):
             if prompt is not None:
-                requests[policy].append((node, i, prompt))
+                node.groups[i] = Group(policy, prompt, encode(policy, prompt), weight)
+                requests[policy].append(node.groups[i])
     # one batch per policy, for all agents that it plays
-    for policy, own in requests.items():
-        groups = complete(args, policy, [prompt for _, _, prompt in own], G)
-        for (node, i, _), group in zip(own, groups, strict=True):
-            node.groups[i] = group
+    for policy, groups in requests.items():
+        complete(args, policy, groups, G)
 
 
-def rollout(args, env, players, tasks, generations, joint_mode):
-    """Grows a tree for each (number, task), with G = generations[t] at turn t. Returns the nodes of each turn.
+def rollout(args, env, policies, tasks, group_sizes, joint_mode):
+    """Grows a tree of joint actions for each task; G = group_sizes[t] at turn t. Returns the nodes of each turn.
 
-    players: the policy of each agent.
+    policies: that of each agent. tasks: pairs (number, task).
     """
-    N = len(players)
+    N = len(policies)
     turns = []
-    nodes = [Node(number, task, [], [], 1 / len(tasks)) for number, task in tasks]
-    for t, G in enumerate(generations):
-        generate(args, env, players, nodes, G)
+    nodes = [Node([number], task, 1 / len(tasks)) for number, task in tasks]
+    for G in group_sizes:
+        fill_groups(args, env, policies, nodes, G)
 
-        # joint actions, scored in one call, since some environments run tests
-        branches = []
-        parents = []  # node of each branch
+        # each joint action leads to a child
         for node in nodes:
             if joint_mode == "align":
-                node.joint = [(g,) * N for g in range(G)]
-            else:  # cross: a silent agent has one choice
-                node.joint = list(product(*[range(G) if i in node.groups else [0] for i in range(N)]))
-            for choice in node.joint:
+                choices = [(g,) * N for g in range(G)]
+            else:  # cross: all combinations, in which a silent agent has one choice
+                choices = list(product(*[range(G if i in node.groups else 1) for i in range(N)]))
+            for j, choice in enumerate(choices):
                 actions = [""] * N
                 for i, group in node.groups.items():
                     actions[i] = group.completions[choice[i]]
-                branches.append((node.task, node.history, actions))
-                parents.append(node)
+                child = Node([*node.path, j], node.task, node.weight / len(choices), choice, actions)
+                node.children.append(child)
 
-        # a child for each joint action, unless it ends the branch
-        for node, (task, history, actions), step in zip(parents, branches, env.step(branches), strict=True):
-            path = [*node.path, len(node.steps)]
-            child = Node(node.task_number, task, path, [*history, (actions, step)], node.weight / len(node.joint))
-            node.steps.append(step)
+        # all are scored in one call, since some environments run tests
+        edges = [(node, child) for node in nodes for child in node.children]
+        steps = env.step([(node.task, node.history, child.actions) for node, child in edges])
+        for (node, child), step in zip(edges, steps, strict=True):
+            child.step = step
+            child.history = [*node.history, (child.actions, step)]
             # a number, list, array or tensor of any type, on any device
-            node.rewards.append(np.array(torch.as_tensor(step.reward, dtype=torch.float64).tolist()))
-            node.children.append(None if step.done or t + 1 == len(generations) else child)
+            child.reward = torch.as_tensor(step.reward, dtype=torch.float64).numpy(force=True)
         turns.append(nodes)
-        nodes = [child for node in nodes for child in node.children if child]
+        nodes = [child for _, child in edges if not child.step.done]
         if not nodes:
             break
 
     # returns, from the leaves to the roots; float64, as advantages are small differences
     for node in chain(*reversed(turns)):
-        node.returns = np.zeros((len(node.joint), N))
-        for j, (reward, child) in enumerate(zip(node.rewards, node.children)):
-            node.returns[j] += reward
-            if child:
-                node.returns[j] += args.gamma * child.value
-        node.value = node.returns.mean(0)
+        for child in node.children:
+            child.returns = np.zeros(N) + child.reward + args.gamma * child.value
+        joint_returns = np.array([child.returns for child in node.children])  # (J, N)
+        node.value = joint_returns.mean(0)
         for i, group in node.groups.items():
-            # bincount sums, and counts, the joint actions of each completion
-            member = np.array(node.joint)[:, i]  # (J,), index of agent i's completion
-            sums = np.bincount(member, weights=node.returns[:, i])  # (G,)
-            group.returns = group.compared = sums / np.bincount(member)
+            # bincount adds up, and counts, the joint actions of each completion
+            chosen = [child.choice[i] for child in node.children]  # (J,), index of agent i's completion
+            group.returns = np.bincount(chosen, weights=joint_returns[:, i]) / np.bincount(chosen)  # (G,)
+            group.peer_returns = group.returns
     return turns
 
 
@@ -705,14 +778,30 @@ def compare_trajectories(turns):
     """Compares each completion with all trajectories of its task: with their returns from the same turn on."""
     for root in turns[0]:
         nodes = root.children
-        values = root.returns  # (J, N)
         for _ in turns[1:]:
-            # a trajectory that has ended stays in the comparison with its last return
-            values = np.array([node.value if node else value for node, value in zip(nodes, values)])
-            for node in filter(None, nodes):
+            # one that has ended stays, with its last return: as good as 0, since it does not depend on the completion
+            peers = [node.children[0] if node.children else node for node in nodes]
+            for node in nodes:
                 for i, group in node.groups.items():
-                    group.compared = values[:, i]
-            nodes = [node.children[0] if node else None for node in nodes]
+                    group.peer_returns = np.array([peer.returns[i] for peer in peers])  # (G,)
+            nodes = peers
+
+
+def update(args, policy, groups, learning_rate):
+    """One optimizer step of a policy. Returns the norm of its gradient before clipping."""
+    # equal completions of a prompt are trained once, with the sum of their factors
+    factors = defaultdict(float)  # Example -> what multiplies its log-probability
+    for group in groups:
+        if group.policy is policy:
+            for completion_ids, advantage in zip(group.completion_ids, group.advantages.tolist()):
+                example = Example(group.prompt_ids, completion_ids)
+                factors[example] += group.weight * advantage / args.max_new_tokens
+    # Adam would scale up the gradient of a factor that is 0 but for rounding; NaN stays, as it has to end the run
+    largest_return = max(np.abs(group.returns).max() for group in groups)
+    rounding = 1e-15 * largest_return
+    factors = {one: factor for one, factor in factors.items() if abs(factor) > rounding or np.isnan(factor)}
+    accumulate_gradients(args, policy, factors)
+    return optimizer_step(args, policy, [learning_rate])
 
 
 if __name__ == "__main__":
@@ -724,8 +813,14 @@ if __name__ == "__main__":
     B = args.num_tasks
     G = args.num_generations
     num_policies = 1 if args.share_policy else N
-    if not {len(args.model), len(args.learning_rate)} <= {1, num_policies} or min(args.learning_rate) < 0:
+    # one value is that of all policies
+    models = args.model * num_policies if len(args.model) == 1 else args.model
+    rates = args.learning_rate * num_policies if len(args.learning_rate) == 1 else args.learning_rate
+    if len(models) != num_policies or len(rates) != num_policies or min(rates) < 0:
         sys.exit("error: --model, --learning-rate (from 0): give one, or (without --share-policy) one for each agent.")
+    trajectories = args.branching == "trajectories"
+    if trajectories and args.joint_mode == "cross":
+        sys.exit("error: --joint-mode cross: the agents of --branching trajectories are aligned; leave it out.")
     if WORLD_SIZE > 1:
         # long timeout: other ranks wait while the first evaluates
         dist.init_process_group(timeout=timedelta(days=1))
@@ -740,8 +835,9 @@ if __name__ == "__main__":
     run_dir = args.resume or f"{os.path.expanduser(args.output_dir)}/{run_name}"
     # before loading models, so that a missing API key fails early
     if args.track != "none" and RANK == 0:
+        name = os.path.basename(os.path.normpath(run_dir))
         # a resumed run continues the same tracker run
-        name = os.environ["WANDB_RUN_ID"] = os.path.basename(os.path.normpath(run_dir))
+        os.environ["WANDB_RUN_ID"] = name
         import_module(args.track).init(project="tutti", name=name, config=asdict(args), resume="allow")
 
     # environment
@@ -750,130 +846,82 @@ if __name__ == "__main__":
     train_tasks = list(enumerate(env.tasks("train")))  # pairs (number, task)
     eval_tasks = list(enumerate(env.tasks(args.eval_split)))
     np.random.default_rng(0).shuffle(eval_tasks)
-    eval_tasks = eval_tasks[: args.eval_tasks or None]
+    eval_tasks = eval_tasks[: args.eval_tasks or None]  # 0: all
     # task order: shuffled epochs, concatenated
     rng = np.random.default_rng(args.seed)
     num_epochs = args.num_iterations * B // len(train_tasks) + 1
     order = np.concatenate([rng.permutation(len(train_tasks)) for _ in range(num_epochs)])
     # cross scores G^N joint actions, each of which may start a branch
-    joint_mode = args.joint_mode or ("cross" if T == 1 and G**N <= 100 else "align")
-    trajectories = args.branching == "trajectories"
-    generations = [G, *[1 if trajectories else G] * (T - 1)]
+    joint_mode = args.joint_mode or ("cross" if T == 1 and G**N <= 100 and not trajectories else "align")
+    group_sizes = [G] + [1] * (T - 1) if trajectories else [G] * T
 
     # policies
     torch.manual_seed(args.seed)  # identical adapters in all processes
     base_models = {}
-    policies = [load_policy(args, name, base_models) for name in (args.model * N)[:num_policies]]
-    players = (policies * N)[:N]  # the policy of each agent
-    rates = args.learning_rate * N  # the learning rate of each policy
+    learners = [load_policy(args, name, base_models) for name in models]
+    policies = learners * N if args.share_policy else learners  # that of each agent
 
     # run folder
-    start = load_checkpoint(run_dir, policies) if args.resume else 0
-    unshard(policies)
+    start = load_checkpoint(run_dir, learners) if args.resume else 0
+    unshard(learners)
     if RANK == 0:
         os.makedirs(run_dir, exist_ok=True)
         with open(f"{run_dir}/args.json", "w") as file:
             commit = os.popen(f"git -C '{folder}' rev-parse HEAD 2>/dev/null").read().strip()
             json.dump({"script": script, "args": {**asdict(args), "resume": None}, "commit": commit}, file, indent=2)
         if not args.resume:
-            log(args, run_dir, 0, *evaluate(args, env, players, eval_tasks, 0))
+            log_metrics(args, run_dir, 0, evaluate(args, run_dir, env, policies, eval_tasks, 0))
 
     last = args.num_iterations
+    eval_every = args.eval_every or last
     for iteration in tqdm(range(start + 1, last + 1), initial=start, total=last, disable=RANK > 0):
         # 1 ROLLOUT: for each of this process's tasks a tree, or G trajectories
         began = perf_counter()
         reseed(args.seed, iteration)
-        numbers = order[(iteration - 1) * B : iteration * B]  # (B,)
-        tasks = [train_tasks[k] for k in numbers[RANK::WORLD_SIZE]]
-        turns = rollout(args, env, players, tasks, generations, joint_mode)
+        tasks = [train_tasks[k] for k in order[(iteration - 1) * B : iteration * B]]  # (B,)
+        turns = rollout(args, env, policies, tasks[RANK::WORLD_SIZE], group_sizes, joint_mode)
+        if trajectories:
+            compare_trajectories(turns)
+        groups = [group for node in chain(*turns) for group in node.groups.values()]
         metrics = summarize("train", turns)
 
         # 2 ADVANTAGES: the critic-free scripts differ between the two marks
-        if trajectories:
-            compare_trajectories(turns)
-        nodes = list(chain(*turns))
-        groups = list(chain(*[node.groups.values() for node in nodes]))
         for group in groups:
             # >>> ALGORITHM
-            group.advantages = group.returns - group.compared.mean()
+            group.advantages = group.returns - group.peer_returns.mean()
             # <<< ALGORITHM
-        metrics["train/zero_variance_groups"] = np.mean([np.ptp(group.compared) < 1e-9 for group in groups])
+        metrics["train/zero_variance_groups"] = np.mean([np.ptp(group.peer_returns) < 1e-9 for group in groups])
 
         # 3 UPDATE: one optimizer step for each policy
-        reshard(policies)
-        for i, policy in enumerate(policies):
-            if rates[i] == 0:
-                continue
-            # equal completions of a prompt are trained once, with the sum of their factors
-            factors = defaultdict(float)  # pair of prompt_ids and completion_ids -> factor
-            for node in nodes:
-                discount = args.gamma ** len(node.history)
-                for agent, group in node.groups.items():
-                    if players[agent] is not policy:
-                        continue
-                    w = node.weight / len(group.completions)
-                    for completion_ids, advantage in zip(group.completion_ids, group.advantages.tolist()):
-                        pair = tuple(group.prompt_ids), tuple(completion_ids)
-                        factors[pair] += w * discount * advantage / args.max_new_tokens
-            # leave out rounding errors of float64, but no NaN, which has to end the run
-            rounding = 1e-15 * max(np.abs(group.returns).max() for group in groups)
-            examples = [(*pair, factor) for pair, factor in factors.items() if not abs(factor) <= rounding]
-            # as many backward passes in every process: examples of one token and weight 0
-            if WORLD_SIZE > 1:
-                most = torch.tensor(len(examples), device=DEVICE)
-                dist.all_reduce(most, dist.ReduceOp.MAX)
-                examples += [([0, 0], [0], 0.0)] * (most.item() - len(examples))
-            # completions of like length share a batch
-            examples.sort(key=lambda example: len(example[1]))
-            # zero gradients, to which FSDP adds the mean of all processes' at each backward pass
-            for p in policy.trained.values():
-                p.grad = torch.zeros_like(p)
-            unshard([policy])
-            loss = 0.0
-            for k in range(0, len(examples), args.batch_size):
-                prompt_ids, completion_ids, batch_factors = zip(*examples[k : k + args.batch_size])
-                with AUTOCAST:
-                    logprobs = token_logprobs(policy, prompt_ids, completion_ids, args.temperature)  # (R, C)
-                loss = -torch.tensor(batch_factors, device=DEVICE) @ logprobs.sum(1)
-                loss.backward()
-            reshard([policy])
-            decay = 1 - (iteration - 1) / args.num_iterations if args.anneal_lr else 1.0
-            policy.optimizer.param_groups[0]["lr"] = decay * rates[i]
-            max_norm = args.max_grad_norm if args.max_grad_norm > 0 else torch.inf
-            grad_norm = clip_grad_norm_(policy.trained.values(), max_norm).item()
-            # without a gradient, Adam's momentum alone would move the parameters
-            if grad_norm > 0:
-                policy.optimizer.step()
-            policy.optimizer.zero_grad()
-            metrics[f"agent_{i}/grad_norm"] = grad_norm
-
-        # all processes take part in gathering what the first one saves, and evaluates with
-        milestone = iteration == last or iteration % (args.eval_every or last) == 0
-        if milestone:
-            states = full_states(policies)
-        unshard(policies)
-
-        # 4 LOG: the first process, which writes below
-        if RANK > 0:
-            continue
+        reshard(learners)
+        decay = 1 - (iteration - 1) / last if args.anneal_lr else 1.0
+        for i, policy in enumerate(learners):
+            if rates[i] > 0:
+                metrics[f"agent_{i}/grad_norm"] = update(args, policy, groups, decay * rates[i])
         metrics["tokens"] = sum(len(ids) for group in groups for ids in group.completion_ids)
         metrics["time/iteration"] = perf_counter() - began
-        lines = list(records(iteration, "train", turns, num_roots=2))
 
-        # 5 EVALUATE
+        # all processes take part in gathering what the first one saves, and evaluates with
+        milestone = iteration == last or iteration % eval_every == 0
         if milestone:
-            eval_metrics, eval_lines = evaluate(args, env, players, eval_tasks, iteration)
-            metrics |= eval_metrics
-            lines += eval_lines
-        log(args, run_dir, iteration, metrics, lines)
+            states = full_states(learners)
+        unshard(learners)
+        if RANK == 0:
+            # 4 LOG: what the agents wrote
+            log_rollouts(run_dir, iteration, "train", turns, num_tasks=2)
 
-        # 6 CHECKPOINT
-        if milestone:
-            save_checkpoint(run_dir, iteration, states)
-            del states
+            # 5 EVALUATE: in the same line of metrics.jsonl
+            if milestone:
+                metrics |= evaluate(args, run_dir, env, policies, eval_tasks, iteration)
+            log_metrics(args, run_dir, iteration, metrics)
+
+            # 6 CHECKPOINT
+            if milestone:
+                save_checkpoint(run_dir, iteration, states)
+                del states
 
     if args.num_iterations > 0:
-        for i, policy in enumerate(policies):
+        for i, policy in enumerate(learners):
             weights = full_state_dict(policy.model.state_dict())
             if RANK > 0:
                 continue

@@ -3,20 +3,20 @@
     python benchmarks/credit.py        (needs git; a few minutes)
 
 Two agents play small random games, in which an answer is one of two words. Every outcome of their sampling is
-enumerated, and on each the sections "# 1 ROLLOUT" and "# 2 ADVANTAGES" of nano.py run, or of a copy with a change. So
-mean and variance of a task's gradient are those of the code itself, in float64.
+enumerated, and on each the rollout and the advantages of nano.py run, or of a variant in docs/lesson/. So mean and
+variance of a task's gradient are those of the code itself, in float64.
 """
 
 import hashlib
-import re
+import os
 import shutil
 import subprocess
-import tempfile
-import textwrap
+import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
-from itertools import product
-from pathlib import Path
+from importlib.util import module_from_spec, spec_from_file_location
+from itertools import chain, product
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,8 +25,7 @@ from stamp import ROOT, stamp, write_rows
 
 from envs import Step
 
-FLAGS = {"step_weight": 1.0, "parts": {"alone": 1.0, "together": 1.0}}  # of nano_gigpo.py and nano_gdpo.py
-PATCHES = ["nano_z", "nano_difference", "nano_rae", "nano_drmas", "nano_gdpo", "nano_maxrl", "nano_gigpo"]
+VARIANTS = ["nano_z", "nano_difference", "nano_rae", "nano_drmas", "nano_gdpo", "nano_maxrl", "nano_gigpo"]
 
 
 @dataclass
@@ -42,8 +41,11 @@ def uniform(*key):
 class Game:
     """What each word adds, and (if all speak) what the words add together, is random; "" adds nothing."""
 
+    num_agents = 2
+    num_turns = 2
+
     def __init__(self, seed):
-        self.seed, self.num_turns, self.num_agents = seed, 2, 2
+        self.seed = seed
 
     def observe(self, task, history):
         return [f"{i} {[actions for actions, _ in history]}" for i in range(self.num_agents)]
@@ -109,58 +111,67 @@ def true_gradient(env, gamma=1.0):
     return gradient
 
 
-def source_of(patch=None):
-    """The source of nano.py, or with one of the patches of docs/lesson/."""
-    path = Path(ROOT, "nano.py")
-    with tempfile.TemporaryDirectory() as folder:
-        if patch:
-            path = Path(shutil.copy(path, f"{folder}/{patch}.py"))
-            subprocess.run(["git", "apply", f"{ROOT}/docs/lesson/{patch}.patch"], cwd=folder, check=True)
-        return path.read_text()
+def script_of(name, folder):
+    """The path of a script, of a variant in docs/lesson/, or of a copy in the folder with one of its patches."""
+    variant = f"{ROOT}/docs/lesson/{name}"
+    if os.path.exists(f"{variant}.py"):
+        return f"{variant}.py"
+    path = shutil.copy(f"{ROOT}/{name.partition('_')[0]}.py", f"{folder}/{name}.py")
+    if os.path.exists(f"{variant}.patch"):
+        subprocess.run(["git", "apply", f"{variant}.patch"], cwd=folder, check=True)
+    return path
 
 
-class Missing(Exception):
-    """More words are drawn than are given: so many."""
+def load(name):
+    """A new module of nano.py, or of a variant, which imports a new one."""
+    sys.modules.pop("nano", None)
+    with TemporaryDirectory() as folder:
+        spec = spec_from_file_location(name, script_of(name, folder))
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return module
 
 
-def outcomes(env, G, branching, source, gamma=1.0):
+def outcomes(env, G, branching, variant, gamma=1.0):
     """Of each outcome of a task's sampling: its probability, gradient (prompt -> number) and completions."""
-    names = {"__name__": "nano", "env": env, "N": env.num_agents, "T": env.num_turns, "G": G}
-    names["args"] = SimpleNamespace(branching=branching, joint_mode="align", gamma=gamma, num_tasks=1, **FLAGS)
-    names |= {"policies": [None] * env.num_agents, "train_tasks": [{}], "metrics": {}}
-    exec(compile(source, "nano.py", "exec"), names)
-    section = re.search(r"( +# 1 ROLLOUT.*?) +# 3 UPDATE", source, re.S)[1]
-    code = compile(textwrap.dedent(section), "nano.py", "exec")
+    nano = getattr(variant, "nano", variant)
+    # the parts are for nano_gdpo
+    args = SimpleNamespace(gamma=gamma, parts=["alone", "together"])
+    policies = [SimpleNamespace(tokenizer=None) for _ in range(env.num_agents)]
+    later = 1 if branching == "trajectories" else G
+    group_sizes = [G] + [later] * (env.num_turns - 1)
 
-    def complete(args, policy, prompts, G):
-        groups = []
-        for prompt in prompts:
-            end = len(drawn) + G
-            if end > len(given):
-                raise Missing(end - len(given))
-            words = given[len(drawn) : end]
-            drawn.extend((prompt, word) for word in words)
-            groups.append(names["Group"](prompt, list(words), list(words)))
-        return groups
+    def encode(tokenizer, prompt):
+        return prompt
 
-    names["complete"] = complete
-    unseen = [""]
+    def complete(args, policy, groups, G):
+        for group in groups:
+            for _ in range(G):
+                # the words that are given, and after them "a"
+                word = given[len(drawn)] if len(drawn) < len(given) else "a"
+                group.completions.append(word)
+                drawn.append((group.prompt_ids, word))
+
+    nano.encode = encode
+    nano.complete = complete
+    unseen = [[]]
     while unseen:
         given = unseen.pop()
-        drawn = []
-        # of nano_rae.py, which changes it
-        run = names | {"baselines": np.ones((env.num_turns, env.num_agents))}
-        try:
-            exec(code, run)
-        except Missing as missing:
-            unseen += [given + "".join(words) for words in product("ab", repeat=missing.args[0])]
-            continue
+        drawn = []  # pairs of prompt and word
+        # of nano_rae, which moves them
+        variant.baselines = defaultdict(lambda: 1.0)
+        turns = nano.rollout(args, env, policies, [{}], group_sizes, "align")
+        # later, a "b" instead of each "a" that was not given
+        words = [word for _, word in drawn]
+        unseen += [[*words[:k], "b"] for k in range(len(given), len(words))]
+        if branching == "trajectories":
+            nano.compare_trajectories(turns)
+        groups = [group for node in chain(*turns) for group in node.groups.values()]
+        nano.set_advantages(groups)
         gradient = defaultdict(float)
-        for node in run["nodes"]:
-            for group in node.groups.values():
-                w = node.weight / len(group.completions) * gamma ** len(node.history)
-                for word, advantage in zip(group.completions, group.advantages):
-                    gradient[group.prompt_ids] += w * advantage * score(group.prompt_ids, word)
+        for group in groups:
+            for word, advantage in zip(group.completions, group.advantages):
+                gradient[group.prompt_ids] += group.weight * advantage * score(group.prompt_ids, word)
         yield np.prod([chance(*word) for word in drawn]), gradient, len(drawn)
 
 
@@ -183,16 +194,21 @@ def row_of(method, env, *what):
     true = true_gradient(env)
     x = np.array([mean[prompt] for prompt in true])
     y = np.array(list(true.values()))
-    cosine = x @ y / np.linalg.norm(x) / np.linalg.norm(y)
     scale = x @ y / (y @ y)
-    row = {"method": method, "game": type(env).__name__, "seed": env.seed, "cosine": cosine, "scale": scale}
-    return row | {"variance": variance / scale**2 * completions}
+    return {
+        "method": method,
+        "game": type(env).__name__,
+        "seed": env.seed,
+        "cosine": x @ y / np.linalg.norm(x) / np.linalg.norm(y),
+        "scale": scale,
+        "variance": variance / scale**2 * completions,
+    }
 
 
 def rows_of(env):
-    for patch in None, *PATCHES:
+    for name in "nano", *VARIANTS:
         for branching, G in ("tree", 2), ("trajectories", 3):
-            yield row_of(f"{patch or 'nano'}, {branching}", env, G, branching, source_of(patch))
+            yield row_of(f"{name}, {branching}", env, G, branching, load(name))
 
 
 if __name__ == "__main__":

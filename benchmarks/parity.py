@@ -17,6 +17,7 @@ trained again. Returns of the agents in it: magrpo.py --model FOLDER/PEER/agent_
 
 import os
 import shutil
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +28,7 @@ from comlrl.trainers.reinforce import MAGRPOTrainer
 from datasets import Dataset
 from peers import ALIKE, comlrl_arguments, trl_arguments
 from stamp import ROOT, stamp, write_rows
-from torch.nn.utils import clip_grad_norm_, parameters_to_vector
+from torch.nn.utils import parameters_to_vector
 from trl import GRPOTrainer
 
 import magrpo
@@ -150,20 +151,17 @@ def replay(args, folder):
         prompt_ids, completion_ids, returns = zip(*rollout)
         groups = np.reshape(returns, (-1, args.num_generations))
         advantages = groups - groups.mean(1, keepdims=True)
-        logprobs = magrpo.token_logprobs(policy, prompt_ids, completion_ids, args.temperature)
-        loss = 0.0
-        for advantage, values in zip(advantages.flat, logprobs):
-            loss -= advantage / len(rollout) / LENGTH * values.sum()
-        loss.backward()
+        factors = defaultdict(float)
+        for prompt, completion, advantage in zip(prompt_ids, completion_ids, advantages.flat):
+            factors[magrpo.Example(tuple(prompt), tuple(completion))] += advantage / len(rollout) / LENGTH
+        magrpo.accumulate_gradients(args, policy, factors)
         # of the first rollout, which both sample from the same weights
         if gradient is not None:
             ours = parameters_to_vector(p.grad for p in policy.trained.values()).double()
             row["cosine"] = torch.cosine_similarity(ours, gradient, 0).item()
             row["largest_difference"] = (ours - gradient).abs().max().item()
-        policy.optimizer.param_groups[0]["lr"] = RATE * (1 - number / len(updates) if args.anneal_lr else 1.0)
-        clip_grad_norm_(policy.trained.values(), args.max_grad_norm)
-        policy.optimizer.step()
-        policy.optimizer.zero_grad()
+        decay = 1 - number / len(updates) if args.anneal_lr else 1.0
+        magrpo.optimizer_step(args, policy, [RATE * decay])
     end = weights_of(magrpo.load_policy(args, f"{folder}/agent_0", {}))
     return row | {"distance": ((weights_of(policy) - end).norm() / (end - start).norm()).item()}
 

@@ -12,16 +12,19 @@ import runpy
 import sys
 import tempfile
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
+import nano
+
 cache = tempfile.TemporaryDirectory()
 os.environ["XDG_CACHE_HOME"] = cache.name  # verdicts on data sets are found anew
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SCRIPTS = sorted(path for path in ROOT.glob("*.py") if "# 6 CHECKPOINT" in path.read_text())  # none can be missed
+SCRIPTS = sorted(path for path in ROOT.glob("*.py") if "def save_checkpoint" in path.read_text())  # none can be missed
 CRITIC_FREE = [ROOT / "magrpo.py", ROOT / "marloo.py", ROOT / "maremax.py", ROOT / "mareinforce.py"]
 # what the scripts share needs one with a critic and one without: the others differ by advantages only (test_copies.py)
 two_scripts = pytest.mark.parametrize("script", [ROOT / "magrpo.py", ROOT / "ippo.py"], ids=lambda path: path.stem)
@@ -99,49 +102,35 @@ def load_policy(script, path):
     return script.load_policy(script.Args(), path, {})
 
 
-def policies_of(names):
-    """The policy of each of the N agents, from the global names of a script."""
-    N = names["N"]
-    return (names["policies"] * N)[:N]
-
-
-def trained_by(optimizer):
-    """Of an optimizer whose step() is called: the script's global names, the policy, and the agents that it plays."""
-    frame = sys._getframe(1)
-    while "turns" not in frame.f_globals:  # torch wraps step()
-        frame = frame.f_back
-    names = frame.f_globals
-    (policy,) = (policy for policy in names["policies"] if policy.optimizer is optimizer)
-    agents = [k for k, player in enumerate(policies_of(names)) if player is policy]
-    return names, policy, agents
-
-
 @dataclass
 class Update:
     """What led to an optimizer step."""
 
     names: dict  # the script's global names, as they were
     agents: list  # those that the policy plays
-    weights: dict  # name -> tensor
-    gradients: dict  # name -> tensor
+    weights: dict  # name -> tensor, of all that is trained
+    gradients: dict  # name -> tensor; a separate critic's own output head has none
     learning_rates: list  # of each group of parameters
 
 
 @pytest.fixture
-def steps(monkeypatch):
+def updates(monkeypatch):
     """The Update of every optimizer step of a run, which is taken."""
-    steps, original = [], torch.optim.AdamW.step
+    updates, original = [], torch.optim.AdamW.step
 
     def step(optimizer, closure=None):
-        names, policy, agents = trained_by(optimizer)
-        weights = {name: p.detach().clone() for name, p in policy.trained.items()}
-        gradients = {name: p.grad.clone() for name, p in policy.trained.items()}
+        names = dict(vars(sys.modules["__main__"]))  # of the script that runs
+        agents = [i for i, policy in enumerate(names["policies"]) if policy.optimizer is optimizer]
+        parameters = names["policies"][agents[0]].model.named_parameters()
+        trained = {name: p for name, p in parameters if p.requires_grad}
+        weights = {name: p.detach().clone() for name, p in trained.items()}
+        gradients = {name: p.grad.clone() for name, p in trained.items() if p.grad is not None}
         rates = [group["lr"] for group in optimizer.param_groups]
-        steps.append(Update(dict(names), agents, weights, gradients, rates))
+        updates.append(Update(names, agents, weights, gradients, rates))
         return original(optimizer, closure)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
-    return steps
+    return updates
 
 
 @pytest.fixture(scope="session")
@@ -149,15 +138,36 @@ def model_dir(tmp_path_factory):
     return save_model(tmp_path_factory.mktemp("model") / "random")
 
 
+def run_main(monkeypatch):
+    """Runs main() of nano.py, and returns names as the other scripts leave them behind."""
+    names = SimpleNamespace()
+    grow = nano.rollout
+
+    def rollout(args, env, policies, tasks, group_sizes, joint_mode):
+        turns = grow(args, env, policies, tasks, group_sizes, joint_mode)
+        # not an evaluation
+        if group_sizes[0] > 1:
+            vars(names).update(args=args, N=len(policies), policies=policies, turns=turns)
+        return turns
+
+    monkeypatch.setattr(nano, "rollout", rollout)
+    monkeypatch.setitem(sys.modules, "__main__", names)
+    nano.main()
+    run_dir = max(pathlib.Path(names.args.output_dir).iterdir())
+    return vars(names) | {"run_dir": run_dir, "metrics": metrics_of(run_dir)[-1]}
+
+
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    """run(script, "--flag", value, ...) runs it as the command line would and returns its global names."""
+    """run(script, "--flag", value, ...) runs it as the command line would, and returns its global names."""
 
     def run(script, *args):
         monkeypatch.setattr(sys, "argv", [str(script), "--output-dir", str(tmp_path / "runs"), *map(str, args)])
         monkeypatch.syspath_prepend(str(ROOT))
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr("atexit.register", lambda *args: None)  # its line would come at the end of all tests
+        if pathlib.Path(script).name == "nano.py":
+            return run_main(monkeypatch)
         return runpy.run_path(str(script), run_name="__main__")
 
     return run

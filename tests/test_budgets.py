@@ -11,19 +11,20 @@ for pattern in "*.py", "envs/**/*.py", "rewards/*.py", "models/*/*.py", "tests/*
     PATHS += sorted(ROOT.glob(pattern))
 MOST = {  # nodes of a file; of a folder, all together
     "nano.py": 1780,
-    "magrpo.py": 4700,
-    "marloo.py": 4710,
-    "maremax.py": 4700,
-    "mareinforce.py": 4700,
-    "ippo.py": 5800,
-    "mappo.py": 5900,
-    "madpo.py": 5500,
-    "magrpo_fsdp.py": 5100,
+    "magrpo.py": 4650,
+    "marloo.py": 4670,
+    "maremax.py": 4650,
+    "mareinforce.py": 4650,
+    "ippo.py": 5750,
+    "mappo.py": 5820,
+    "madpo.py": 5490,
+    "magrpo_fsdp.py": 5050,
     "sft.py": 1700,
     "tests": 28500,
     "benchmarks": 8500,
 }
-MOST_A_LINE = {"nano.py": 7.8, "tests": 9.0, "benchmarks": 9.0}  # of a file, or of each in a folder; else 8.6
+MOST_A_LINE = dict.fromkeys(MOST, 7.9)  # of a file, or of each in a folder; else 8.6
+MOST_A_LINE |= {"nano.py": 7.6, "sft.py": 8.2, "tests": 9.0, "benchmarks": 9.0}
 
 
 def count(source):
@@ -49,7 +50,7 @@ def test_lines_and_functions_can_be_read(path):
     source = path.read_text()
     most = MOST_A_LINE.get(path.relative_to(ROOT).parts[0], 8.6)
     nodes, lines = count(source)
-    assert nodes <= most * max(1, lines)
+    assert round(nodes / max(1, lines), 1) <= most
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef):
             assert node.end_lineno - node.lineno < 60, node.name

@@ -5,11 +5,10 @@ in float64, sums the log-probabilities of its tokens, and weighs them with the c
 """
 
 import os
-from dataclasses import dataclass
+import textwrap
 from itertools import chain, pairwise
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from conftest import (
@@ -18,10 +17,8 @@ from conftest import (
     STOP,
     STOP_IDS,
     make_tokenizer,
-    policies_of,
     save_model,
     slow_logprobs,
-    trained_by,
 )
 from toy import Letters
 from transformers import AutoModelForCausalLM, MistralForCausalLM
@@ -57,46 +54,19 @@ SUBJECTS.append((CRITIC_FREE[3], f"{FIRST} --env test_gradient:Equal"))  # of wh
 SUBJECTS += [(NANO, flags) for flags in PLAIN]
 
 
-@dataclass
-class Update:
-    """What led to an optimizer step."""
-
-    agents: list  # those that the policy plays
-    turns: list  # the rollout: the nodes of each turn
-    gradients: list
-    learning_rates: list  # of each group of parameters
-
-
-@pytest.fixture
-def updates(monkeypatch):
-    """Every optimizer step of a run; no step is taken."""
-    updates = []
-
-    def step(optimizer, closure=None):
-        names, _, agents = trained_by(optimizer)
-        gradients = [p.grad.clone() for group in optimizer.param_groups for p in group["params"]]
-        rates = [group["lr"] for group in optimizer.param_groups]
-        updates.append(Update(agents, names["turns"], gradients, rates))
-
-    monkeypatch.setattr(torch.optim.AdamW, "step", step)
-    return updates
-
-
 def advantages_of(script, returns):
     """The script's algorithm block, run on `returns`."""
     block = script.read_text().split("# >>> ALGORITHM\n")[1].split("# <<< ALGORITHM")[0]
-    group = SimpleNamespace(returns=returns, compared=returns, advantages=None)
-    names = {"returns": returns, "group": group, "np": np}
-    exec("\n".join(line.strip() for line in block.splitlines()), names)
-    return names.get("advantages", group.advantages)
+    group = SimpleNamespace(returns=returns, peer_returns=returns)
+    exec(textwrap.dedent(block), {"group": group})
+    return group.advantages
 
 
 def visits(node, chance, turn):
     """A node and all that follow it, each with the chance that a trajectory drawn from the tree passes there."""
     yield node, chance, turn
     for child in node.children:
-        if child:
-            yield from visits(child, chance / len(node.joint), turn + 1)
+        yield from visits(child, chance / len(node.children), turn + 1)
 
 
 def slow_objective(script, model, group, temperature):
@@ -111,7 +81,7 @@ def slow_objective(script, model, group, temperature):
 def slow_gradient(script, model, update, gamma=1.0, temperature=1.0):
     """The gradients of a policy's loss."""
     loss = torch.zeros((), dtype=torch.float64)
-    roots = update.turns[0]
+    roots = update.names["turns"][0]
     for root in roots:
         for node, chance, turn in visits(root, 1 / len(roots), 0):
             for i, group in node.groups.items():
@@ -132,7 +102,7 @@ def check(updates, script, model_dirs, **options):
         logged.append(norm.item())
         scale = max(gradient.abs().max().item() for gradient in expected)
         assert scale > 1e-4
-        for ours, slow in zip(update.gradients, expected):
+        for ours, slow in zip(update.gradients.values(), expected, strict=True):
             torch.testing.assert_close(ours.double(), slow, rtol=1e-3, atol=3e-5 * scale)
     return logged
 
@@ -181,7 +151,7 @@ def test_gradient_with_different_models(run, updates, tmp_path):
     paths = [save_model(tmp_path / "a"), save_model(tmp_path / "b", **other)]
     names = run(MAGRPO, *TOY, "--model", *paths)
     check(updates, MAGRPO, paths)
-    assert STOP in policies_of(names)[1].stop_ids  # by its tokenizer alone
+    assert STOP in names["policies"][1].stop_ids  # by its tokenizer alone
 
 
 class Equal(Letters):
@@ -244,6 +214,6 @@ def test_each_policy_has_its_rate_and_its_own_clipping(script, flags, most, run,
     assert [i for i in range(3) if f"agent_{i}/grad_norm" in names["metrics"]] == list(expected)
     for update, (i, rate) in zip(updates, expected.items()):
         assert update.learning_rates == pytest.approx([rate, 10 * rate][: len(update.learning_rates)])
-        norm = torch.cat([gradient.flatten() for gradient in update.gradients]).norm()
+        norm = torch.cat([gradient.flatten() for gradient in update.gradients.values()]).norm()
         assert norm == pytest.approx(most if most > 0 else names["metrics"][f"agent_{i}/grad_norm"], rel=1e-3)
     assert os.path.exists(f"{names['run_dir']}/agent_0/config.json")

@@ -41,12 +41,14 @@ GAE_BY_HAND = """
 
 def advantages_of(script, gamma, gae_lambda, rewards, values):
     """The script's advantages of the tokens of a trajectory of one agent, a list for each turn as the values are."""
-    node = None
-    for turn in reversed(range(len(rewards))):
-        group = script.Group("", [], [""], [[]], [[]], [True])
-        groups = {0: group} if values[turn] else {}
-        node = script.Node(0, {}, [], [None] * turn, 1.0, groups, rewards=rewards[turn:], children=[node], value=[0.0])
-    (path,) = script.trajectory_of(SimpleNamespace(gamma=gamma), node, 0, defaultdict(list))
+    turns = range(len(rewards) + 1)
+    nodes = [script.Node([0], {}, 1.0, choice=(0,), returns=[0.0], history=[None] * turn) for turn in turns]
+    for turn, reward in enumerate(rewards):
+        if values[turn]:
+            nodes[turn].groups[0] = script.Group(None, "", (), 1.0, [()], [[]])
+        nodes[turn].children.append(nodes[turn + 1])
+        nodes[turn + 1].reward = reward
+    (path,) = script.trajectory_of(SimpleNamespace(gamma=gamma), *nodes[:2], defaultdict(tuple))
     for experience in path:
         experience.old_values = torch.tensor(values[experience.turn])
     script.gae(path, gae_lambda)
@@ -69,14 +71,14 @@ def test_gae_by_hand(options, rewards, values, advantages, script):
 
 
 @pytest.fixture
-def updates(steps, monkeypatch):
+def updates(updates, monkeypatch):
     """Every optimizer step of a run. Value heads start random, to have values to test."""
 
     def random(tensor):
         tensor.data.normal_(std=0.3, generator=torch.Generator().manual_seed(0))
 
     monkeypatch.setattr(torch.nn.init, "zeros_", random)
-    return steps
+    return updates
 
 
 @dataclass
@@ -123,8 +125,8 @@ def speeches_of(update, slow, agent, node, j):
     """An agent's speeches in the trajectory that starts with the j-th joint action of a root."""
     args = update.names["args"]
     speeches, rewards, values = [], [], []
-    while node:
-        rewards.append(np.broadcast_to(node.steps[j].reward, args.num_agents)[agent])
+    while node.children:
+        rewards.append(np.broadcast_to(node.children[j].step.reward, args.num_agents)[agent])
         values.append([])
         if agent in node.groups:
             group = node.groups[agent]
@@ -145,7 +147,7 @@ def memory_of(update, slow):
     """The speeches of all of the policy's agents in each trajectory of a rollout."""
     memory = []
     for root in update.names["turns"][0]:
-        for j in range(len(root.joint)):
+        for j in range(len(root.children)):
             memory.append([])
             for agent in update.agents:
                 memory[-1] += speeches_of(update, slow, agent, root, j)
@@ -237,7 +239,7 @@ def test_steps_are_the_slow_ones(flags, run, updates, model_dir, tmp_path):
     check(updates, names, path)
     args = names["args"]
     steps = args.num_iterations * args.update_epochs * args.num_minibatches
-    assert len(updates) == steps * len(names["policies"])
+    assert len(updates) == steps * len(names["learners"])
     assert (names["metrics"]["agent_0/clipfrac"] > 0.05) == (args.update_epochs > 1)
 
 
@@ -301,4 +303,4 @@ def test_explained_variance_by_hand(returns, expected, script):
     errors = torch.tensor([2.0, 2.0, -1.0])  # whose variance is 2
     returns = torch.tensor(returns)
     parts = [SimpleNamespace(returns=returns[k], advantages=errors[k]) for k in (slice(2), slice(2, 3))]
-    assert script.explained_variance(parts) == pytest.approx(expected)
+    assert script.explained_variance(0, parts).get("agent_0/explained_variance") == pytest.approx(expected)

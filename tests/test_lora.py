@@ -5,8 +5,8 @@ from importlib import import_module
 
 import pytest
 import torch
-from conftest import CRITIC_FREE, policies_of, two_scripts
-from test_gradient import slow_gradient, updates  # noqa: F401, a fixture
+from conftest import CRITIC_FREE, two_scripts
+from test_gradient import slow_gradient
 from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.optional("peft")
@@ -21,7 +21,7 @@ def test_agents_share_frozen_weights_and_train_and_save_their_own(script, run, m
     """Fails if a base is in memory twice, trained or saved, agents share an adapter, or one saves another's."""
     peft = import_module("peft")
     names = run(script, *TOY, model_dir)
-    first, second = [dict(policy.model.named_parameters()) for policy in policies_of(names)]
+    first, second = [dict(policy.model.named_parameters()) for policy in names["policies"]]
     base = AutoModelForCausalLM.from_pretrained(model_dir).state_dict()
     assert len(first) == len(base) + IN_ADAPTER
     for name, weight in first.items():
@@ -32,7 +32,7 @@ def test_agents_share_frozen_weights_and_train_and_save_their_own(script, run, m
             assert weight.abs().max() > 1e-3
             assert not torch.equal(weight, second[name])
     ids = torch.tensor([[5, 6, 7, 8, 9]])
-    for i, policy in enumerate(policies_of(names)):
+    for i, policy in enumerate(names["policies"]):
         folder = f"{names['run_dir']}/agent_{i}"
         assert not os.path.exists(f"{folder}/model.safetensors")
         loaded = peft.AutoPeftModelForCausalLM.from_pretrained(folder)
@@ -41,16 +41,14 @@ def test_agents_share_frozen_weights_and_train_and_save_their_own(script, run, m
         assert all("lora_" in name or name.startswith("critic.") for name in weights)
 
 
-def test_gradient_of_an_adapter_is_that_of_the_merged_weights(run, updates, model_dir, monkeypatch):  # noqa: F811
+def test_gradient_of_an_adapter_is_that_of_the_merged_weights(run, updates, model_dir, monkeypatch):
     """Fails if a scale or a factor is left out: with W + 2 B A, dL/dB = 2 dL/dW A^T and dL/dA = 2 B^T dL/dW."""
     monkeypatch.setattr(torch.nn.init, "zeros_", lambda tensor: torch.nn.init.normal_(tensor, std=0.1))  # B is 0 else
-    names = run(MAGRPO, *TOY, model_dir, "--num-iterations", 1, "--num-turns", 2, "--max-grad-norm", 1e9)
+    run(MAGRPO, *TOY, model_dir, "--num-iterations", 1, "--num-turns", 2, "--max-grad-norm", 1e9)
     assert len(updates) == 2
     for update in updates:
-        trained = policies_of(names)[update.agents[0]].trained
-        assert len(trained) == len(update.gradients) == IN_ADAPTER
-        adapter = {name: p.double() for name, p in trained.items()}
-        gradients = dict(zip(adapter, update.gradients))
+        assert len(update.weights) == len(update.gradients) == IN_ADAPTER
+        adapter = {name: p.double() for name, p in update.weights.items()}
         model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64)
         pairs = {}  # name of a weight -> names of its A and B
         for name, p in model.named_parameters():
@@ -65,4 +63,4 @@ def test_gradient_of_an_adapter_is_that_of_the_merged_weights(run, updates, mode
             expected = {a: 2 * adapter[b].T @ of_weight, b: 2 * of_weight @ adapter[a].T}
             for key, gradient in expected.items():
                 assert gradient.abs().max() > 1e-6
-                torch.testing.assert_close(gradients[key].double(), gradient, rtol=1e-3, atol=1e-6)
+                torch.testing.assert_close(update.gradients[key].double(), gradient, rtol=1e-3, atol=1e-6)

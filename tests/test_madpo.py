@@ -3,11 +3,12 @@
 import copy
 import math
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import CHAT, END, ROOT, STOP, lines_of, load_policy, metrics_of, policies_of, save_model, slow_logprobs
+from conftest import CHAT, END, ROOT, STOP, lines_of, load_policy, metrics_of, save_model, slow_logprobs
 from test_faults import EMPTY_THOUGHT, GEMMA, THINKING, with_tokens
 from torch.nn.functional import softplus
 from transformers import AutoModelForCausalLM
@@ -23,13 +24,13 @@ TOY = f"{TOY} --no-anneal-lr --num-iterations 2".split()
 def test_pairs_are_of_strict_preferences_and_half_differ_in_one_answer():
     """Fails if a pair is of equal returns, turned round or drawn twice, or shows no single answer's worth."""
     joint = np.array(list(product(range(4), repeat=2)))
-    answers = [[(0, None, first), (1, None, second)] for first, second in joint]
 
     def draw(returns, most):
-        node = madpo.Node(0, {}, [], [], 1.0, returns=returns)
-        pairs = madpo.choose_pairs(node, answers, most)
+        children = [SimpleNamespace(returns=row, choice=choice) for row, choice in zip(returns, joint)]
+        node = SimpleNamespace(weight=1.0, groups={0: None, 1: None}, children=children)
+        pairs = madpo.choose_pairs(node, most, False)
         assert sum(pair.weight for pair in pairs) in (pytest.approx(1), 0)
-        return [(answers.index(pair.better), answers.index(pair.worse)) for pair in pairs]
+        return [tuple(4 * first.index + second.index for first, second in pair[:2]) for pair in pairs]
 
     np.random.seed(0)
     returns = np.tile([0.0, 1.0, 1.0, 3.0], 4) + joint[:, 0]
@@ -44,7 +45,7 @@ def test_pairs_are_of_strict_preferences_and_half_differ_in_one_answer():
     for equal in np.ones((16, 2)), zero_sum:
         assert draw(equal, 12) == []
     # returns of 0, 1 and 4: in proportion to their differences
-    drawn = [draw(np.array([[0.0], [1.0], [4.0]]), 1)[0] for _ in range(4000)]
+    drawn = [draw([[0.0], [1.0], [4.0]], 1)[0] for _ in range(4000)]
     shares = [drawn.count(pair) / 4000 for pair in ((1, 0), (2, 0), (2, 1))]
     assert shares == pytest.approx([1 / 8, 4 / 8, 3 / 8], abs=0.04)
 
@@ -52,18 +53,17 @@ def test_pairs_are_of_strict_preferences_and_half_differ_in_one_answer():
 def slow_losses(models, references, root, args):
     """What DPO loses on each preference of a task, and the likelihood term of each: (pairs,), (pairs,)."""
     answers = []  # of each joint answer: its return, log pi - log ref, and the likelihood term
-    for j, joint_return in enumerate(root.returns.mean(1)):
+    for first in root.children:
         drift = likelihood = 0.0
-        node = root
-        while node:
+        node, child = root, first
+        while child:
             for i, group in node.groups.items():
-                ids = group.completion_ids[node.joint[j][i]]
+                ids = group.completion_ids[child.choice[i]]
                 own = slow_logprobs(models[i], group.prompt_ids, ids).sum()
                 drift += own - slow_logprobs(references[i], group.prompt_ids, ids).sum().detach()
                 likelihood += args.nll_coef * own / len(ids)
-            node = node.children[j]
-            j = 0
-        answers.append((joint_return, drift, likelihood))
+            node, child = child, child.children[0] if child.children else None
+        answers.append((first.returns.mean(), drift, likelihood))
     losses, likelihoods = [], []
     for (better, drift, likelihood), (worse, other_drift, _) in product(answers, repeat=2):
         if better - worse > 1e-6:  # more than a rounding error
@@ -85,7 +85,7 @@ two models
 
 
 @pytest.mark.parametrize("flags", FLAGS.strip().splitlines())
-def test_the_gradient_is_that_of_joint_dpo(flags, run, steps, model_dir, tmp_path):
+def test_the_gradient_is_that_of_joint_dpo(flags, run, updates, model_dir, tmp_path):
     """Fails if an agent, its own reference, a sign, a last token or a mean is missing in the margin.
 
     In the second step, where margins are not 0; with so many pairs that all preferences are taken.
@@ -96,7 +96,7 @@ def test_the_gradient_is_that_of_joint_dpo(flags, run, steps, model_dir, tmp_pat
         flags = ""
     more = f"{flags} --num-pairs 1000 --learning-rate 0.01 --beta 0.5"
     names = run(SCRIPT, *TOY, "--model", *paths, *more.split())
-    second = steps[len(names["policies"]) :]
+    second = updates[len(names["learners"]) :]
     references = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64) for path in paths] * names["N"]
     models = []
     for update, reference in zip(second, references):
@@ -175,13 +175,11 @@ def test_it_learns_from_the_training_lines_of_a_run(flags, run, model_dir):
     names = run(SCRIPT, *flags, "--data", f"{run_dir}/rollouts.jsonl")
     lines = [line for line in lines_of(run_dir) if line["split"] == "train"]
     for node, line in zip(names["train_tasks"], lines, strict=True):
-        rewards = np.array(line["rewards"])
-        assert node.returns.mean(1).tolist() == (rewards.mean(1) if rewards.ndim == 2 else rewards).tolist()
-        assert node.joint == line["joint"]
+        assert [child.returns.mean() for child in node.children] == [np.mean(reward) for reward in line["rewards"]]
+        assert [child.choice for child in node.children] == line["joint"]
         assert list(node.groups) == [i for i, agent in enumerate(line["agents"]) if agent]
         for i, group in node.groups.items():
-            texts = policies_of(names)[i].tokenizer.batch_decode(group.completion_ids)
+            texts = group.policy.tokenizer.batch_decode(group.completion_ids)
             agent = line["agents"][i]
-            stored = zip(agent["completions"], agent["stopped"])
-            assert texts == [text + "<|im_end|>" * stopped for text, stopped in stored]
+            assert texts == [t + "<|im_end|>" * stopped for t, stopped in zip(agent["completions"], agent["stopped"])]
     assert names["metrics"]["preference/pairs"] > 0

@@ -43,11 +43,12 @@ def test_the_critic_reads_what_others_read(model_dir):
     """Fails if a section is lost, or a silent agent's is there, or the completion would not follow the own prompt."""
     script = SimpleNamespace(**runpy.run_path(str(SCRIPT)))
     policy = load_policy(script, model_dir)
-    groups = {k: SimpleNamespace(prompt=prompt) for k, prompt in {0: "ask", 2: "own", 3: "see"}.items()}
-    node = script.Node(0, {"worth": 1}, [], [], 1.0, groups)
+    prompts = {0: "ask", 2: "own", 3: "see"}
+    groups = {k: SimpleNamespace(prompt=prompt, policy=policy) for k, prompt in prompts.items()}
+    node = script.Node([0], {"worth": 1}, 1.0, groups=groups)
 
     def read(env):
-        return policy.tokenizer.decode(script.joint_ids(env, policy, 2, node))
+        return policy.tokenizer.decode(script.joint_ids(env, 2, node))
 
     assert "user\nAgent 0 reads:\nask\n\nAgent 3 reads:\nsee\n\nown" in read(Told(4, 1, "", 1))
     assert "user\n" + "-" * 20 + "\n\nown" in read(Told(4, 1, "", 1, "yes"))

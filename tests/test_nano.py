@@ -1,6 +1,7 @@
 """nano.py: what it samples; its gradient is in test_gradient.py, what it refuses in test_faults.py."""
 
 import json
+from itertools import chain
 
 from conftest import END, ROOT, STOP, save_model
 from test_faults import THINKING, with_tokens
@@ -16,7 +17,7 @@ def test_the_whole_distribution_is_sampled(run, tmp_path):
     for settings in {}, {"repetition_penalty": 1.7, "min_p": 0.2, "suppress_tokens": [50, 60]}:
         (tmp_path / "model" / "generation_config.json").write_text(json.dumps({"eos_token_id": STOP} | settings))
         names = run(NANO, *TOY, "--model", tmp_path / "model", "--output-dir", tmp_path / str(settings))
-        completions.append([group.completions for group in names["groups"]])
+        completions.append([group.completions for node in names["turns"][0] for group in node.groups.values()])
     assert completions[0] == completions[1]
 
 
@@ -31,7 +32,8 @@ def test_a_completion_ends_with_its_turn_and_is_read_as_it_is(run, tmp_path):
     path = save_model(tmp_path / "model", tokenizer=tokenizer, vocab_size=260, stops=[END])
     texts = ""
     last_ids = set()
-    for group in run(NANO, *TOY, "--model", path, "--num-generations", 10, "--max-new-tokens", 90)["groups"]:
+    (nodes,) = run(NANO, *TOY, "--model", path, "--num-generations", 10, "--max-new-tokens", 90)["turns"]
+    for group in chain(*[node.groups.values() for node in nodes]):
         for text, ids in zip(group.completions, group.completion_ids):
             *earlier, last = ids
             assert {STOP, END}.isdisjoint(earlier)

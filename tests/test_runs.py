@@ -14,7 +14,7 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, STOP, lines_of, metrics_of, policies_of, save_model, two_scripts
+from conftest import ROOT, STOP, lines_of, metrics_of, save_model, two_scripts
 from processes import start
 from safetensors.torch import load_file
 from toy import Letters, Sequential
@@ -79,7 +79,7 @@ def test_files_of_a_run(script, run, model_dir):
     assert lines[1].keys() >= set(METRICS.split())
     groups = [group for node in chain(*names["turns"]) for group in node.groups.values()]
     assert lines[3]["tokens"] == sum(len(ids) for group in groups for ids in group.completion_ids)
-    for i, policy in enumerate(policies_of(names)):
+    for i, policy in enumerate(names["policies"]):
         saved = AutoModelForCausalLM.from_pretrained(f"{folder}/agent_{i}").state_dict()
         for name, weight in saved.items():
             assert torch.equal(weight, policy.trained[name])
@@ -118,7 +118,7 @@ def test_a_tree_can_be_rebuilt_from_the_rollouts(env, run, model_dir):
             branches.append((task, history, actions))
         steps = env.step(branches)
         assert line["rewards"] == [step.reward for step in steps]
-        assert line["parts"].get("share", [None] * len(steps)) == [step.parts.get("share") for step in steps]
+        assert line["parts"] == [step.parts for step in steps]
         assert line["feedback"] == [step.feedback for step in steps]
         for j, step in enumerate(steps):
             histories[(*place, j)] = [*history, (branches[j][2], step)]
@@ -187,8 +187,8 @@ MAIN = 'if __name__ == "__main__":'
 WRAPPED = f"""
 grow = rollout
 def rollout(*arguments):
-    generations = arguments[4]
-    if generations[0] == 1:  # an evaluation
+    group_sizes = arguments[4]
+    if group_sizes[0] == 1:  # an evaluation
         return grow(*arguments)
     return training_rollout(*arguments)
 
@@ -206,15 +206,18 @@ def training_rollout(*arguments):
     for nodes in turns:
         for node in nodes:
             node.weight /= 2
+            for i, group in node.groups.items():
+                group.weight /= 2
+                group.policy = arguments[2][i]
     return turns
 """
-CHECKPOINT = "        # 4 LOG: the first process"
+LOG = "        milestone = "
 ALIKE = f"""
         assert len(set(all_gather(torch.initial_seed()))) == WORLD_SIZE
         for policy in policies:
             for p in policy.trained.values():
                 assert all(torch.equal(p, other) for other in all_gather(p.detach()))
-{CHECKPOINT}"""
+{LOG}"""
 
 
 def gradients_of(run_dir):
@@ -231,7 +234,7 @@ def test_two_processes_make_the_update_of_one(name, run, model_dir, tmp_path):
 
     From the trees that two processes grew of one task each, one process makes the same update.
     """
-    before, after = (ROOT / f"{name}.py").read_text().replace(CHECKPOINT, ALIKE).split(MAIN)
+    before, after = (ROOT / f"{name}.py").read_text().replace(LOG, ALIKE).split(MAIN)
     before += """
 def all_gather(value):
     values = [value] * WORLD_SIZE
@@ -250,7 +253,7 @@ def all_gather(value):
     assert printed.count("iteration 0: evaluation") == 1
     (two,) = tmp_path.glob("two/*")
     names = run(tmp_path / "one.py", *flags)
-    assert len({node.task_number for node in names["turns"][0]}) == 2
+    assert len({node.path[0] for node in names["turns"][0]}) == 2
     ours, expected = gradients_of(two), gradients_of(names["run_dir"])
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
     _, of_two = metrics_of(two)

@@ -18,7 +18,7 @@ from transformers.utils import import_utils
 
 import magrpo
 
-PROMPTS = [[5, 6, 7], [40] * 31, [1, 0, 2, 9, 0], [200, 3, 200, 8] * 50, [7]]  # up to 200 tokens
+PROMPTS = [(5, 6, 7), (40,) * 31, (1, 0, 2, 9, 0), (200, 3, 200, 8) * 50, (7,)]  # up to 200 tokens
 GPT = {"num_heads": 4, "num_layers": 2, "attention_types": [[["global", "local"], 1]]}
 GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 9}
 SOFTCAPS = {"final_logit_softcapping": 2.0, "attn_logit_softcapping": 1.0}
@@ -54,6 +54,13 @@ def load(path):
     return load_policy(magrpo, path)
 
 
+def sample(policy, prompts, *options):
+    """What the script samples after each prompt: lists of pairs (token ids, log-probabilities)."""
+    groups = [magrpo.Group(policy, "", prompt_ids, 1.0) for prompt_ids in prompts]
+    magrpo.sample(policy, groups, *options)
+    return [list(zip(group.completion_ids, group.logprobs)) for group in groups]
+
+
 @functools.lru_cache(2)
 def plain_model(path):
     with open(f"{path}/config.json") as file:
@@ -73,24 +80,23 @@ class Graph:
     replays = 0
 
 
-def places(step):
-    """Where in memory what a step reads and changes is: a graph would go on with these."""
-    cells = dict(zip(step.__code__.co_freevars, (cell.cell_contents for cell in step.__closure__)))
-    tensors = list(cells["inputs"].values())
-    for layer in cells["cache"].layers:
+def places(cache, inputs):
+    """Where in memory what a decoding step reads and changes is: a graph would go on with these."""
+    tensors = list(inputs.values())
+    for layer in cache.layers:
         tensors += [layer.keys, layer.values, layer.cumulative_length]
     return [x.data_ptr() for x in tensors]
 
 
-def capture(policy, step):
+def capture(policy, *tensors):
     """Stands for a CUDA graph on a CPU: repeats the step, which has to find and leave its tensors where they were."""
-    at_capture = places(step)
+    at_capture = places(*tensors)
 
-    def replay():
+    def replay(*now):
         Graph.replays += 1
-        assert places(step) == at_capture
-        logits = step()
-        assert places(step) == at_capture
+        assert places(*now[1:]) == at_capture
+        logits = magrpo.decode_step(*now)
+        assert places(*now[1:]) == at_capture
         return logits
 
     return replay
@@ -120,7 +126,7 @@ def test_sampled_and_trained_logprobs_are_the_models(kind, load_each, tmp_path):
     path = save_model(tmp_path / "m", model_class=model_class, **changes)
     policy, temperature = load_each(path), 0.7
     torch.manual_seed(0)
-    groups = magrpo.sample(policy, PROMPTS, 4, temperature, 40)
+    groups = sample(policy, PROMPTS, 4, temperature, 40)
     prompts = []
     pairs = []
     for prompt, group in zip(PROMPTS, groups, strict=True):
@@ -128,7 +134,7 @@ def test_sampled_and_trained_logprobs_are_the_models(kind, load_each, tmp_path):
         prompts += [prompt] * 4
         pairs += group
     completions = [ids for ids, _ in pairs]
-    trained = magrpo.token_logprobs(policy, prompts, completions, temperature)
+    trained = magrpo.token_logprobs(policy, list(map(magrpo.Example, prompts, completions)), temperature)
     for prompt, (ids, sampled), logprobs in zip(prompts, pairs, trained, strict=True):
         exact = exact_logprobs(path, prompt, ids, temperature)
         assert sampled == pytest.approx(exact, abs=1e-4)
@@ -159,14 +165,15 @@ def test_a_decoding_step_can_be_captured(kind, tmp_path, monkeypatch):
     model_class, changes = KINDS[kind]
     policy = load(save_model(tmp_path / "m", model_class=model_class, **changes))
     policy.cuda_graphs = True
+    monkeypatch.setattr(magrpo, "ON_GPU", True)  # no row leaves
     captured = []
-    monkeypatch.setattr(magrpo, "capture", lambda policy, step: captured.append(step) or step)
-    magrpo.sample(policy, PROMPTS, 2, 1.0, 3)
-    (step,) = captured
+    monkeypatch.setattr(magrpo, "capture", lambda *now: captured.append(now) or magrpo.decode_step)
+    sample(policy, PROMPTS, 2, 1.0, 3)
+    ((_, *tensors),) = captured
     # transformers is told that a CUDA stream is being captured
     monkeypatch.setattr(import_utils, "is_cuda_stream_capturing", lambda: True)
     with Operators() as mode, torch.inference_mode():
-        step()
+        magrpo.decode_step(policy.model, *tensors)
     assert {"_local_scalar_dense", "nonzero", "lift_fresh"}.isdisjoint(mode.names)
 
 
@@ -174,9 +181,9 @@ def test_bfloat16(model_dir):
     """Fails if keys or the mask have another dtype than attention, or logits have bfloat16's steps of hundredths."""
     policy = load(model_dir)
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        (group,) = magrpo.sample(policy, [[5, 6, 7]], 8, 1.0, 20)
-        cache = magrpo.FixedCache(policy.model, 32)
-        logits, _ = magrpo.prefill(policy.model, cache, [[5], [5]])
+        (group,) = sample(policy, [(5, 6, 7)], 8, 1.0, 20)
+        cache = magrpo.Cache([magrpo.FixedLayer(32) for _ in range(2)])
+        logits, _ = magrpo.prefill(policy.model, cache, [(5,), (5,)])
     assert (cache.layers[0].keys.dtype, logits.dtype) == (torch.bfloat16, torch.float32)
     for ids, logprobs in group:
         assert logprobs == pytest.approx(exact_logprobs(model_dir, [5, 6, 7], ids), abs=0.1)
@@ -189,7 +196,8 @@ def test_rotations_that_look_at_the_length_are_not_captured(name, tmp_path, monk
     policy = load(save_model(tmp_path / "m", rope_parameters=rope))
     policy.cuda_graphs = True
     monkeypatch.setattr(torch, "cuda", MagicMock())
-    captured = magrpo.capture(policy, dict) is not dict
+    monkeypatch.setattr(magrpo, "decode_step", MagicMock())
+    captured = magrpo.capture(policy, None, None) is not magrpo.decode_step
     assert captured == policy.cuda_graphs == (name == "default")
 
 
@@ -207,10 +215,10 @@ def test_greedy_is_what_generate_gives(model_dir):
     """Fails if a temperature of 0 divides by zero, or still draws."""
     policy = load(model_dir)
     options = {"do_sample": False, "max_new_tokens": 16, "pad_token_id": END}
-    for prompt, group in zip(PROMPTS, magrpo.sample(policy, PROMPTS, 2, 0, 16)):
+    for prompt, group in zip(PROMPTS, sample(policy, PROMPTS, 2, 0, 16)):
         ids = torch.tensor([prompt])
         row = policy.model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0]
-        expected = row[len(prompt) :].tolist()
+        expected = tuple(row[len(prompt) :].tolist())
         assert [ids for ids, _ in group] == [expected, expected]
 
 
@@ -232,9 +240,9 @@ def test_the_draw_is_the_whole_distribution(tmp_path):
     leaky |= {"repetition_penalty": 1.3, "suppress_tokens": [50, 60]}
     hf.GenerationConfig(eos_token_id=11, **leaky).save_pretrained(path)
     # a penalty concerns the tokens of the prompt
-    policy, prompt, G, V = load(path), list(range(3, 131)), 4000, 259
+    policy, prompt, G, V = load(path), tuple(range(3, 131)), 4000, 259
     torch.manual_seed(0)
-    (group,) = magrpo.sample(policy, [prompt], G, 1.5, 2)
+    (group,) = sample(policy, [prompt], G, 1.5, 2)
     first = torch.tensor([ids[0] for ids, _ in group])
     second = torch.tensor([ids[1] for ids, _ in group if len(ids) > 1])
     with torch.no_grad():

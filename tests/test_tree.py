@@ -52,25 +52,23 @@ def write_numbers(agent, before, G):
     return [([g], [-1.0]) for g in range(G)]
 
 
-def complete(args, write, prompts, G):
-    """Stands for the script's: a Group of what is written after each prompt; token 2 stops a completion."""
-    groups = []
-    for prompt in prompts:
-        completion_ids, logprobs = zip(*write(prompt, G))
-        completions = ["".join(map(str, ids)) for ids in completion_ids]
-        stopped = [ids[-1] == 2 for ids in completion_ids]
-        groups.append(magrpo.Group(prompt, [], completions, completion_ids, logprobs, stopped))
-    return groups
+def complete(args, write, groups, G):
+    """Stands for the script's: fills each Group with what is written after its prompt; token 2 stops a completion."""
+    for group in groups:
+        group.completion_ids, group.logprobs = zip(*write(group.prompt, G))
+        group.completions = ["".join(map(str, ids)) for ids in group.completion_ids]
+        group.stopped = [ids[-1] == 2 for ids in group.completion_ids]
 
 
 @pytest.fixture
 def grow(monkeypatch):
-    """grow(env, generations, joint_mode, gamma, write) returns the nodes of each turn."""
+    """grow(env, group_sizes, joint_mode, gamma, write) returns the nodes of each turn."""
     monkeypatch.setattr(magrpo, "complete", complete)
+    monkeypatch.setattr(magrpo, "encode", lambda policy, prompt: ())
 
-    def grow(env, generations, joint_mode="align", gamma=1.0, write=write_numbers):
+    def grow(env, group_sizes, joint_mode="align", gamma=1.0, write=write_numbers):
         writers = [functools.partial(write, i) for i in range(env.num_agents)]
-        return magrpo.rollout(magrpo.Args(gamma=gamma), env, writers, env.tasks, generations, joint_mode)
+        return magrpo.rollout(magrpo.Args(gamma=gamma), env, writers, env.tasks, group_sizes, joint_mode)
 
     return grow
 
@@ -108,7 +106,8 @@ def test_two_turns_by_hand(grow):
     assert returns_of(root) == {0: [first, 2], 1: [first, 2]}
     assert root.value.tolist() == [(first + 2) / 2] * 2
     assert [root.weight, child.weight] == [1, 1 / 2]
-    assert root.children == [child, None]
+    assert root.children[0] is child
+    assert root.children[1].children == []
 
 
 def test_only_those_who_speak_multiply(grow):
@@ -120,12 +119,12 @@ def test_only_those_who_speak_multiply(grow):
 
     env = Paid(3, pay, speakers=[[1], [0, 2]])
     (root,), children = grow(env, [3, 2], "cross")
-    assert root.joint == [(0, 0, 0), (0, 1, 0), (0, 2, 0)]
+    assert [child.choice for child in root.children] == [(0, 0, 0), (0, 1, 0), (0, 2, 0)]
     ((first, _),), *_ = [child.history for child in children]
     assert first == ["", "0", ""]
     assert returns_of(root) == {1: [1.0, 2.0, 3.0]}  # with a later mean of 1
     for child in children:
-        assert child.joint == [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)]
+        assert [leaf.choice for leaf in child.children] == [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)]
         assert returns_of(child) == {0: [0.5, 1.5], 2: [0.5, 1.5]}
 
 
@@ -249,8 +248,8 @@ def test_the_expected_update_is_the_policy_gradient(env, G, joint_mode, grow, mo
     for numbers in draws:  # all equally likely
         write = functools.partial(write_by, dict(zip(places, numbers)))
         for node in itertools.chain(*grow(env, [G, G], joint_mode, GAMMA, write)):
-            weight = node.weight / len(draws) / G * GAMMA ** len(node.history)
             for group in node.groups.values():
+                weight = group.weight / len(draws)
                 scores = [credit.score(group.prompt, word) for word in group.completions]
                 for script, gradient in gradients.items():
                     gradient[group.prompt] += weight * np.dot(cached_advantages(script, tuple(group.returns)), scores)

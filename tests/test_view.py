@@ -86,6 +86,9 @@ def compare(folder, runs, texts):
     assert run["columns"] == columns
     for node, line in zip(run["nodes"], sorted(lines_of(folder, "rollouts.jsonl"), key=TIME), strict=True):
         line["rewards"] = [x if isinstance(x, list) else [x] for x in line["rewards"]]
+        if isinstance(line["parts"], list):  # a dict for each joint action
+            names = {name for parts in line["parts"] for name in parts}
+            line["parts"] = {name: [parts.get(name) for parts in line["parts"]] for name in names}
         returns = node.pop("returns")
         node["feedback"] = [json.loads(texts[place]) for place in node["feedback"]]
         node["task"] = json.loads(texts[node["task"]])
