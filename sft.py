@@ -70,21 +70,22 @@ class Args:
     max_grad_norm: float = 1.0  # gradient clipping; 0: none
 
 
-def special_tokens_of(tokenizer, model):
+def read_special_tokens(tokenizer, model):
     """Ids of the tokens that end an answer, first that of the chat template, and the special tokens of turns."""
     stop_ids = [tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id).tolist()]
     text = ""
     if tokenizer.chat_template:
         chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "ANSWER"}]
         text = tokenizer.apply_chat_template(chat, tokenize=False)
+    ending = text.partition("ANSWER")[2].lstrip()
     chat_markers = []
     for token_id, token in tokenizer.added_tokens_decoder.items():
         # Gemma's is <end_of_turn>, while its eos is <eos>
-        if text.partition("ANSWER")[2].lstrip().startswith(token.content):
+        if ending.startswith(token.content):
             stop_ids.insert(0, token_id)
-        # thoughts are part of a message
-        written = token.special and token.content in text and "think" not in token.content
-        if written or token_id in [tokenizer.bos_token_id, *stop_ids]:
+        # a thought is part of a message, even where its marks are special tokens
+        in_template = token.special and token.content in text and "think" not in token.content
+        if in_template or token_id in [tokenizer.bos_token_id, *stop_ids]:
             chat_markers.append(token.content)
     stop_ids = [token_id for token_id in stop_ids if token_id is not None]
     if not stop_ids:
@@ -92,7 +93,7 @@ def special_tokens_of(tokenizer, model):
     return stop_ids, chat_markers
 
 
-def encode(tokenizer, stop_ids, chat_markers, prompt, completion):
+def encode_pair(tokenizer, stop_ids, chat_markers, prompt, completion):
     """Token ids of a prompt, as a user message or, without a chat template, as bare text, and of its completion."""
     if prompt.lstrip().startswith(tuple(chat_markers)):
         sys.exit(f"error: --data: prompt {prompt[:80]!r} is in the chat template; give the user's message alone.")
@@ -153,18 +154,18 @@ def pairs_of_file(path, args):
 
 def split_examples(args, sources, tokenizer, model):
     """Encodes the pairs of all sources: (training examples, one list per source; held-out examples of all)."""
-    special_tokens = special_tokens_of(tokenizer, model)
+    stop_ids, chat_markers = read_special_tokens(tokenizer, model)
     train = []
     held_out = []
     for pairs in sources:
-        examples = [encode(tokenizer, *special_tokens, *pair) for pair in pairs]
+        examples = [encode_pair(tokenizer, stop_ids, chat_markers, *pair) for pair in pairs]
         fitting = [example for example in examples if sum(map(len, example)) <= args.max_length]
         print(f"{len(examples)} pairs, {len(fitting)} of them with at most {args.max_length} tokens")
         if len(fitting) < 2:
             reason = "raise --max-length" if len(examples) > 1 else "give more --data, or a lower --min-reward"
             sys.exit(f"error: two pairs are needed, one of them held out: {reason}.")
-        # The last pairs, not random ones: pairs of one task are neighbours, and so at most one task is split (more if
-        # a rollouts.jsonl visits tasks several times).
+        # the last pairs, not random ones: pairs of one task are neighbours, so at most one task is split (more if a
+        # rollouts.jsonl visits tasks several times)
         cut = len(fitting) - max(1, int(args.eval_fraction * len(fitting)))
         last = fitting[cut:]
         train.append(fitting[:cut])
@@ -173,21 +174,17 @@ def split_examples(args, sources, tokenizer, model):
 
 
 def token_losses(model, examples):
-    """-log pi of each completion token, the stop token included, of all examples: (tokens,).
-
-    examples: list of R pairs (prompt token ids, completion token ids)
-    """
+    """-log pi of each completion token, the stop token included, of R examples: (tokens,)."""
     device = model.device
     first = min(len(prompt) for prompt, _ in examples)  # no token before it is a target
     tokens = [torch.tensor(prompt + completion) for prompt, completion in examples]
     targets = [torch.tensor([-1] * len(prompt) + completion) for prompt, completion in examples]  # -1: no target
     input_ids = pad_sequence(tokens, batch_first=True).to(device)  # (R, L)
     target = pad_sequence(targets, batch_first=True, padding_value=-1)[:, first:].to(device)  # (R, L - first)
-    # each token is predicted one position before it
-    keep = target.shape[1] + 1
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         # no attention mask: padding is on the right, which causal attention never sees
-        logits = model(input_ids, use_cache=False, logits_to_keep=keep).logits[:, :-1]  # (R, L - first, V)
+        # each token is predicted one position before it: (R, L - first, V)
+        logits = model(input_ids, use_cache=False, logits_to_keep=target.shape[1] + 1).logits[:, :-1]
     is_target = target >= 0
     return cross_entropy(logits[is_target].float(), target[is_target], reduction="none")
 
@@ -272,7 +269,12 @@ if __name__ == "__main__":
             continue
         mean_loss, mean_norm = np.mean(logged, axis=0)
         logged = []
-        metrics = {"step": step, "train/loss": mean_loss, "grad_norm": mean_norm, "learning_rate": lr}
+        metrics = {
+            "step": step,
+            "train/loss": mean_loss,
+            "grad_norm": mean_norm,
+            "learning_rate": lr,
+        }
 
         # 4 EVALUATE AND SAVE: a copy, since the weights being trained stay float32
         if milestone:
@@ -282,5 +284,5 @@ if __name__ == "__main__":
             saved.save_pretrained(agent_dir)
             tokenizer.save_pretrained(agent_dir)
         with open(f"{run_dir}/metrics.jsonl", "a") as file:
-            file.write(json.dumps(metrics) + "\n")
+            print(json.dumps(metrics), file=file)
     print(f"use it with --model {agent_dir!r}")

@@ -96,7 +96,13 @@ def read_nodes(folder, iteration):
     """The lines of an iteration as dicts."""
     with open(f"{folder}/rollouts.jsonl", "rb") as file:
         file.seek(iteration.start)
-        return [parse(line) for line in file.read(iteration.size).splitlines()]
+        nodes = [parse(line) for line in file.read(iteration.size).splitlines()]
+    for node in nodes:
+        # a dict for each joint action becomes a list for each name, as which earlier runs logged them
+        if isinstance(node["parts"], list):
+            names = dict.fromkeys(chain(*node["parts"]))
+            node["parts"] = {name: [parts.get(name) for parts in node["parts"]] for name in names}
+    return nodes
 
 
 def find_pass_rates(folder, evaluations):
@@ -129,15 +135,18 @@ def load(folder, iterations):
         line |= rates.get(line["iteration"], {})
         last |= line
     columns = {name: [line.get(name) for line in lines] for name in last}
-    shown = [f"{name[5:]} {last[name]:.3f}" for name in last if re.match(r"eval/(return(_se)?$|pass@)", name)]
+    results = [f"{name[5:]} {last[name]:.3f}" for name in last if re.match(r"eval/(return$|pass@)", name)]
+    error = last.get("eval/return_se", 0.0)
+    # 0 where all answers earn the same
+    if error > 0:
+        results[0] += f" +- {error:.3f}"
     return {
         "folder": os.path.normpath(folder),
         "script": about["script"].removesuffix(".py"),
         "args": about["args"],
         "columns": columns,
         "warnings": list(find_warnings(folder, columns)),
-        # without the standard error where all answers earn the same
-        "result": f"{folder}: {', '.join(shown)}".replace(", return_se", " +-").replace(" +- 0.000", ""),
+        "result": f"{folder}: {', '.join(results)}",
         "logged": sum(iteration.nodes for iteration in chain(*iterations.values())),
     }
 
@@ -236,6 +245,7 @@ def pack(folders, most, room):
     texts = {}  # string -> its place
     packed = set()  # iterations
     data = compress({"runs": runs, "meanings": read_meanings()})
+    # from every 2^k-th iteration of a split, beginning with the largest 2^k, to each
     every = 1
     while every < max(map(len, splits), default=1):
         every *= 2
@@ -247,6 +257,7 @@ def pack(folders, most, room):
         known = len(texts)
         lines = list(pack_iterations(sorted(more), runs, most, texts))
         level = compress({"every": every, "texts": list(texts)[known:]}, lines)
+        # the first level is packed in any case
         if packed and len(data) + len(level) > room:
             break
         data += level

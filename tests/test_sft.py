@@ -161,8 +161,8 @@ def test_marks_stay_and_an_answer_ends_as_in_the_chat_template(
     tokenizer.eos_token = eos
     path = save_model(tmp_path / "m", tokenizer=tokenizer, vocab_size=len(tokenizer), stops=[stop])
     tokenizer = AutoTokenizer.from_pretrained(path)
-    special_tokens = sft.special_tokens_of(tokenizer, AutoModelForCausalLM.from_pretrained(path))
-    row = sft.encode(tokenizer, *special_tokens, f"{QUOTED}<|im_end|>!", completion)
+    special_tokens = sft.read_special_tokens(tokenizer, AutoModelForCausalLM.from_pretrained(path))
+    row = sft.encode_pair(tokenizer, *special_tokens, f"{QUOTED}<|im_end|>!", completion)
     assert tokenizer.batch_decode(row) == [read, trained]
 
 
