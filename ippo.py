@@ -1,20 +1,20 @@
 """IPPO: each agent is trained by PPO on the return that all agents share, with a value function of its own.
 
-    python ippo.py --env tldr --num-agents 2    (read the loop at the end first, from `# 1 ROLLOUT` on)
+    python ippo.py --env tldr --num-agents 2    (after magrpo.py, read its loop first, from `# 1 ROLLOUT` on)
 
 Every task has G independent trajectories. Before each token y_t that an agent writes, its state s_t is its prompt and
 what it has written in this turn; V(s_t) is the state's value. A turn's reward arrives with the turn's last token, and
 the agent's next state is the prompt of its next turn. Over all tokens of an agent in a trajectory, across its turns,
 
-    A_t = reward_t + discount_t * V(s_t+1) - V(s_t) + discount_t * gae_lambda * A_t+1
+    A_t = reward_t + discount_t * V(s_{t+1}) - V(s_t) + discount_t * gae_lambda * A_{t+1}
     ratio_t = pi(y_t | s_t) / pi_old(y_t | s_t)
-    loss = - sum_t gamma^turn * min(ratio_t * A_t, clip(ratio_t) * A_t) + vf_coef * value loss - ent_coef * entropy
+    loss_t = - gamma^turn * min(ratio_t * A_t, clip(ratio_t) * A_t) + vf_coef * value loss_t - ent_coef * entropy_t
 
-averaged over trajectories and divided by max_new_tokens. discount_t is gamma after a turn's last token, else 1; turns
-count from 0. The reward of a turn in which the agent is silent arrives with the turn before. The value loss compares
-V(s_t) with A_t + V_old(s_t). V is a linear head for each turn on the actor's last hidden states, or on those of a
-critic with weights of its own (--use-separate-critic); it reads the state before a token, never the token. pi_old is
-what the sampling loop used.
+summed, averaged over trajectories and divided by max_new_tokens. discount_t is gamma for each turn from a turn's last
+token to the agent's next one, else 1; turns count from 0. The reward of a turn in which the agent is silent arrives,
+discounted, with its last turn before. The value loss compares V(s_t) with A_t + V_old(s_t). V has a linear head for
+each turn, on the actor's last hidden states or on those of a critic with weights of its own (--use-separate-critic);
+it reads the state before a token, never the token. pi_old is what the sampling loop used.
 
 Left out on purpose: a centralised critic (MAPPO), a KL penalty, division by a completion's length, normalised
 advantages. Sources: PPO, arXiv 1707.06347; GAE, arXiv 1506.02438; IPPO, arXiv 2011.09533. With one agent this is PPO.
@@ -52,7 +52,7 @@ WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if ON_GPU else "cpu")
 AUTOCAST = torch.autocast(DEVICE.type, torch.bfloat16, enabled=ON_GPU)
-CHECK_EVERY = 16 if ON_GPU else 1  # decoding steps between checks whether all rows have ended; a GPU waits for each
+CHECK_EVERY = 16 if ON_GPU else 1  # decoding steps between checks of which rows have ended; a GPU waits for each
 
 
 @dataclass
@@ -81,7 +81,8 @@ class Args:
     cuda_graphs: bool = True  # on a GPU, replay a decoding step as one CUDA graph
     # optimization
     num_tasks: int = 4  # B, tasks per iteration; a multiple of the number of processes
-    learning_rate: list[float] = field(default_factory=list)  # of AdamW; one, or one per agent; by default 5e-6
+    # of AdamW; one, or one per agent; 0 freezes it; default 5e-6, for tiny 2e-4, with LoRA ten times that
+    learning_rate: list[float] = field(default_factory=list)
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     gamma: float = 1.0  # discount per turn
     max_grad_norm: float = 1.0  # gradient clipping, per agent; 0: none
@@ -102,7 +103,7 @@ class Args:
     eval_generations: int = 1  # trajectories per held-out task
 
 
-@dataclass(eq=False)  # hashable: policies are keys of a dict
+@dataclass(eq=False)  # hashable, and compared by identity
 class Policy:
     """A model with its tokenizer and its optimizer. An agent is a seat; a policy plays one or, shared, all of them."""
 
@@ -128,7 +129,7 @@ class Group:
     completions: list = field(default_factory=list)  # (G,), their texts
     stopped: list = field(default_factory=list)  # (G,), whether it ended with a stop token
     returns: Any = None  # (G,), mean return of the joint actions that contain the completion
-    peer_returns: Any = None  # what they are compared with: in a tree the same, else those of all trajectories
+    peer_returns: Any = None  # those whose mean is the baseline: the same, or those of the task's trajectories
     advantages: Any = None  # (G,)
 
 
@@ -158,7 +159,7 @@ class Experience:
 
     turn: int  # from 0
     prompt_ids: tuple  # (P,)
-    critic_prompt_ids: tuple  # what the critic reads
+    critic_prompt_ids: tuple  # what the critic reads: the same, or the prompts of all agents
     completion_ids: tuple  # (C,)
     old_logprobs: torch.Tensor  # (C,), of the policy that sampled
     reward: float = 0.0  # of this turn, and of the agent's silent turns after it
@@ -192,13 +193,13 @@ class Sums(NamedTuple):
 
 def read_args():
     """The command line, with defaults from the run that is resumed and from a config file."""
-    args = tyro.cli(Args, description=__doc__)
+    args = tyro.cli(Args, description=__doc__)  # for --resume and --config
     words = []
     if args.resume:
         words += words_of(f"{args.resume}/args.json")
     if args.config:
         words += words_of(args.config)
-    # the last one wins
+    # of an argument that comes twice the last one counts
     return tyro.cli(Args, description=__doc__, args=words + sys.argv[1:])
 
 
@@ -257,7 +258,7 @@ def load_policy(args, name, base_models):
     stop_ids, chat_markers = special_tokens_of(tokenizer, model)
     if not stop_ids:
         sys.exit(f"error: --model {path}: no token ends a completion; set eos_token_id in its generation_config.json.")
-    # the head is changed in place, so that it stays tied to the embeddings
+    # the head is changed in place, so that it stays tied to the embeddings, which then are float32, too
     head = model.get_output_embeddings().float()
     head.__class__ = Float32Head
     if args.lora_rank:
@@ -279,13 +280,12 @@ def load_policy(args, name, base_models):
 
 def add_critic(args, policy, separate):
     """Makes a critic, whose parameters the policy's optimizer trains too, at a learning rate of their own."""
-    hidden_size = policy.model.get_output_embeddings().in_features
-    head = Float32Head(hidden_size, args.num_turns).to(DEVICE)
+    head = Float32Head(policy.model.get_output_embeddings().in_features, args.num_turns).to(DEVICE)
     for p in head.parameters():
         # the bias is set after the first rollout
         torch.nn.init.zeros_(p)
     model = copy.deepcopy(policy.model) if separate else policy.model
-    # checkpoints hold what is part of the policy's model: the critic is one until the agents are saved
+    # a part of the policy's model, so that checkpoints hold it; deleted before the agents are saved
     policy.model.critic = torch.nn.ModuleDict({"head": head, "model": model} if separate else {"head": head})
     parameters = policy.model.named_parameters()
     trained = {name: p for name, p in parameters if p.requires_grad and name not in policy.trained}
@@ -381,9 +381,9 @@ def pad_ids(sequences, side):
 
 
 def forward(model, cache, ids, mask, **options):
-    """The model's outputs at K further tokens of R rows, which follow those in the cache.
+    """The model's outputs at S further tokens of R rows, which follow those in the cache.
 
-    ids (R, K): -1 is padding. mask (R, cached + K): 0 hides padding on the left of a prompt; padding on the right is
+    ids (R, S): -1 is padding. mask (R, cached + S): 0 hides padding on the left of a prompt; padding on the right is
     never seen, as attention is causal.
     """
     position_ids = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
@@ -406,19 +406,18 @@ def prefill(model, cache, prompt_ids):
 
 
 def decode_step(model, cache, inputs):
-    """Logits after one more token of each row: (R, V). Looks at no value, so that a CUDA graph can repeat it."""
+    """Logits after one more token of each row: (R, V). The CPU reads no value, so that a CUDA graph can repeat it."""
     logits = model(past_key_values=cache, **inputs).logits[:, 0]
     inputs["position_ids"].add_(1)
     return logits
 
 
 def capture(policy, cache, inputs):
-    """decode_step() with these tensors as a CUDA graph, repeated by one launch; itself if it cannot be captured."""
-    # a graph would not see that a rotation depends on the length; the config of a layer may name such a kind
+    """Records decode_step() on these tensors as a CUDA graph. Returns its replay, or decode_step if that fails."""
+    # a graph would repeat the rotary embeddings of its capture; these kinds of them change with the length
     config = str(policy.model.config)
-    looks_at_length = '"dynamic"' in config or '"longrope"' in config
     try:
-        if looks_at_length or not policy.model._can_compile_fullgraph:
+        if '"dynamic"' in config or '"longrope"' in config or not policy.model._can_compile_fullgraph:
             raise RuntimeError("a decoding step depends on the length")
         graph = torch.cuda.CUDAGraph()
         # thread_local lets NCCL's thread run
@@ -455,9 +454,9 @@ def sample(policy, groups, G, temperature, C):
         # the model's causal mask hides the columns that are still empty
         "attention_mask": pad(real, (0, L - real.shape[1]), value=1),  # (R, L)
     }
-    step = decode_step
+    decode = decode_step
     stop_ids = torch.tensor(policy.stop_ids, device=DEVICE)
-    completion_index = torch.arange(R, device=DEVICE)  # (R,), which completion a row is
+    completion_index = torch.arange(R, device=DEVICE)  # (R,), the completion in each row
     running = torch.ones(R, dtype=torch.bool, device=DEVICE)  # True until the stop token
     all_tokens = torch.zeros(R, C, dtype=torch.long, device=DEVICE)
     all_logprobs = torch.zeros(R, C, device=DEVICE)
@@ -480,10 +479,10 @@ def sample(policy, groups, G, temperature, C):
                 running = running[rows]
                 cache.reorder_cache(rows)
                 inputs = {name: tensor[rows] for name, tensor in inputs.items()}
-        logits = step(policy.model, cache, inputs)
+        logits = decode(policy.model, cache, inputs)
         # the first step is eager: libraries initialise lazily, which cannot be captured
         if t == 0 and policy.cuda_graphs:
-            step = capture(policy, cache, inputs)
+            decode = capture(policy, cache, inputs)
 
     sampled = zip(all_tokens.tolist(), all_logprobs.tolist(), lengths.tolist())
     for k, (ids, logprobs, length) in enumerate(sampled):
@@ -495,7 +494,7 @@ def sample(policy, groups, G, temperature, C):
 def complete(args, policy, groups, G):
     """Draws G completions of the prompt of each Group of a policy."""
     size = max(1, 16 * args.batch_size // G)
-    # on a GPU, one autocast context casts the weights once, but in inference mode each time
+    # on a GPU, one autocast context casts the weights once; in inference mode it would do so at each step
     # on a CPU, nothing is cast, and inference mode is faster
     with AUTOCAST, torch.inference_mode(not ON_GPU):
         for k in range(0, len(groups), size):
@@ -550,17 +549,14 @@ def values_of(critic, experiences, states=None):
         outputs, tokens = read_completions(critic.model, prompt_ids, experiences, logits_to_keep=1)
         states = outputs.hidden_states[-1][tokens >= 0]
     values = critic.head(states)  # (K, T)
-    turns = [experience.turn for experience in experiences for _ in experience.completion_ids]
-    return values[range(len(turns)), turns]
+    heads = [experience.turn for experience in experiences for _ in experience.completion_ids]
+    return values[range(len(heads)), heads]
 
 
 def optimizer_step(args, policy, learning_rates):
     """One step on the mean of all processes' gradients, unless it is zero. Returns its norm before clipping."""
     if WORLD_SIZE > 1:
         for p in policy.trained.values():
-            # a process without examples has none
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
             dist.all_reduce(p.grad.div_(WORLD_SIZE))
     max_norm = args.max_grad_norm if args.max_grad_norm > 0 else torch.inf
     grad_norm = clip_grad_norm_(policy.trained.values(), max_norm).item()
@@ -575,8 +571,8 @@ def optimizer_step(args, policy, learning_rates):
 
 
 @torch.no_grad()
-def read_values(args, critic, experiences):
-    """Gives each Experience the values of its tokens."""
+def set_old_values(args, critic, experiences):
+    """Gives each Experience old_values: the critic's values before the update."""
     for batch in batches_of(args, experiences):
         with AUTOCAST:
             values = values_of(critic, batch).cpu()
@@ -586,7 +582,7 @@ def read_values(args, critic, experiences):
 
 
 def batches_of(args, experiences):
-    """Splits Experiences into batches: those with equal prompts follow each other, the short before the long."""
+    """Splits Experiences into batches: those with equal prompts follow each other, shorter ones first."""
     ordered = sorted(experiences, key=lambda one: (one.critic_prompt_ids, len(one.completion_ids)))
     return [ordered[k : k + args.batch_size] for k in range(0, len(ordered), args.batch_size)]
 
@@ -604,7 +600,7 @@ def summarize(split, turns):
         weights[name] += weight
 
     for root in turns[0]:
-        # the turns of a trajectory add up, and it counts once
+        # the tokens that a trajectory waits for: the turns below add to the sum, and each root counts once
         add("critical_tokens", 0.0, root.weight)
         for i, value in enumerate(root.value):
             add("return", value, 1)
@@ -652,7 +648,7 @@ def log_rollouts(run_dir, iteration, split, turns, num_tasks):
                 "feedback": [child.step.feedback for child in node.children],
                 "agents": [node.groups.get(i) for i in range(len(node.value))],
             }
-            # keys that are tuples are left out
+            # skipkeys: JSON has no tuples as keys
             print(json.dumps(line, default=to_json, skipkeys=True), file=file)
 
 
@@ -664,7 +660,7 @@ def to_json(value):
 
 
 def evaluate(args, run_dir, env, policies, tasks, iteration):
-    """Metrics of the held-out tasks, whose rollouts it logs. One seed, so that evaluations can be compared."""
+    """Metrics of the held-out tasks; logs their rollouts. Always the same seed, so that evaluations compare."""
     reseed(args.seed, 0)
     group_sizes = [args.eval_generations] + [1] * (args.num_turns - 1)
     turns = rollout(args, env, policies, tasks, group_sizes, "align")
@@ -690,23 +686,22 @@ def log_metrics(args, run_dir, iteration, metrics):
         import_module(args.track).log(metrics, step=iteration)
 
 
-def save_checkpoint(run_dir, iteration, policies):
+def save_checkpoint(run_dir, iteration, learners):
     """Writes state.pt, from which any number of processes resumes."""
     state = {
         "iteration": iteration,
-        "models": [policy.trained for policy in policies],
-        "optimizers": [policy.optimizer.state_dict() for policy in policies],
+        "models": [policy.trained for policy in learners],
+        "optimizers": [policy.optimizer.state_dict() for policy in learners],
         "sizes": {name: os.path.getsize(f"{run_dir}/{name}") for name in ("metrics.jsonl", "rollouts.jsonl")},
     }
     torch.save(state, f"{run_dir}/state.tmp")
-    # atomic: a crash keeps the old checkpoint
-    os.replace(f"{run_dir}/state.tmp", f"{run_dir}/state.pt")
+    os.replace(f"{run_dir}/state.tmp", f"{run_dir}/state.pt")  # atomic: a crash keeps the old checkpoint
 
 
-def load_checkpoint(run_dir, policies):
+def load_checkpoint(run_dir, learners):
     """Restores weights and moments, cuts the logs back to the checkpoint, and returns its iteration."""
     state = torch.load(f"{run_dir}/state.pt", map_location="cpu")
-    for policy, weights, moments in zip(policies, state["models"], state["optimizers"], strict=True):
+    for policy, weights, moments in zip(learners, state["models"], state["optimizers"], strict=True):
         policy.model.load_state_dict(weights, strict=False)  # with LoRA, only the adapter
         policy.optimizer.load_state_dict(moments)
     for name, size in state["sizes"].items():
@@ -721,7 +716,7 @@ def fill_groups(args, env, policies, nodes, G):
     """At each node each agent that has a prompt draws G completions of it."""
     requests = defaultdict(list)  # policy -> its Groups
     for node in nodes:
-        weight = node.weight / G * args.gamma ** len(node.history)
+        weight = node.weight / G * args.gamma ** len(node.history)  # w * gamma^turn
         prompts = env.observe(node.task, node.history)
         for i, (policy, prompt) in enumerate(zip(policies, prompts, strict=True)):
             if prompt is not None:
@@ -786,7 +781,7 @@ def rollout(args, env, policies, tasks, group_sizes, joint_mode):
 def trajectory_of(args, root, child, critic_prompt_ids):
     """The trajectory that starts with a joint action of a root, which led to the child: each agent's Experiences."""
     node = root
-    trajectory = [[] for _ in child.returns]
+    trajectory = [[] for _ in child.returns]  # N lists
     while child:
         # a shared number, or one per agent
         rewards = np.broadcast_to(child.reward, len(trajectory)).tolist()
@@ -812,15 +807,15 @@ def trajectory_of(args, root, child, critic_prompt_ids):
     return trajectory
 
 
-def initialize_values(critics, turns):
+def initialize_values(critics, turns, T):
     """Values start at the mean return from each turn on: from 0, the first advantages would be the returns."""
-    sums = torch.zeros(2, critics[0].head.out_features, device=DEVICE)  # of the returns, and how many there are
+    totals = torch.zeros(2, T, device=DEVICE)  # of the returns, and how many there are
     for t, nodes in enumerate(turns):
-        sums[:, t] = torch.tensor([[node.value.mean(), 1] for node in nodes]).sum(0)
+        totals[:, t] = torch.tensor([[node.value.mean(), 1] for node in nodes]).sum(0)
     if WORLD_SIZE > 1:
-        dist.all_reduce(sums)
+        dist.all_reduce(totals)
     for critic in critics:
-        critic.head.bias.data.copy_(sums[0] / sums[1].clamp(min=1))
+        critic.head.bias.data.copy_(totals[0] / totals[1].clamp(min=1))
 
 
 def gae(experiences, gae_lambda):
@@ -838,14 +833,13 @@ def gae(experiences, gae_lambda):
             next_value = value
             reward = 0.0
             discount = 1.0
-        experience.advantages = torch.tensor(advantages[::-1])
+        experience.advantages = torch.tensor(advantages).flip(0)
         experience.returns = experience.advantages + experience.old_values
 
 
 def explained_variance(i, experiences):
-    """Agent i's metric: the share of the variance of the returns that the values explain. None if there is none."""
-    # an agent may be silent in all trajectories
-    if not experiences:
+    """Agent i's metric: the share of the variance of the returns that the values explain; {} if they do not vary."""
+    if not experiences:  # an agent may be silent in all trajectories
         return {}
     returns = torch.cat([experience.returns for experience in experiences])
     errors = torch.cat([experience.advantages for experience in experiences])
@@ -861,7 +855,7 @@ def ppo_sums(args, policy, critic, batch):
     def stored(name):
         return torch.cat([getattr(experience, name) for experience in batch]).to(DEVICE)  # (K,)
 
-    # the discount is not negative, so it may be inside the minimum
+    # gamma^turn is not negative, so it may be inside the minimum
     advantages = torch.cat([args.gamma**experience.turn * experience.advantages for experience in batch]).to(DEVICE)
     returns = stored("returns")
     old_values = stored("old_values")
@@ -893,8 +887,11 @@ def loss_of(args, sums):
 
 def minibatch_step(args, policy, critic, experiences, num_trajectories, learning_rates):
     """An optimizer step of a policy and its critic on the Experiences of some trajectories. Returns its metrics."""
-    # agents that share a policy add up
+    # losses of agents that share a policy add up
     weight = 1 / (num_trajectories * args.max_new_tokens)
+    # a process without examples has a gradient, too; allocated first, it does not split the memory of activations
+    for p in policy.trained.values():
+        p.grad = torch.zeros_like(p)
     totals = torch.zeros(len(Sums._fields), device=DEVICE)
     for batch in batches_of(args, experiences):
         sums = ppo_sums(args, policy, critic, batch)
@@ -903,17 +900,18 @@ def minibatch_step(args, policy, critic, experiences, num_trajectories, learning
         totals += torch.stack(sums).detach()
     if WORLD_SIZE > 1:
         dist.all_reduce(totals)
-    sums = Sums(*totals.tolist())
-    # a loss is a mean over trajectories, what is counted by token one over tokens
+    total = Sums(*totals.tolist())
+    grad_norm = optimizer_step(args, policy, learning_rates)
+    # losses are means over the trajectories of all processes, the rest over tokens
     weight /= WORLD_SIZE
-    tokens = max(sums.tokens, 1)
+    tokens = max(total.tokens, 1)
     return {
-        "loss": loss_of(args, sums) * weight,
-        "policy_loss": sums.policy_loss * weight,
-        "value_loss": sums.value_loss * weight,
-        "approx_kl": sums.approx_kl / tokens,
-        "clipfrac": sums.clipfrac / tokens,
-        "grad_norm": optimizer_step(args, policy, learning_rates),
+        "loss": loss_of(args, total) * weight,
+        "policy_loss": total.policy_loss * weight,
+        "value_loss": total.value_loss * weight,
+        "approx_kl": total.approx_kl / tokens,
+        "clipfrac": total.clipfrac / tokens,
+        "grad_norm": grad_norm,
     }
 
 
@@ -930,7 +928,9 @@ if __name__ == "__main__":
     models = args.model * num_policies if len(args.model) == 1 else args.model
     rates = args.learning_rate * num_policies if len(args.learning_rate) == 1 else args.learning_rate
     if len(models) != num_policies or len(rates) != num_policies or min(rates) < 0:
-        sys.exit("error: --model, --learning-rate (from 0): give one, or (without --share-policy) one for each agent.")
+        sys.exit(
+            "error: --model, --learning-rate (from 0 on): give one, or (without --share-policy) one for each agent."
+        )
     if args.num_minibatches > B // WORLD_SIZE * G:
         sys.exit("error: --num-minibatches: give at most the number of a process's trajectories.")
     if WORLD_SIZE > 1:
@@ -938,10 +938,9 @@ if __name__ == "__main__":
         dist.init_process_group(timeout=timedelta(days=1))
     if ON_GPU:
         torch.cuda.set_device(DEVICE)
-        torch.set_float32_matmul_precision("high")  # TF32, for the output head
+        torch.set_float32_matmul_precision("high")  # TF32, precise enough for the output head
     elif tiny:
-        # it is too small to gain from threads
-        torch.set_num_threads(1)
+        torch.set_num_threads(1)  # it is too small to gain from threads
     folder, script = os.path.split(__file__)
     run_name = f"{args.env}__{script[:-3]}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}".replace(":", ".")
     run_dir = args.resume or f"{os.path.expanduser(args.output_dir)}/{run_name}"
@@ -972,7 +971,7 @@ if __name__ == "__main__":
     learners = [load_policy(args, name, base_models) for name in models]
     policies = learners * N if args.share_policy else learners  # that of each agent
     critics = [add_critic(args, policy, args.use_separate_critic) for policy in learners]
-    # a new linear head needs more than a trained model
+    # a new head on a trained model needs a higher rate; with LoRA it is high already
     times = 1 if args.use_separate_critic or args.lora_rank else 10
     critic_rates = [rate * times if args.critic_learning_rate is None else args.critic_learning_rate for rate in rates]
 
@@ -996,17 +995,17 @@ if __name__ == "__main__":
         turns = rollout(args, env, policies, tasks[RANK::WORLD_SIZE], group_sizes, "align")
         groups = [group for node in chain(*turns) for group in node.groups.values()]
         metrics = summarize("train", turns)
-        critic_prompt_ids = {group: group.prompt_ids for group in groups}  # what the agent's critic reads
+        critic_prompt_ids = {group: group.prompt_ids for group in groups}  # a critic reads the agent's own prompt
         trajectories = []
         for root in turns[0]:
             trajectories += [trajectory_of(args, root, child, critic_prompt_ids) for child in root.children]
 
         # 2 ADVANTAGES: of each token, along its trajectory
         if iteration == 1:
-            initialize_values(critics, turns)
-        for i, critic in zip(range(N), critics * N):
+            initialize_values(critics, turns, T)
+        for i, critic in zip(range(N), critics * N):  # agent i's critic, or that of all agents
             experiences = list(chain(*[trajectory[i] for trajectory in trajectories]))
-            read_values(args, critic, experiences)
+            set_old_values(args, critic, experiences)
             for trajectory in trajectories:
                 gae(trajectory[i], args.gae_lambda)
             metrics |= explained_variance(i, experiences)
@@ -1014,22 +1013,21 @@ if __name__ == "__main__":
         # 3 UPDATE: passes over the rollout, an optimizer step for each minibatch of trajectories
         decay = 1 - (iteration - 1) / last if args.anneal_lr else 1.0
         for i, (policy, critic) in enumerate(zip(learners, critics)):
-            if rates[i] == 0:
-                continue
-            seats = range(N) if args.share_policy else [i]
-            minibatches = []
-            for _ in range(args.update_epochs):
-                minibatches += torch.randperm(len(trajectories)).tensor_split(args.num_minibatches)
-            logged = []  # the metrics of each optimizer step
-            for minibatch in minibatches:
-                experiences = chain(*[trajectories[m][k] for m in minibatch for k in seats])
-                learning_rates = [decay * rates[i], decay * critic_rates[i]]
-                step = minibatch_step(args, policy, critic, experiences, len(minibatch), learning_rates)
-                logged.append(step)
-                if step["approx_kl"] > (args.target_kl or torch.inf):
-                    break
-            for name in logged[0]:
-                metrics[f"agent_{i}/{name}"] = np.mean([step[name] for step in logged])
+            if rates[i] > 0:
+                seats = range(N) if args.share_policy else [i]
+                minibatches = []
+                for _ in range(args.update_epochs):
+                    minibatches += torch.randperm(len(trajectories)).tensor_split(args.num_minibatches)
+                logged = []  # the metrics of each optimizer step
+                for minibatch in minibatches:
+                    experiences = chain(*[trajectories[m][seat] for m in minibatch for seat in seats])
+                    learning_rates = [decay * rates[i], decay * critic_rates[i]]
+                    step_metrics = minibatch_step(args, policy, critic, experiences, len(minibatch), learning_rates)
+                    logged.append(step_metrics)
+                    if step_metrics["approx_kl"] > (args.target_kl or torch.inf):
+                        break
+                for name in logged[0]:
+                    metrics[f"agent_{i}/{name}"] = np.mean([step_metrics[name] for step_metrics in logged])
         metrics["tokens"] = sum(len(ids) for group in groups for ids in group.completion_ids)
         metrics["time/iteration"] = perf_counter() - began
 
@@ -1038,7 +1036,7 @@ if __name__ == "__main__":
             # 4 LOG: what the agents wrote
             log_rollouts(run_dir, iteration, "train", turns, num_tasks=2)
 
-            # 5 EVALUATE: in the same line of metrics.jsonl
+            # 5 EVALUATE: logged in the same line of metrics.jsonl
             if milestone:
                 metrics |= evaluate(args, run_dir, env, policies, eval_tasks, iteration)
             log_metrics(args, run_dir, iteration, metrics)
@@ -1049,8 +1047,7 @@ if __name__ == "__main__":
 
     if RANK == 0 and args.num_iterations > 0:
         for i, policy in enumerate(learners):
-            # an agent goes without its critic
-            del policy.model.critic
+            del policy.model.critic  # an agent is saved without it
             policy.model.save_pretrained(f"{run_dir}/agent_{i}")
             policy.tokenizer.save_pretrained(f"{run_dir}/agent_{i}")
         print(f"the agents are in {run_dir}/agent_*; to see what they wrote: python view.py {run_dir!r}")

@@ -5,12 +5,12 @@
     A_g = R_g
     L_i = - sum over nodes and g of  w * gamma^turn * A_g * sum_t log pi_i(y_g,t | x, y_g,<t) / max_new_tokens
 
-At a node of the rollout tree agent i draws G completions y_1 .. y_G of its own prompt x. A joint action is one
-completion of each agent; its return is its reward plus gamma times the mean return of the joint actions at the node
-that it leads to. R_g is the mean return of the joint actions that contain y_g, and w is the probability that a
-trajectory of a random task passes through y_g. The first turn is 0, logged as 1. With --branching trajectories, G
-start from each task and do not branch: R_1 .. R_G are their returns from the same turn on, and an ended one keeps its
-last return (docs/credit.md).
+A node is a state that a rollout has reached, turn the number of turns before it. There agent i draws G completions
+y_1 .. y_G of its own prompt x. A joint action is one completion of each agent; its return is its reward plus gamma
+times the mean return of the joint actions at the node that it leads to. R_g is the mean return of the joint actions
+that contain y_g, and w is the probability that a trajectory of a random task passes through y_g. With --branching
+trajectories, G trajectories start from each task and do not branch: R_1 .. R_G are their returns from the same turn
+on, and an ended one keeps its last return (docs/credit.md).
 
 E[-grad L_i] = grad E[return] / max_new_tokens: unbiased but noisy. Where all returns are positive, every completion is
 pushed up. With one agent this is REINFORCE (Williams, 1992).
@@ -51,7 +51,7 @@ WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if ON_GPU else "cpu")
 AUTOCAST = torch.autocast(DEVICE.type, torch.bfloat16, enabled=ON_GPU)
-CHECK_EVERY = 16 if ON_GPU else 1  # decoding steps between checks whether all rows have ended; a GPU waits for each
+CHECK_EVERY = 16 if ON_GPU else 1  # decoding steps between checks of which rows have ended; a GPU waits for each
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Args:
     lora_rank: int = 0  # one adapter per agent on shared frozen weights; 0: full fine-tuning
     # sampling
     num_generations: int = 8  # G, completions per agent in a group
-    branching: Literal["tree", "trajectories"] = "tree"  # G at every node; or G at the first, then one at each
+    branching: Literal["tree", "trajectories"] = "tree"  # G at every node; or G at the first, then one, aligned
     joint_mode: Literal["align", "cross"] | None = None  # cross: all G^N (default if T=1, G^N <= 100); align: g with g
     temperature: float = 1.0  # for sampling and for the trained log-probabilities; 0: greedy, to evaluate
     max_new_tokens: int | None = None  # C; default 256, and 96 for tiny
@@ -82,7 +82,8 @@ class Args:
     cuda_graphs: bool = True  # on a GPU, replay a decoding step as one CUDA graph
     # optimization
     num_tasks: int = 4  # B, tasks per iteration; a multiple of the number of processes
-    learning_rate: list[float] = field(default_factory=list)  # of AdamW; one, or one per agent; by default 5e-6
+    # of AdamW; one, or one per agent; 0 freezes it; default 5e-6, for tiny 4e-4, with LoRA ten times that
+    learning_rate: list[float] = field(default_factory=list)
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     gamma: float = 1.0  # discount per turn
     max_grad_norm: float = 1.0  # gradient clipping, per agent; 0: none
@@ -93,7 +94,7 @@ class Args:
     eval_generations: int = 1  # trajectories per held-out task
 
 
-@dataclass(eq=False)  # hashable: policies are keys of a dict
+@dataclass(eq=False)  # hashable, and compared by identity
 class Policy:
     """A model with its tokenizer and its optimizer. An agent is a seat; a policy plays one or, shared, all of them."""
 
@@ -119,7 +120,7 @@ class Group:
     completions: list = field(default_factory=list)  # (G,), their texts
     stopped: list = field(default_factory=list)  # (G,), whether it ended with a stop token
     returns: Any = None  # (G,), mean return of the joint actions that contain the completion
-    peer_returns: Any = None  # what they are compared with: in a tree the same, else those of all trajectories
+    peer_returns: Any = None  # those whose mean is the baseline: the same, or those of the task's trajectories
     advantages: Any = None  # (G,)
 
 
@@ -144,7 +145,7 @@ class Node:
 
 
 class Example(NamedTuple):
-    """A completion of a prompt, which is trained; equal ones are one."""
+    """A completion to train on, after its prompt; equal ones are one Example."""
 
     prompt_ids: tuple  # (P,)
     completion_ids: tuple  # (C,)
@@ -155,13 +156,13 @@ class Example(NamedTuple):
 
 def read_args():
     """The command line, with defaults from the run that is resumed and from a config file."""
-    args = tyro.cli(Args, description=__doc__)
+    args = tyro.cli(Args, description=__doc__)  # for --resume and --config
     words = []
     if args.resume:
         words += words_of(f"{args.resume}/args.json")
     if args.config:
         words += words_of(args.config)
-    # the last one wins
+    # of an argument that comes twice the last one counts
     return tyro.cli(Args, description=__doc__, args=words + sys.argv[1:])
 
 
@@ -220,7 +221,7 @@ def load_policy(args, name, base_models):
     stop_ids, chat_markers = special_tokens_of(tokenizer, model)
     if not stop_ids:
         sys.exit(f"error: --model {path}: no token ends a completion; set eos_token_id in its generation_config.json.")
-    # the head is changed in place, so that it stays tied to the embeddings
+    # the head is changed in place, so that it stays tied to the embeddings, which then are float32, too
     head = model.get_output_embeddings().float()
     head.__class__ = Float32Head
     if args.lora_rank:
@@ -327,9 +328,9 @@ def pad_ids(sequences, side):
 
 
 def forward(model, cache, ids, mask, **options):
-    """The model's outputs at K further tokens of R rows, which follow those in the cache.
+    """The model's outputs at S further tokens of R rows, which follow those in the cache.
 
-    ids (R, K): -1 is padding. mask (R, cached + K): 0 hides padding on the left of a prompt; padding on the right is
+    ids (R, S): -1 is padding. mask (R, cached + S): 0 hides padding on the left of a prompt; padding on the right is
     never seen, as attention is causal.
     """
     position_ids = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
@@ -352,19 +353,18 @@ def prefill(model, cache, prompt_ids):
 
 
 def decode_step(model, cache, inputs):
-    """Logits after one more token of each row: (R, V). Looks at no value, so that a CUDA graph can repeat it."""
+    """Logits after one more token of each row: (R, V). The CPU reads no value, so that a CUDA graph can repeat it."""
     logits = model(past_key_values=cache, **inputs).logits[:, 0]
     inputs["position_ids"].add_(1)
     return logits
 
 
 def capture(policy, cache, inputs):
-    """decode_step() with these tensors as a CUDA graph, repeated by one launch; itself if it cannot be captured."""
-    # a graph would not see that a rotation depends on the length; the config of a layer may name such a kind
+    """Records decode_step() on these tensors as a CUDA graph. Returns its replay, or decode_step if that fails."""
+    # a graph would repeat the rotary embeddings of its capture; these kinds of them change with the length
     config = str(policy.model.config)
-    looks_at_length = '"dynamic"' in config or '"longrope"' in config
     try:
-        if looks_at_length or not policy.model._can_compile_fullgraph:
+        if '"dynamic"' in config or '"longrope"' in config or not policy.model._can_compile_fullgraph:
             raise RuntimeError("a decoding step depends on the length")
         graph = torch.cuda.CUDAGraph()
         # thread_local lets NCCL's thread run
@@ -401,9 +401,9 @@ def sample(policy, groups, G, temperature, C):
         # the model's causal mask hides the columns that are still empty
         "attention_mask": pad(real, (0, L - real.shape[1]), value=1),  # (R, L)
     }
-    step = decode_step
+    decode = decode_step
     stop_ids = torch.tensor(policy.stop_ids, device=DEVICE)
-    completion_index = torch.arange(R, device=DEVICE)  # (R,), which completion a row is
+    completion_index = torch.arange(R, device=DEVICE)  # (R,), the completion in each row
     running = torch.ones(R, dtype=torch.bool, device=DEVICE)  # True until the stop token
     all_tokens = torch.zeros(R, C, dtype=torch.long, device=DEVICE)
     all_logprobs = torch.zeros(R, C, device=DEVICE)
@@ -426,10 +426,10 @@ def sample(policy, groups, G, temperature, C):
                 running = running[rows]
                 cache.reorder_cache(rows)
                 inputs = {name: tensor[rows] for name, tensor in inputs.items()}
-        logits = step(policy.model, cache, inputs)
+        logits = decode(policy.model, cache, inputs)
         # the first step is eager: libraries initialise lazily, which cannot be captured
         if t == 0 and policy.cuda_graphs:
-            step = capture(policy, cache, inputs)
+            decode = capture(policy, cache, inputs)
 
     sampled = zip(all_tokens.tolist(), all_logprobs.tolist(), lengths.tolist())
     for k, (ids, logprobs, length) in enumerate(sampled):
@@ -441,7 +441,7 @@ def sample(policy, groups, G, temperature, C):
 def complete(args, policy, groups, G):
     """Draws G completions of the prompt of each Group of a policy."""
     size = max(1, 16 * args.batch_size // G)
-    # on a GPU, one autocast context casts the weights once, but in inference mode each time
+    # on a GPU, one autocast context casts the weights once; in inference mode it would do so at each step
     # on a CPU, nothing is cast, and inference mode is faster
     with AUTOCAST, torch.inference_mode(not ON_GPU):
         for k in range(0, len(groups), size):
@@ -460,11 +460,11 @@ def complete(args, policy, groups, G):
 
 def token_logprobs(policy, examples, temperature):
     """Log-probabilities of the tokens of R Examples, with gradients: (R, C), 0 after their ends."""
-    # first pass: all but the last token of each prompt, into a cache; a prompt of one token becomes padding
+    # first pass: distinct prompts, each once, but for their last token; of a prompt of one token, padding is left
     cache = DynamicCache()
     earlier = [example.prompt_ids[:-1] or (-1,) for example in examples]
     _, real = prefill(policy.model, cache, earlier)  # (R, P - 1)
-    # second pass: that last token, which predicts the first one of the completion, and the completion
+    # second pass: in each row that last token, which predicts the completion's first one, and the completion
     sequences = [[example.prompt_ids[-1], *example.completion_ids] for example in examples]
     padded = pad_ids(sequences, "right")  # (R, 1 + C)
     tokens = padded[:, 1:]
@@ -478,6 +478,9 @@ def accumulate_gradients(args, policy, factors):
     """The gradients of a policy's loss: minus the sum of factor * log-probability. factors: Example -> number."""
     # completions of like length share a batch
     examples = sorted(factors, key=lambda example: len(example.completion_ids))
+    # a process without examples has a gradient, too; allocated first, it does not split the memory of activations
+    for p in policy.trained.values():
+        p.grad = torch.zeros_like(p)
     for k in range(0, len(examples), args.batch_size):
         batch = examples[k : k + args.batch_size]
         batch_factors = torch.tensor([factors[example] for example in batch], device=DEVICE)  # (R,)
@@ -491,9 +494,6 @@ def optimizer_step(args, policy, learning_rates):
     """One step on the mean of all processes' gradients, unless it is zero. Returns its norm before clipping."""
     if WORLD_SIZE > 1:
         for p in policy.trained.values():
-            # a process without examples has none
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
             dist.all_reduce(p.grad.div_(WORLD_SIZE))
     max_norm = args.max_grad_norm if args.max_grad_norm > 0 else torch.inf
     grad_norm = clip_grad_norm_(policy.trained.values(), max_norm).item()
@@ -520,7 +520,7 @@ def summarize(split, turns):
         weights[name] += weight
 
     for root in turns[0]:
-        # the turns of a trajectory add up, and it counts once
+        # the tokens that a trajectory waits for: the turns below add to the sum, and each root counts once
         add("critical_tokens", 0.0, root.weight)
         for i, value in enumerate(root.value):
             add("return", value, 1)
@@ -568,7 +568,7 @@ def log_rollouts(run_dir, iteration, split, turns, num_tasks):
                 "feedback": [child.step.feedback for child in node.children],
                 "agents": [node.groups.get(i) for i in range(len(node.value))],
             }
-            # keys that are tuples are left out
+            # skipkeys: JSON has no tuples as keys
             print(json.dumps(line, default=to_json, skipkeys=True), file=file)
 
 
@@ -580,7 +580,7 @@ def to_json(value):
 
 
 def evaluate(args, run_dir, env, policies, tasks, iteration):
-    """Metrics of the held-out tasks, whose rollouts it logs. One seed, so that evaluations can be compared."""
+    """Metrics of the held-out tasks; logs their rollouts. Always the same seed, so that evaluations compare."""
     reseed(args.seed, 0)
     group_sizes = [args.eval_generations] + [1] * (args.num_turns - 1)
     turns = rollout(args, env, policies, tasks, group_sizes, "align")
@@ -606,23 +606,22 @@ def log_metrics(args, run_dir, iteration, metrics):
         import_module(args.track).log(metrics, step=iteration)
 
 
-def save_checkpoint(run_dir, iteration, policies):
+def save_checkpoint(run_dir, iteration, learners):
     """Writes state.pt, from which any number of processes resumes."""
     state = {
         "iteration": iteration,
-        "models": [policy.trained for policy in policies],
-        "optimizers": [policy.optimizer.state_dict() for policy in policies],
+        "models": [policy.trained for policy in learners],
+        "optimizers": [policy.optimizer.state_dict() for policy in learners],
         "sizes": {name: os.path.getsize(f"{run_dir}/{name}") for name in ("metrics.jsonl", "rollouts.jsonl")},
     }
     torch.save(state, f"{run_dir}/state.tmp")
-    # atomic: a crash keeps the old checkpoint
-    os.replace(f"{run_dir}/state.tmp", f"{run_dir}/state.pt")
+    os.replace(f"{run_dir}/state.tmp", f"{run_dir}/state.pt")  # atomic: a crash keeps the old checkpoint
 
 
-def load_checkpoint(run_dir, policies):
+def load_checkpoint(run_dir, learners):
     """Restores weights and moments, cuts the logs back to the checkpoint, and returns its iteration."""
     state = torch.load(f"{run_dir}/state.pt", map_location="cpu")
-    for policy, weights, moments in zip(policies, state["models"], state["optimizers"], strict=True):
+    for policy, weights, moments in zip(learners, state["models"], state["optimizers"], strict=True):
         policy.model.load_state_dict(weights, strict=False)  # with LoRA, only the adapter
         policy.optimizer.load_state_dict(moments)
     for name, size in state["sizes"].items():
@@ -637,7 +636,7 @@ def fill_groups(args, env, policies, nodes, G):
     """At each node each agent that has a prompt draws G completions of it."""
     requests = defaultdict(list)  # policy -> its Groups
     for node in nodes:
-        weight = node.weight / G * args.gamma ** len(node.history)
+        weight = node.weight / G * args.gamma ** len(node.history)  # w * gamma^turn
         prompts = env.observe(node.task, node.history)
         for i, (policy, prompt) in enumerate(zip(policies, prompts, strict=True)):
             if prompt is not None:
@@ -704,7 +703,7 @@ def compare_trajectories(turns):
     for root in turns[0]:
         nodes = root.children
         for _ in turns[1:]:
-            # one that has ended stays, with its last return: as good as 0, since it does not depend on the completion
+            # an ended trajectory keeps its last return: unbiased, as no completion of this turn changes it
             peers = [node.children[0] if node.children else node for node in nodes]
             for node in nodes:
                 for i, group in node.groups.items():
@@ -721,10 +720,10 @@ def update(args, policy, groups, learning_rate):
             for completion_ids, advantage in zip(group.completion_ids, group.advantages.tolist()):
                 example = Example(group.prompt_ids, completion_ids)
                 factors[example] += group.weight * advantage / args.max_new_tokens
-    # Adam would scale up the gradient of a factor that is 0 but for rounding; NaN stays, as it has to end the run
+    # equal returns leave rounding errors, which Adam would turn into full steps; NaN stays, to end the run
     largest_return = max(np.abs(group.returns).max() for group in groups)
     rounding = 1e-15 * largest_return
-    factors = {one: factor for one, factor in factors.items() if abs(factor) > rounding or np.isnan(factor)}
+    factors = {key: factor for key, factor in factors.items() if abs(factor) > rounding or np.isnan(factor)}
     accumulate_gradients(args, policy, factors)
     return optimizer_step(args, policy, [learning_rate])
 
@@ -742,7 +741,9 @@ if __name__ == "__main__":
     models = args.model * num_policies if len(args.model) == 1 else args.model
     rates = args.learning_rate * num_policies if len(args.learning_rate) == 1 else args.learning_rate
     if len(models) != num_policies or len(rates) != num_policies or min(rates) < 0:
-        sys.exit("error: --model, --learning-rate (from 0): give one, or (without --share-policy) one for each agent.")
+        sys.exit(
+            "error: --model, --learning-rate (from 0 on): give one, or (without --share-policy) one for each agent."
+        )
     trajectories = args.branching == "trajectories"
     if trajectories and args.joint_mode == "cross":
         sys.exit("error: --joint-mode cross: the agents of --branching trajectories are aligned; leave it out.")
@@ -751,10 +752,9 @@ if __name__ == "__main__":
         dist.init_process_group(timeout=timedelta(days=1))
     if ON_GPU:
         torch.cuda.set_device(DEVICE)
-        torch.set_float32_matmul_precision("high")  # TF32, for the output head
+        torch.set_float32_matmul_precision("high")  # TF32, precise enough for the output head
     elif tiny:
-        # it is too small to gain from threads
-        torch.set_num_threads(1)
+        torch.set_num_threads(1)  # it is too small to gain from threads
     folder, script = os.path.split(__file__)
     run_name = f"{args.env}__{script[:-3]}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}".replace(":", ".")
     run_dir = args.resume or f"{os.path.expanduser(args.output_dir)}/{run_name}"
@@ -816,7 +816,7 @@ if __name__ == "__main__":
             # <<< ALGORITHM
         metrics["train/zero_variance_groups"] = np.mean([np.ptp(group.peer_returns) < 1e-9 for group in groups])
 
-        # 3 UPDATE: one optimizer step for each policy: that of agent i or, if it is shared, of all agents
+        # 3 UPDATE: one optimizer step for each policy; one that all agents share is logged as agent 0's
         decay = 1 - (iteration - 1) / last if args.anneal_lr else 1.0
         for i, policy in enumerate(learners):
             if rates[i] > 0:
@@ -829,7 +829,7 @@ if __name__ == "__main__":
             # 4 LOG: what the agents wrote
             log_rollouts(run_dir, iteration, "train", turns, num_tasks=2)
 
-            # 5 EVALUATE: in the same line of metrics.jsonl
+            # 5 EVALUATE: logged in the same line of metrics.jsonl
             if milestone:
                 metrics |= evaluate(args, run_dir, env, policies, eval_tasks, iteration)
             log_metrics(args, run_dir, iteration, metrics)

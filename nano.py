@@ -5,12 +5,12 @@
     A_g = R_g - mean(R_1 .. R_G)
     L_i = - sum over nodes and g of  w * gamma^turn * A_g * sum_t log pi_i(y_g,t | x, y_g,<t) / max_new_tokens
 
-At a node of the rollout tree agent i draws G completions y_1 .. y_G of its own prompt x. A joint action is one
-completion of each agent; its return is its reward plus gamma times the mean return of the joint actions at the node
-that it leads to, where agents have read what was written. R_g is the mean return of the joint actions that contain
-y_g, and w is the probability that a trajectory of a random task passes through y_g. Turns count from 0. As the
-baseline includes R_g, E[-grad L_i] = (G-1)/G * grad E[return] / max_new_tokens. With --branching trajectories, G start
-from each task and do not branch: R_1 .. R_G are their returns from the same turn on (docs/credit.md).
+A node is a state that a rollout has reached, turn the number of turns before it. There agent i draws G completions
+y_1 .. y_G of its own prompt x. A joint action is one completion of each agent; its return is its reward plus gamma
+times the mean return of the joint actions at the node that it leads to. R_g is the mean return of the joint actions
+that contain y_g, and w is the probability that a trajectory of a random task passes through y_g. As the baseline
+includes R_g, E[-grad L_i] = (G-1)/G * grad E[return] / max_new_tokens. With --branching trajectories, G trajectories
+start from each task and do not branch: R_1 .. R_G are their returns from the same turn on (docs/credit.md).
 
 Left out on purpose: division by the group's standard deviation or the completion's length (biased), the clipped ratio
 (1 with one step per rollout), a KL penalty. magrpo.py adds speed, resuming, LoRA and several GPUs.
@@ -44,18 +44,18 @@ class Args:
     env: str = "tldr"  # name of a built-in environment, or module:Class of your own
     env_kwargs: dict[str, str] = field(default_factory=dict)  # its keyword arguments, e.g. reward grounded
     num_agents: int = 2  # N, each with its own prompt and its own policy
-    num_turns: int = 1  # T, joint actions in a trajectory
+    num_turns: int = 1  # T, joint actions in a trajectory; some environments override it
     model: str = "models/tiny"  # folder or hub id of every agent's initial model
     num_tasks: int = 4  # B, tasks per iteration
     num_generations: int = 8  # G, completions per agent in a group; 2 or more, to be compared
-    branching: Literal["tree", "trajectories"] = "tree"  # G at every node; or G at the first, then one at each
+    branching: Literal["tree", "trajectories"] = "tree"  # G at every node; or G at the first, then one, aligned
     joint_mode: Literal["align", "cross"] | None = None  # cross: all G^N (default if T=1, G^N <= 100); align: g with g
     max_new_tokens: int = 96
     temperature: float = 1.0
     learning_rate: float = 4e-4  # of AdamW, decayed linearly to 0; 5e-6 for large models
     gamma: float = 1.0  # discount per turn
     max_grad_norm: float = 1.0  # gradient clipping, per agent; 0: none
-    eval_every: int = 20  # iterations between evaluations
+    eval_every: int = 20  # iterations between evaluations, 1 or more
     eval_tasks: int = 64  # held-out tasks, the same in each evaluation
     output_dir: str = "runs"
 
@@ -79,7 +79,7 @@ class Group:
     completion_ids: list = field(default_factory=list)  # G tuples, up to and including the stop token
     completions: list = field(default_factory=list)  # (G,), their texts
     returns: Any = None  # (G,), mean return of the joint actions that contain the completion
-    peer_returns: Any = None  # what they are compared with: in a tree the same, else those of all trajectories
+    peer_returns: Any = None  # those whose mean is the baseline: the same, or those of the task's trajectories
     advantages: Any = None  # (G,)
 
 
@@ -129,7 +129,7 @@ def encode(tokenizer, prompt):
 
 @torch.inference_mode()
 def complete(args, policy, groups, G):
-    """Draws G completions of the prompt of each Group of a policy, from its full distribution."""
+    """Draws G completions of the prompt of each of a policy's Groups, from the full distribution."""
     tensors = [torch.tensor(group.prompt_ids, device=policy.model.device) for group in groups]  # (P,) each
     padded = pad_sequence(tensors, batch_first=True, padding_value=-1, padding_side="left")  # (B, P)
     sequences = policy.model.generate(
@@ -140,7 +140,7 @@ def complete(args, policy, groups, G):
     )  # (B * G, P + C)
     for k, ids in enumerate(sequences[:, padded.shape[1] :].tolist()):
         group = groups[k // G]
-        # after the text come only stop tokens: the completion's, if it was not cut off, and padding, also a stop token
+        # the text, then its stop token unless it was cut off, then padding, which is a stop token, too
         text_ids = [token for token in ids if token not in policy.model.generation_config.eos_token_id]
         group.completion_ids.append(tuple(ids[: len(text_ids) + 1]))
         # some templates open a thought in the prompt: put it back, so that environments can drop it
@@ -169,7 +169,7 @@ def rollout(args, env, policies, tasks, group_sizes, joint_mode):
         # each agent that has a prompt at a node draws G completions of it
         requests = defaultdict(list)  # agent -> its Groups
         for node in nodes:
-            weight = node.weight / G * args.gamma ** len(node.history)
+            weight = node.weight / G * args.gamma ** len(node.history)  # w * gamma^turn
             prompts = env.observe(node.task, node.history)
             for i, (policy, prompt) in enumerate(zip(policies, prompts, strict=True)):
                 if prompt is not None:
@@ -221,7 +221,7 @@ def compare_trajectories(turns):
     for root in turns[0]:
         nodes = root.children
         for _ in turns[1:]:
-            # one that has ended stays, with its last return: as good as 0, since it does not depend on the completion
+            # an ended trajectory keeps its last return: unbiased, as no completion of this turn changes it
             peers = [node.children[0] if node.children else node for node in nodes]
             for node in nodes:
                 for i, group in node.groups.items():
@@ -252,7 +252,7 @@ def update(args, policy, groups, learning_rate):
     policy.optimizer.param_groups[0]["lr"] = learning_rate
     max_norm = args.max_grad_norm if args.max_grad_norm > 0 else torch.inf
     grad_norm = clip_grad_norm_(policy.model.parameters(), max_norm, error_if_nonfinite=True).item()
-    # without a gradient (1e-12: rounding errors), Adam's momentum alone would move the parameters
+    # below this it is rounding errors, and Adam's momentum alone would move the parameters
     if grad_norm > 1e-12:
         policy.optimizer.step()
     return grad_norm
@@ -320,12 +320,12 @@ def main():
         # 4 LOG
         metrics["tokens"] = sum(len(ids) for group in groups for ids in group.completion_ids)
 
-        # 5 EVALUATE: in the same line
+        # 5 EVALUATE: logged in the same line
         if iteration % args.eval_every == 0 or iteration == args.num_iterations:
             metrics["eval/return"] = evaluate(args, env, policies, eval_tasks)
         log(run_dir, metrics)
 
-    # 6 CHECKPOINT: for --model, and for from_pretrained()
+    # 6 CHECKPOINT: what --model and from_pretrained() load
     for i, policy in enumerate(policies):
         policy.model.save_pretrained(f"{run_dir}/agent_{i}")
         policy.tokenizer.save_pretrained(f"{run_dir}/agent_{i}")
