@@ -37,6 +37,7 @@ PLAIN = [
     FIRST,
     IN_TURN,
     "--num-turns 3 --joint-mode align --gamma 0.5 --num-generations 2",
+    "--num-turns 3 --branching trajectories --gamma 0.5",
     "--num-turns 2 --joint-mode cross",
     "--num-turns 2 --joint-mode cross --gamma 0.5 --env toy:Selfish",
     "--num-turns 1 --joint-mode cross --temperature 0.7 --num-agents 3",
@@ -54,10 +55,10 @@ SUBJECTS.append((CRITIC_FREE[3], f"{FIRST} --env test_gradient:Equal"))  # of wh
 SUBJECTS += [(NANO, flags) for flags in PLAIN]
 
 
-def advantages_of(script, returns):
+def advantages_of(script, returns, peer_returns=None):
     """The script's algorithm block, run on `returns`."""
     block = script.read_text().split("# >>> ALGORITHM\n")[1].split("# <<< ALGORITHM")[0]
-    group = SimpleNamespace(returns=returns, peer_returns=returns)
+    group = SimpleNamespace(returns=returns, peer_returns=returns if peer_returns is None else peer_returns)
     exec(textwrap.dedent(block), {"group": group})
     return group.advantages
 
@@ -71,7 +72,7 @@ def visits(node, chance, turn):
 
 def slow_objective(script, model, group, temperature):
     """The mean over a group's completions of advantage * log-probability / max_new_tokens."""
-    advantages = advantages_of(script, group.returns).tolist()
+    advantages = advantages_of(script, group.returns, group.peer_returns).tolist()
     total = 0.0
     for completion_ids, advantage in zip(group.completion_ids, advantages):
         total += advantage * slow_logprobs(model, group.prompt_ids, completion_ids, temperature).sum()
