@@ -152,7 +152,7 @@ def replay(args, folder):
         groups = np.reshape(returns, (-1, args.num_generations))
         advantages = groups - groups.mean(1, keepdims=True)
         factors = defaultdict(float)
-        for prompt, completion, advantage in zip(prompt_ids, completion_ids, advantages.flat):
+        for prompt, completion, advantage in zip(prompt_ids, completion_ids, advantages.ravel().tolist()):
             factors[magrpo.Example(tuple(prompt), tuple(completion))] += advantage / len(rollout) / LENGTH
         magrpo.accumulate_gradients(args, policy, factors)
         # of the first rollout, which both sample from the same weights
