@@ -98,7 +98,7 @@ def read_nodes(folder, iteration):
         file.seek(iteration.start)
         nodes = [parse(line) for line in file.read(iteration.size).splitlines()]
     for node in nodes:
-        # a dict for each joint action becomes a list for each name, as which earlier runs logged them
+        # a dict for each joint action becomes a list for each name: so earlier runs logged them
         if isinstance(node["parts"], list):
             names = dict.fromkeys(chain(*node["parts"]))
             node["parts"] = {name: [parts.get(name) for parts in node["parts"]] for name in names}

@@ -51,7 +51,7 @@ def main(args):
     shutil.rmtree(f"{ROOT}/runs/teaching", ignore_errors=True)
     os.chdir(checkout("HEAD", f"{ROOT}/runs/teaching"))
     for patch in Path("docs/lesson").glob("*.patch"):
-        # nano_z.patch makes nano_z.py of nano.py
+        # nano_kl.patch makes nano_kl.py of nano.py
         shutil.copy(f"{patch.stem.partition('_')[0]}.py", f"{patch.stem}.py")
         subprocess.run(["patch", "-p1", "-i", patch], check=True)
     sections = re.split(r"^## \d+\. ", Path("docs/teaching.md").read_text(), flags=re.MULTILINE)[1:]
