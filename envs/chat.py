@@ -1,12 +1,14 @@
 """Asks a model behind an OpenAI-compatible server (vLLM, llama.cpp, Ollama, a provider) for verdicts and suggestions.
 
 The key, if the server needs one, is read from the environment variable OPENAI_API_KEY, and goes to that server only.
-Answers are cached by the text of the request, so that within a run equal answers of agents have equal rewards.
+Answers are cached by the text of the request, so that within a run equal answers of agents have equal rewards. How an
+answer is sampled, and how long it may be, is left to the server: not all of them take the same options.
 """
 
 import hashlib
 import json
 import os
+import re
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +18,9 @@ from urllib.request import Request, urlopen
 from rewards.texts import drop_thoughts
 
 KEY = "OPENAI_API_KEY"  # the environment variable with the key
-TRIES = 3
-PAUSE = 5  # seconds before another try
+PAUSES = 0, 5, 15, 45, 135  # seconds before each try; what a server allows, it often allows per minute
+ROUNDS = 3  # how often an answer is asked for if nothing can be read in it
 WORKERS = 16  # requests at a time
-MAX_TOKENS = 1024  # of an answer, thoughts included
 SHOWN = 1000  # characters of a suggestion that agents read
 
 FENCED = (
@@ -38,56 +39,68 @@ class Chat:
 
     url: what comes before /chat/completions, such as http://localhost:8000/v1
     model: its name at the server
-    timeout: seconds without a byte, after which a try has failed
+    timeout: seconds without a byte, after which a try has failed; most servers send none before an answer is complete
 
-    Raises ValueError with one sentence for an address that cannot be used.
+    Raises ValueError with one sentence for an address or a key that cannot be used.
     """
 
-    def __init__(self, url, model, timeout=60):
-        if not url.startswith(("http://", "https://")):
+    def __init__(self, url, model, timeout=300):
+        if not re.fullmatch("https?://[^@?]+", url):  # no key in it: args.json has the address, and messages do
             raise ValueError(
-                f"--env-kwargs url {url}: give a chat server's address, such as http://localhost:8000/v1."
+                "--env-kwargs url: give a chat server's address, such as http://localhost:8000/v1, without a key or a "
+                f"password; set {KEY} instead."
             )
-        if "@" in url or "?" in url:  # args.json would have it
-            raise ValueError(f"--env-kwargs url: no key or password can be a part of it; set {KEY} instead.")
+        self.key = "".join(os.environ.get(KEY, "").split())
+        if not (self.key.isascii() and self.key.isprintable()):
+            raise ValueError(f"{KEY}: no key has such a letter, perhaps an invisible one; copy the key again.")
         self.url = f"{url.rstrip('/')}/chat/completions"
         self.model = model
         self.timeout = float(timeout)
         self.answers = {}  # prompt -> answer
 
-    def ask(self, prompts):
-        """The answers to prompts, asked in parallel: list of str. Ends the program if the server gives none."""
+    def ask(self, prompts, read=str):
+        """The answers to prompts, asked in parallel: list of str. Ends the program if the server gives none.
+
+        read: (answer) -> what is read in it. If that is None, the answer is asked for again, and the last one stays.
+        """
         new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self.answers]
-        # a failure ends map(), which then drops the requests that wait
-        with ThreadPoolExecutor(WORKERS) as pool:
-            self.answers |= zip(new, pool.map(self._request, new))
+        for _ in range(ROUNDS):
+            # a failure ends map(), which then drops the requests that wait
+            with ThreadPoolExecutor(WORKERS) as pool:
+                self.answers |= zip(new, pool.map(self._request, new))
+            new = [prompt for prompt in new if read(self.answers[prompt]) is None]
         return [self.answers[prompt] for prompt in prompts]
 
     def _request(self, prompt):
         messages = [{"role": "user", "content": prompt}]
-        body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": MAX_TOKENS}
-        request = Request(self.url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        key = "".join(os.environ.get(KEY, "").split())
-        if key:  # a redirection to another server must not take it along
-            request.add_unredirected_header("Authorization", f"Bearer {key}")
-        for attempt in range(TRIES):
-            if attempt:
-                time.sleep(PAUSE)
+        body = json.dumps({"model": self.model, "messages": messages})
+        request = Request(self.url, body.encode(), {"Content-Type": "application/json"})
+        if self.key:  # a redirection to another server must not take it along
+            request.add_unredirected_header("Authorization", f"Bearer {self.key}")
+        for pause in PAUSES:
+            time.sleep(pause)
             try:
                 return self._send(request)
             except Exception as error:  # networks and malformed answers raise many types
                 why = repr(error)
-        if key:  # some servers send it back
-            why = why.replace(key, f"${KEY}")
-        sys.exit(f"error: {self.url} gave no answer in {TRIES} tries ({why:.500}).")
+        if self.key:  # some servers send it back, and may write its marks in another way
+            why = re.sub(re.sub(r"\W+", ".*?", self.key), f"${KEY}", why)
+        sys.exit(f"error: {self.url} gave no answer in {len(PAUSES)} tries ({why:.500}).")
 
     def _send(self, request):
+        """The text of one answer, without thoughts. An answer without text is an error."""
         try:
             with urlopen(request, timeout=self.timeout) as response:
-                content = json.load(response)["choices"][0]["message"]["content"]
+                reply = response.read().decode()
         except HTTPError as error:
-            raise ValueError(f"{error}: {error.read()}") from None
-        return drop_thoughts(content or "").strip()
+            raise ValueError(f"{error}: {error.read().decode()}") from None
+        try:
+            text = drop_thoughts(json.loads(reply)["choices"][0]["message"]["content"]).strip()
+        except Exception:  # null, an error message, a web page
+            text = ""
+        if not text:
+            raise ValueError(f"no text in {reply}")
+        return text
 
 
 def fenced(task, texts):

@@ -13,7 +13,13 @@ from envs.chat import Chat, fenced
 from envs.data import read_rows
 from rewards.texts import drop_thoughts, words
 
-SCORE = re.compile(r"^SCORE:[ \t]*(10|[0-9])\Z", re.MULTILINE)
+# SCORE and a number at the start of a line. The group is the number, or empty where it has a sign or another mark that
+# changes it, or where more than "/10" follows.
+SCORE = re.compile(
+    r"^[\W_]{0,20}(?:\d+[.)] [\W_]*)?SCORE(?:(?![\W_]*[-‐‑−–—])[\W_]*(?<![.,])(10(?:\.0+)?|[0-9](?:\.[0-9]+)?)"
+    r"(?:[\W_]{0,9}/[\W_]{0,9}10)?(?![\W_]*%)[\W_]*$|[\W_]*\d)",
+    re.IGNORECASE | re.MULTILINE,
+)
 
 ALONE = "Answer this."
 PART = "{n} writers answer this together. Write part {i} of {n}, and nothing else."
@@ -38,7 +44,7 @@ class Judged:
     """
 
     def __init__(
-        self, name="judged", num_agents=2, num_turns=1, dataset="sample", seed=1, *, rubric, url, model, timeout=60
+        self, name="judged", num_agents=2, num_turns=1, dataset="sample", seed=1, *, rubric, url, model, timeout=300
     ):
         if num_turns != 1:
             raise ValueError(f"--num-turns {num_turns}: {name} has one turn; use --num-turns 1.")
@@ -57,12 +63,16 @@ class Judged:
         return [f"{task['prompt'].strip()}\n\n{role}" for role in self.roles]
 
     def step(self, branches):
-        """Asks the judge about all branches at once. A verdict without a score is counted, and worth 0."""
+        """Asks the judge about all branches at once.
+
+        A verdict without a score is asked for again, as it may only lack its form. An answer for which the judge still
+        names none is worth 0, and counted.
+        """
         prompts = []
         for task, _, actions in branches:
             prompts.append(JUDGE.format(rubric=self.rubric, material=fenced(task["prompt"], actions)))
         steps = []
-        for (_, _, actions), verdict in zip(branches, self.chat.ask(prompts)):
+        for (_, _, actions), verdict in zip(branches, self.chat.ask(prompts, parse_score)):
             score = parse_score(verdict)
             answer = words(" ".join(map(drop_thoughts, actions)))
             # what the judge may be gamed by: length, and a score of the agents' own
@@ -73,7 +83,11 @@ class Judged:
 
 
 def parse_score(verdict):
-    """The score of a verdict, from 0 to 10, or None: its last line, and no other, has to be SCORE: n."""
-    score = SCORE.search(verdict)
-    lines = re.findall("^SCORE:", verdict, re.MULTILINE)
-    return int(score[1]) if score and len(lines) == 1 else None
+    """The score of a verdict, from 0 to 10, or None.
+
+    A line has to consist of the word SCORE, in any case, and a number, such as 8, 7.5 or 8/10, in whatever marks. (The
+    number may be on the next line.) Other lines may follow. There is no score where two lines begin with SCORE and a
+    number, where the number has a dash before it, and outside of 0 to 10.
+    """
+    scores = SCORE.findall(verdict)
+    return float(scores[0]) if len(scores) == 1 and scores[0] else None
