@@ -70,8 +70,8 @@ def find_class(name):
     """The class of an environment, by its key in ENVIRONMENTS or as module:Class."""
     module, _, class_name = ENVIRONMENTS.get(name, name).partition(":")
     if not class_name:
-        stem = name.removesuffix(".py")
-        own = f"{stem}:{stem.capitalize()} for a class of your own in {stem}.py"
+        path = name.removesuffix(".py").replace("/", ".")
+        own = f"{path}:{path.split('.')[-1].capitalize()} for a class of your own"
         raise ValueError(f"unknown environment {name}; use {', '.join(ENVIRONMENTS)}, or {own}.")
     return getattr(importlib.import_module(module), class_name)
 
@@ -136,9 +136,9 @@ class Mixture:
         """Parts bear their environment's name, except all_passed, which view.py counts."""
         steps = [None] * len(branches)
         for name, env in self.environments.items():  # each scores its branches as one batch
-            places = [k for k, (task, _, _) in enumerate(branches) if task["env"] == name]
-            batch = [(branches[k][0]["task"], *branches[k][1:]) for k in places]
-            for k, step in zip(places, env.step(batch) if batch else []):
+            own = {k: (task["task"], *rest) for k, (task, *rest) in enumerate(branches) if task["env"] == name}
+            batch = list(own.values())
+            for k, step in zip(own, env.step(batch) if batch else []):
                 parts = {key if key == "all_passed" else f"{name}/{key}": part for key, part in step.parts.items()}
                 parts[f"{name}/reward"] = float(np.mean(step.reward))
                 steps[k] = step._replace(parts=parts)

@@ -8,7 +8,7 @@ import json
 import random
 
 from envs import Step
-from envs.data import drop_nulls, read_rows
+from envs.data import clean, read_rows
 from envs.samples import split_of
 from rewards.bfcl import parallel_reward
 
@@ -155,7 +155,7 @@ def _task(row):
     gold = row.get("ground_truth")
     try:
         if isinstance(gold, str):
-            gold = drop_nulls(json.loads(gold))
+            gold = clean(json.loads(gold))
         if not gold or any(len(call) != 1 for call in gold) or len(gold) > MOST_GOLD:
             return f"ground_truth is no list of 1 to {MOST_GOLD} calls, each an object with one name"
         if not all(values for call in gold for accepted in call.values() for values in accepted.values()):

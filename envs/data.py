@@ -1,17 +1,16 @@
 """Reads data sets, for --dataset, and files to learn from, for --data."""
 
-import ast
 import csv
 import gzip
 import json
-import os
 import re
-from contextlib import suppress
 from decimal import Decimal
 
 csv.field_size_limit(2**31 - 1)  # letters; by default 131,072, and a conversation may have more
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
 LIMIT = 1000  # rows of a split that are used: each is read, and some are run, at every start
+# how .csv, which has only strings, holds a list of messages
+STORED_MESSAGES = re.compile(r"""\s*\[\s*\{\s*['"](role|content)['"]\s*:""")
 
 
 def read_file(path, flag):
@@ -20,28 +19,32 @@ def read_file(path, flag):
     JSON is a list, or an object a line, whatever the ending. .csv holds strings, separated as its first line is, by
     commas, semicolons or tabs. Blank lines are no rows. A field that is null is left out.
     """
-    if not path.endswith(ENDINGS):
-        raise ValueError(f"{flag} {path}: a data file ends in one of {', '.join(ENDINGS)}; give such a file.")
-    if not os.path.isfile(path):
-        raise ValueError(f"{flag} {path}: there is no such file; check the path.")
     try:
         rows = _parse_file(path)
     except Exception as error:  # file formats raise many types
-        why = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        raise ValueError(f"{flag} {path}: it cannot be read ({why}); fix the file.") from None
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"{flag} {path}: a row has to be an object with named columns; fix the file.")
-    if not rows:
-        raise ValueError(f"{flag} {path}: it has no rows; give a file that has some.")
-    return drop_nulls(rows)
+        raise ValueError(
+            f"{flag} {path}: it cannot be read ({error!s:.300}); mend it, and end its name in one of "
+            f"{', '.join(ENDINGS)}."
+        ) from None
+    for number, row in enumerate(rows, 1):
+        # .csv has cells without a column where a line is longer than the first one
+        if not isinstance(row, dict) or None in row:
+            raise ValueError(f"{flag} {path}: row {number} is no object with named columns; fix the file.")
+    return clean(rows)
 
 
-def drop_nulls(value):
-    """Rows, or a value in one, without the fields that are null: Arrow gives each object the fields of all rows."""
+def clean(value):
+    """Rows, or a value in one, without null fields, and with U+FFFD for half an emoji.
+
+    Arrow gives each object the fields of all rows. JSON can hold one of the two codes of an emoji without the other,
+    which no tokenizer reads and no file can hold.
+    """
     if isinstance(value, dict):
-        return {key: drop_nulls(field) for key, field in value.items() if field is not None}
+        return {clean(key): clean(field) for key, field in value.items() if field is not None}
     if isinstance(value, list):
-        return [drop_nulls(element) for element in value]
+        return [clean(element) for element in value]
+    if isinstance(value, str):
+        return re.sub(r"[\ud800-\udfff]", "\ufffd", value)
     return value
 
 
@@ -58,17 +61,9 @@ def _parse_file(path):
         delimiter = max("\t,;", key=lines[0].count) if lines else ","
         return list(csv.DictReader(lines, delimiter=delimiter))
     text = "".join(lines)
-    if text.lstrip().startswith("["):
-        return json.loads(text)
-    rows = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            rows.append(json.loads(line))
-        except ValueError as error:
-            raise ValueError(f"line {number} is not JSON: {error}") from None
-    return rows
+    if not text.lstrip().startswith("["):
+        text = f"[{','.join(filter(str.strip, lines))}]"
+    return json.loads(text)
 
 
 # ---------------------------------------------------------------- --data: what scripts learn from
@@ -81,8 +76,8 @@ def read_training_rows(path, answers):
 
     A line of a run's rollouts.jsonl comes as it is. Any other row comes as strings, prompt and answers. In the file
     the prompt may also be a list with one message of a user, and an answer a list with one message of an assistant,
-    or with both: then the row needs no prompt. A column `messages` takes the place of `completion`. A list that was
-    stored as a string counts as one, and a number as a string.
+    or with both: then the row needs no prompt. A column `messages` takes the place of `completion`, and a number is
+    written out.
 
     Raises ValueError with one sentence that names --data, the row and the column.
     """
@@ -100,51 +95,43 @@ def read_training_rows(path, answers):
 
 def _strings_of(row, answers, place):
     """dict(column -> string): the prompt of a row and its answers."""
-    forms = "a string, one message, or (for an answer) one message of a user and one of an assistant"
     prompt = _content(row.get("prompt"), ["user"])
-    strings = {}
+    texts = {}
     for column in answers:
         source = "messages" if column == "completion" and "messages" in row else column
-        answer = _messages(row.get(source))
+        answer = row.get(source)
         if _roles(answer) == ["user", "assistant"]:
             beginning = answer[0]["content"]
-            if prompt is None:
-                prompt = beginning
-            if prompt != beginning:
+            if prompt not in (None, beginning):
                 raise ValueError(f"{place} {source}: it begins with another message than the prompt; fix the row.")
+            prompt = beginning
             answer = answer[1:]
-        strings[column] = _content(answer, ["assistant"])
-        if not isinstance(strings[column], str):
-            raise ValueError(f"{place} {source}: give {forms}.")
-    if not isinstance(prompt, str):
-        raise ValueError(f"{place} prompt: give {forms}.")
-    return {"prompt": prompt, **strings}
+        texts[source] = _content(answer, ["assistant"])
+    texts["prompt"] = prompt
+    forms = "a string, one message, or (for an answer) one message of a user and one of an assistant"
+    for column, text in texts.items():
+        if not isinstance(text, str):
+            raise ValueError(f"{place} {column}: give {forms}; lists belong into .jsonl or .parquet.")
+    return dict(zip([*answers, "prompt"], texts.values()))
 
 
 def _roles(messages):
     """The roles of a list of messages that hold text; None for anything else."""
     if not isinstance(messages, list):
         return None
-    if not all(isinstance(message, dict) and isinstance(message.get("content"), str) for message in messages):
-        return None
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+            return None
     return [message.get("role") for message in messages]
 
 
-def _messages(value):
-    """The list of messages that was stored as a string, None if it cannot be read; any other value as it is."""
-    if not isinstance(value, str) or not re.match(r"\s*\[\s*\{\s*['\"](role|content)['\"]\s*:", value):
-        return value
-    # to_csv of pandas and of datasets writes a list in Python, and an array of several messages without commas
-    array = re.sub(r"\}\s+(?=\{'(role|content)':)", "}, ", value)
-    for parse, text in (json.loads, value), (ast.literal_eval, array):
-        with suppress(ValueError, SyntaxError):
-            return parse(text)
-    return None
-
-
 def _content(value, roles):
-    """The text of a number, or of a list with one message of this role; any other value as it is."""
-    value = _messages(value)
+    """The text of a number, or of a list with one message of this role; any other value as it is.
+
+    None for a list of messages that was stored as a string: its brackets and roles would be learned.
+    """
+    if isinstance(value, str) and STORED_MESSAGES.match(value):
+        return None
     if type(value) in (int, float, Decimal):
         number = Decimal(str(value))
         # written out, since 1e-05 is not read as a number in an answer
@@ -179,11 +166,11 @@ def read_rows(dataset, columns, hub, hub_splits, hub_config=None, published=None
         parts.setdefault(split, []).append(name)
     limit = LIMIT if judge else None
     used = [name for part in parts.values() for name in part[:limit]]
-    judged = [sound[name] for name in used]
-    if judge:
-        judged = judge(judged)
+    judged = (judge or list)([sound[name] for name in used])
     results = read | faults | dict(zip(used, judged))  # name -> task, or why it cannot be used
-    usable = {split: [n for n in part[:limit] if not isinstance(results[n], str)] for split, part in parts.items()}
+    usable = {}
+    for split, part in parts.items():
+        usable[split] = [name for name in part[:limit] if not isinstance(results[name], str)]
 
     report = ", ".join(f"{split} {len(usable[split])} of {len(part)} rows" for split, part in parts.items())
     if len(used) < len(split_of):
@@ -193,29 +180,21 @@ def read_rows(dataset, columns, hub, hub_splits, hub_config=None, published=None
     repeated = sum(asked[name] in trained for name in usable["test"])
     if repeated:
         report += f"; {repeated} test rows are also in train"
-    report += _describe_faults(results)
+    reasons = [f"{name}: {result}" for name, result in results.items() if isinstance(result, str)]
+    if reasons:
+        report += f"; {len(reasons)} rows are left out (at most ten are shown): {'; '.join(reasons[:10])}"
     for split in "train", "test":
         if not usable[split]:
-            needed = f"it takes rows with text in {', '.join(columns)}"
+            needed = f"it takes rows with text, not with lists stored as strings, in {', '.join(columns)}"
             needed += "; a column split says train or test, and of a file without it the last tenth is test"
             raise ValueError(f"--dataset {dataset}: {split} has no row that can be used ({report}); {needed}.")
     print(f"--dataset {dataset}: {report}")
     return {split: [results[name] for name in part] for split, part in usable.items()}
 
 
-def _describe_faults(results):
-    """The first ten rows that are left out, and why; "" if there are none."""
-    faults = [f"{name}: {fault}" for name, fault in results.items() if isinstance(fault, str)]
-    if not faults:
-        return ""
-    more = "; ..." if len(faults) > 10 else ""
-    return f"; {len(faults)} rows are left out: {'; '.join(faults[:10])}{more}"
-
-
 def _load(dataset, hub, hub_splits, hub_config):
     """dict(name -> row), where a name is "row 3 (task HumanEval/2)"; if the hub has splits, rows hold theirs."""
-    ending = os.path.splitext(dataset)[1]
-    if os.path.isfile(dataset) or ending[1:2].isalpha():  # a hub id may end in a number, as in -1.5
+    if dataset.endswith(ENDINGS):
         parts = {"all": read_file(dataset, "--dataset")}
     elif dataset == "hub":
         parts = _load_from_hub(dataset, hub, hub_config, hub_splits)
@@ -240,10 +219,9 @@ def _load_from_hub(dataset, path, config, slices):
     try:
         parts = {split: list(load_dataset(path, config, split=part)) for split, part in slices.items()}
     except Exception as error:  # network and hub raise many types
-        why = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        remedy = "check its name, splits and network, or give sample or a .jsonl file"
-        raise ValueError(f"--dataset {dataset}: it could not be loaded ({why}); {remedy}.") from None
-    return drop_nulls(parts)
+        remedy = f"check its name, splits and network, or give sample or a file in {', '.join(ENDINGS)}"
+        raise ValueError(f"--dataset {dataset}: it could not be loaded ({error!s:.300}); {remedy}.") from None
+    return clean(parts)
 
 
 def _read_texts(row, columns):
@@ -264,10 +242,13 @@ def _find_splits(rows, published):
         return {name: str(row["split"]) for name, row in rows.items() if row.get("split")}
     if published:
         pattern, ranges = published
-        matches = {name: re.fullmatch(pattern, str(row.get("task_id"))) for name, row in rows.items()}
-        numbers = {name: int(match[1]) for name, match in matches.items() if match}
+        numbers = {}
+        for name, row in rows.items():
+            match = re.fullmatch(pattern, str(row.get("task_id")))
+            if match:
+                numbers[name] = int(match[1])
         if 2 * len(numbers) > len(rows):  # the benchmark's own tasks, perhaps a part of them
-            split_of = {number: split for split, part in ranges.items() for number in part}
-            return {name: split_of[number] for name, number in numbers.items() if number in split_of}
+            parts = ranges.items()
+            return {name: split for name, number in numbers.items() for split, part in parts if number in part}
     cut = len(rows) - max(1, len(rows) // 10)
     return {name: "train" if place < cut else "test" for place, name in enumerate(rows)}

@@ -107,10 +107,8 @@ class Reference:
     def __init__(self, name="reference", num_agents=2, num_turns=1, dataset="sample", seed=1):
         if num_agents not in (2, 3):
             raise ValueError(f"--num-agents {num_agents}: {name} has one or two speakers and a listener; use 2 or 3.")
-        if num_turns > 2:
-            raise ValueError(f"--num-turns {num_turns}: {name} has two turns; use --num-turns 2.")
-        if dataset != "sample":
-            raise ValueError(f"--dataset {dataset}: {name} has only sample tasks; use --dataset sample.")
+        if num_turns > 2 or dataset != "sample":
+            raise ValueError(f"{name} takes only --num-turns 2 and --dataset sample; use them.")
         self.num_agents = num_agents
         self.num_turns = 2
         self.seed = seed

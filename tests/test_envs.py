@@ -56,10 +56,19 @@ def test_a_mixture_has_equal_shares_and_each_environment_scores_its_own():
     assert step.parts == {"all_passed": 1.0, "passed/reward": step.reward}
 
 
-@pytest.mark.parametrize("name", ["tldr+arxiv", "humaneval"])
-def test_an_unknown_option_or_value_is_refused(name):
-    """Fails if it is ignored in silence."""
-    with pytest.raises(ValueError, match="--env-kwargs feedback"):
+# What is asked for | what is said of it
+UNKNOWN = """
+tldr+arxiv | --env-kwargs feedback
+humaneval | --env-kwargs feedback
+examples.shout | examples.shout:Shout .
+examples/shout.py | examples.shout:Shout .
+"""
+
+
+@pytest.mark.parametrize("name, said", rows_of(UNKNOWN))
+def test_an_unknown_environment_option_or_value_is_refused(name, said):
+    """Fails if it is ignored in silence, or if what is advised cannot be used."""
+    with pytest.raises(ValueError, match=said):
         envs.make(name, feedback="much")
 
 
@@ -69,22 +78,48 @@ def check(monkeypatch, *words):
     runpy.run_module("envs", run_name="__main__")
 
 
-@pytest.mark.parametrize("words", ["tldr", "tldr+gsm8k --num-agents 3", "toy:SelfishInTurn --num-turns 3"])
+RIGHT = ["tldr", "tldr+gsm8k --num-agents 3", "toy:SelfishInTurn --num-turns 3"]
+RIGHT.append("test_envs:Faulty --env-kwargs fault unparsed")
+
+
+@pytest.mark.parametrize("words", RIGHT)
 def test_a_right_environment_passes_its_check(words, monkeypatch, capsys):
-    """Fails if an environment with silent agents, rewards of their own or several turns is refused."""
+    """Fails if an environment with silent agents, rewards of their own or several turns is refused.
+
+    Or if a judge whose verdicts cannot be read looks like a strict one.
+    """
     check(monkeypatch, *words.split())
-    assert words.split()[0] in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert words.split()[0] in output
+    assert ("unparsed" in output) == ("unparsed" in words)
 
 
-class Forgetful(Letters):
-    """Scores all branches by the task that it was asked about last."""
+class Faulty(Letters):
+    """Has the fault of this name, or a judge whose verdicts cannot be read."""
+
+    def __init__(self, num_agents, num_turns, dataset, seed, fault):
+        super().__init__(num_agents, num_turns, dataset, seed)
+        self.fault = fault
 
     def observe(self, task, history):
         self.last = task
+        if self.fault == "history":
+            history.clear()
         return super().observe(task, history)
 
     def step(self, branches):
-        return super().step([(self.last, history, actions) for _, history, actions in branches])
+        if self.fault == "state":
+            branches = [(self.last, *rest) for _, *rest in branches]
+        steps = super().step(branches)
+        for k, (task, history, actions) in enumerate(branches):
+            # a reward that depends on other branches, and only here; its mean and agent 0's do not
+            if self.fault == "rare" and task["letter"] in "abcdef" and history and history[0][0][1]:
+                steps[k] = steps[k]._replace(reward=[0, k, -k])
+            if self.fault == "actions":
+                actions.reverse()
+            if self.fault == "unparsed":
+                steps[k] = steps[k]._replace(parts={"unparsed": 1.0})
+        return steps[::-1] if self.fault == "order" else steps
 
 
 # A method that returns what it must not, in JSON; or a field of a Step, and its value | what the error names
@@ -112,17 +147,18 @@ def test_the_check_names_what_is_wrong(place, value, named, monkeypatch):
     """Fails if a fault that would end a run, or spoil it in silence, passes."""
     value = json.loads(value)
     if place in Step._fields:
-        value = [Step(0.0, {}, False)._replace(**{place: value})] * 2
+        value = [Step(0.0, {}, False)._replace(**{place: value})] * 16  # two branches of eight tasks
         place = "step"
     monkeypatch.setattr(Letters, place, lambda *args: value)
     with pytest.raises(SystemExit, match=f"error: .*{named}"):
         check(monkeypatch, "toy:Letters")
 
 
-def test_the_check_finds_state(monkeypatch):
-    """Fails if an environment may score a branch by the task of another one."""
-    with pytest.raises(SystemExit, match="error: played again"):
-        check(monkeypatch, "test_envs:Forgetful")
+@pytest.mark.parametrize("fault", ["state", "order", "rare", "history", "actions"])
+def test_the_check_plays_all_that_a_run_does(fault, monkeypatch):
+    """Fails if a branch may be scored as another one, or changed, even of a train task or after an answer only."""
+    with pytest.raises(SystemExit, match="error: "):
+        check(monkeypatch, *f"test_envs:Faulty --num-turns 2 --num-agents 3 --env-kwargs fault {fault}".split())
 
 
 def test_a_split_column_is_obeyed(tmp_path, capsys):
@@ -136,12 +172,11 @@ def test_a_split_column_is_obeyed(tmp_path, capsys):
     assert "1 test rows are also in train" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("count, split", [(1, ""), (9, "Train")])
-def test_a_split_without_a_row_is_explained(count, split, tmp_path):
-    """Fails if good rows are said to lack text, though the file is too small or names its splits in another way."""
-    rows = [row | {"split": split or None} for row in posts(count)]
-    with pytest.raises(ValueError, match=f"{split or 'test'} {count} of {count} rows.*last tenth is test"):
-        envs.make("tldr", dataset=written(tmp_path, rows))
+def test_half_an_emoji_is_replaced(tmp_path):
+    """Fails if a row that has it in a text or a name ends the run when it is drawn."""
+    row = {"prompt": "a \ud83d", "completion": "\ude00 b", "more": [{"\ud83d": None, "b\ude00": "\ud83d"}]}
+    env = envs.make("tldr", dataset=written(tmp_path, [row] * 2))
+    assert json.dumps(env.splits["train"], ensure_ascii=False).encode()
 
 
 def test_a_row_that_cannot_be_used_is_left_out_and_named(tmp_path, capsys):
@@ -151,7 +186,7 @@ def test_a_row_that_cannot_be_used_is_left_out_and_named(tmp_path, capsys):
     path = written(tmp_path, [*rows[:7], *odd, rows[7] | {"completion": 1e-5}, *rows[8:]])
     rows[7] |= {"completion": "0.00001"}
     assert envs.make("tldr", dataset=path).splits == {"train": rows[:11], "test": rows[11:]}
-    assert "2 rows are left out: row 8: no text in prompt; row 9: " in capsys.readouterr().out
+    assert "2 rows are left out (at most ten are shown): row 8: no text in prompt; row 9: " in capsys.readouterr().out
 
 
 SKELETON = CLASSEVAL["skeleton"]
@@ -204,20 +239,21 @@ def test_a_public_set_loads_except_for_its_odd_rows(name, monkeypatch, capsys):
         assert f"row {place} (task {each['task_id']}): " in output
 
 
-@pytest.mark.parametrize(
-    "tests, code, shown",
-    [
-        ("f(1) == 2, f(2) == 3, f(3) == 4", "return x + 1", 0),
-        ("f(1) == 5, f(2) == 2, f(3) == 2", "return {1: 5}.get(x, 2)", 1),
-        ("f(5) == 9, f(1) == 1, f(4) == 4", "return {5: 9}.get(x, x)", 1),
-    ],
-)
-def test_no_trivial_answer_passes_the_tests_that_are_scored(tests, code, shown, tmp_path):
+# The tests of a function | what it returns | the number of the test that agents are shown
+TRIVIAL = """
+f(1) == 2, f(2) == 3, f(3) == 4 | x + 1 | 0
+f(1) == 5, f(2) == 2, f(3) == 2 | {1: 5}.get(x, 2) | 1
+f(5) == 9, f(1) == 1, f(4) == 4 | {5: 9}.get(x, x) | 1
+"""
+
+
+@pytest.mark.parametrize("tests, value, shown", rows_of(TRIVIAL))
+def test_no_trivial_answer_passes_the_tests_that_are_scored(tests, value, shown, tmp_path):
     """Fails if `return 0`, another constant or the argument earns full marks."""
     asserts = [f"assert {test}" for test in tests.split(", ")]
-    row = MBPP | {"task_id": "a", "code": f"def f(x):\n    {code}", "test_list": asserts}
+    row = MBPP | {"task_id": "a", "code": f"def f(x):\n    return {value}", "test_list": asserts}
     (task,) = envs.make("mbpp", dataset=written(tmp_path, [row, MBPP])).tasks("train")
-    assert task["examples"] == [asserts.pop(shown)]
+    assert task["examples"] == [asserts.pop(int(shown))]
     assert task["tests"].splitlines() == asserts
 
 

@@ -145,12 +145,9 @@ class Tupled(Letters):
         return [task | {"grid": {(0, 1): 2, "a": torch.ones(2)}} for task in super().tasks(split)]
 
 
-def test_odd_tasks_are_logged_and_a_home_is_found(run, model_dir, tmp_path, monkeypatch):
-    """Fails if a key or an object that JSON does not know ends the run, or ~ becomes a folder."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    flags = ["--env", "test_faults:Tupled", "--num-iterations", 0, "--output-dir", "~/runs"]
-    names = run(MAGRPO, *TOY, *flags, "--model", model_dir)
-    assert names["run_dir"].startswith(str(tmp_path / "home"))
+def test_odd_tasks_are_logged(run, model_dir):
+    """Fails if a key or an object that JSON does not know ends the run."""
+    names = run(MAGRPO, *TOY, "--env", "test_faults:Tupled", "--num-iterations", 0, "--model", model_dir)
     assert lines_of(names["run_dir"])[0]["task"]["grid"] == {"a": [1.0, 1.0]}
 
 

@@ -1,7 +1,9 @@
 """The reference game: what agents read of each other, and what earns nothing."""
 
+import json
+
 import pytest
-from toy import play
+from toy import play, rows_of
 
 import envs
 
@@ -65,21 +67,24 @@ def test_no_prompt_tells_more_than_it_should(num_agents):
             assert len({first[i] for first, _ in plays}) == len(facts)
 
 
-# What two suspects write, and what each of them earns
-TESTIMONIES = {
-    ("friend", "Friend!"): [3, 3],
-    ("Guilty", "guilty friend"): [1, 1],
-    ("friend", "guilty"): [0, 5],
-    ("guilty", "my friend"): [5, 0],
-    ("unguilty", "guilty"): [0, 0],
-}
+# What two suspects write, what each of them earns, and the shares who say it
+TESTIMONIES = """
+friend | Friend! | [3, 3] | {"friend": 1, "guilty": 0}
+Guilty | guilty friend | [1, 1] | {"friend": 0, "guilty": 1}
+friend | guilty | [0, 5] | {"friend": 0.5, "guilty": 0.5}
+guilty | my friend | [5, 0] | {"friend": 0.5, "guilty": 0.5}
+unguilty | guilty | [0, 0] | {"friend": 0, "guilty": 0.5}
+"""
 
 
-@pytest.mark.parametrize("texts", TESTIMONIES)
-def test_a_dilemma_pays_each_suspect_or_both_the_mean(texts):
-    """Fails if a payoff goes to the other one, other words are paid, or shared rewards differ from the mean."""
-    payoffs = TESTIMONIES[texts]
+@pytest.mark.parametrize("first, second, payoffs, shares", rows_of(TESTIMONIES))
+def test_a_dilemma_pays_each_suspect_or_both_the_mean(first, second, payoffs, shares):
+    """Fails if a payoff goes to the other one, other words are paid, or shared rewards differ from the mean.
+
+    Or if parts are no shares.
+    """
+    payoffs = json.loads(payoffs)
     for rewards, reward in {"own": payoffs, "shared": sum(payoffs) / 2}.items():
         env = envs.make("dilemma", rewards=rewards)
-        (step,) = env.step([(env.tasks("test")[0], [], list(texts))])
-        assert step.reward == reward
+        (step,) = env.step([(env.tasks("test")[0], [], [first, second])])
+        assert step[:2] == (reward, json.loads(shares))
