@@ -6,6 +6,7 @@ import sys
 
 import datasets
 import pytest
+from test_sft import save_lines
 from toy import Cases, Letters, Step, play, rows_of
 
 import envs
@@ -24,13 +25,6 @@ def few_tasks(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for module in "coding", "classeval":
         monkeypatch.setattr(f"envs.{module}.SAMPLE_COUNTS", {"train": 12, "validation": 2, "test": 2})
-
-
-def written(folder, rows):
-    """The path of a .jsonl file."""
-    path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 def posts(count):
@@ -78,8 +72,12 @@ def check(monkeypatch, *words):
     runpy.run_module("envs", run_name="__main__")
 
 
-RIGHT = ["tldr", "tldr+gsm8k --num-agents 3", "toy:SelfishInTurn --num-turns 3"]
-RIGHT.append("test_envs:Faulty --env-kwargs fault unparsed")
+RIGHT = [
+    "tldr",
+    "tldr+gsm8k --num-agents 3",
+    "toy:SelfishInTurn --num-turns 3",
+    "test_envs:Faulty --env-kwargs fault unparsed",
+]
 
 
 @pytest.mark.parametrize("words", RIGHT)
@@ -165,25 +163,33 @@ def test_a_split_column_is_obeyed(tmp_path, capsys):
     """Fails if a train split holds test rows, or if it is not said that a test row is also in train."""
     rows = [row | {"split": ("test", "train", "dev")[k % 3]} for k, row in enumerate(posts(9))]
     expected = {"train": rows[1::3], "test": rows[::3], "dev": rows[2::3]}
-    assert envs.make("tldr", dataset=written(tmp_path, rows)).splits == expected
+    assert envs.make("tldr", dataset=save_lines(tmp_path / "rows.jsonl", rows)).splits == expected
     assert "also in train" not in capsys.readouterr().out
     rows[0] |= {"prompt": rows[1]["prompt"]}
-    envs.make("tldr", dataset=written(tmp_path, rows))
+    envs.make("tldr", dataset=save_lines(tmp_path / "rows.jsonl", rows))
     assert "1 test rows are also in train" in capsys.readouterr().out
 
 
 def test_half_an_emoji_is_replaced(tmp_path):
     """Fails if a row that has it in a text or a name ends the run when it is drawn."""
     row = {"prompt": "a \ud83d", "completion": "\ude00 b", "more": [{"\ud83d": None, "b\ude00": "\ud83d"}]}
-    env = envs.make("tldr", dataset=written(tmp_path, [row] * 2))
+    env = envs.make("tldr", dataset=save_lines(tmp_path / "rows.jsonl", [row] * 2))
     assert json.dumps(env.splits["train"], ensure_ascii=False).encode()
+
+
+def test_a_line_with_more_cells_than_columns_is_refused(tmp_path):
+    """Fails if a text without quotes loses what stands after its comma."""
+    path = tmp_path / "rows.csv"
+    path.write_text("prompt,completion\na,b\nHello, world,c")
+    with pytest.raises(ValueError, match="row 2 "):
+        envs.make("tldr", dataset=str(path))
 
 
 def test_a_row_that_cannot_be_used_is_left_out_and_named(tmp_path, capsys):
     """Fails if a row's fault refuses the file, or has another row's number, or a number is not written out."""
     rows = posts(12)
     odd = [{"prompt": " \n"}, {"prompt": [{"role": "user", "content": "a"}] * 2, "completion": "b"}]
-    path = written(tmp_path, [*rows[:7], *odd, rows[7] | {"completion": 1e-5}, *rows[8:]])
+    path = save_lines(tmp_path / "rows.jsonl", [*rows[:7], *odd, rows[7] | {"completion": 1e-5}, *rows[8:]])
     rows[7] |= {"completion": "0.00001"}
     assert envs.make("tldr", dataset=path).splits == {"train": rows[:11], "test": rows[11:]}
     assert "2 rows are left out (at most ten are shown): row 8: no text in prompt; row 9: " in capsys.readouterr().out
@@ -252,7 +258,7 @@ def test_no_trivial_answer_passes_the_tests_that_are_scored(tests, value, shown,
     """Fails if `return 0`, another constant or the argument earns full marks."""
     asserts = [f"assert {test}" for test in tests.split(", ")]
     row = MBPP | {"task_id": "a", "code": f"def f(x):\n    return {value}", "test_list": asserts}
-    (task,) = envs.make("mbpp", dataset=written(tmp_path, [row, MBPP])).tasks("train")
+    (task,) = envs.make("mbpp", dataset=save_lines(tmp_path / "rows.jsonl", [row, MBPP])).tasks("train")
     assert task["examples"] == [asserts.pop(int(shown))]
     assert task["tests"].splitlines() == asserts
 
