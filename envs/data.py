@@ -62,6 +62,7 @@ def _parse_file(path):
         return list(csv.DictReader(lines, delimiter=delimiter))
     text = "".join(lines)
     if not text.lstrip().startswith("["):
+        # an object a line
         text = f"[{','.join(filter(str.strip, lines))}]"
     return json.loads(text)
 
