@@ -26,6 +26,7 @@ from importlib import import_module
 from itertools import chain, product
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
+from unicodedata import normalize
 
 import numpy as np
 import torch
@@ -36,12 +37,13 @@ from torch.nn.functional import cross_entropy, pad
 from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig, set_seed
+from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, PreTrainedTokenizerFast, set_seed
 from transformers.cache_utils import Cache, StaticLayer
 
 # N agents, B tasks, G generations, J joint actions, T turns, P prompt tokens, C completion tokens, V vocabulary,
 # R rows of a batch, L columns of its cache
 
+FOLDER, SCRIPT = os.path.split(os.path.abspath(__file__))
 RANK = int(os.environ.get("RANK", 0))  # rank under torchrun
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
 ON_GPU = torch.cuda.is_available()
@@ -189,6 +191,8 @@ def words_of(path):
         values = yaml.safe_load(file)
     words = []
     for name, value in values.get("args", values).items():
+        if name in ("resume", "config") and value:
+            sys.exit(f"error: {path}: a file of arguments cannot hold {name}; give it on the command line.")
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
             continue
@@ -226,8 +230,12 @@ class Float32Head(torch.nn.Linear):
 
 def load_policy(args, name, base_models):
     """Loads a model. base_models: path -> model whose frozen weights LoRA policies share."""
-    path = f"{os.path.dirname(__file__)}/models/tiny" if name == "tiny" else name
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    path = f"{FOLDER}/models/tiny" if name == "tiny" else name
+    try:
+        # not AutoTokenizer, which may split words otherwise than the model's own file says
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
+    except Exception as error:
+        sys.exit(f"error: --model {path}: give a folder or hub id that has a tokenizer.json ({error}).")
     model = base_models.get(path)
     if model is None:
         dtype = torch.bfloat16 if args.lora_rank and ON_GPU else torch.float32
@@ -236,16 +244,13 @@ def load_policy(args, name, base_models):
     if model._is_stateful or not model.is_backend_compatible():
         sys.exit(f"error: --model {path}: recurrent layers or custom attention masks are not supported; use nano.py.")
     stop_ids, chat_markers = special_tokens_of(tokenizer, model)
-    if not stop_ids:
-        sys.exit(f"error: --model {path}: no token ends a completion; set eos_token_id in its generation_config.json.")
     # the head is changed in place, so that it stays tied to the embeddings, which then are float32, too
     head = model.get_output_embeddings().float()
     head.__class__ = Float32Head
     if args.lora_rank:
         base_models[path] = model
         model = add_lora(model, args.lora_rank)
-    # disables dropout, also in training
-    model.eval()
+    model.eval()  # no dropout, also in training
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for p in trained.values():
         # adapters have the base model's dtype
@@ -274,9 +279,8 @@ def special_tokens_of(tokenizer, model):
         chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "ANSWER"}]
         text = tokenizer.apply_chat_template(chat, tokenize=False)
     ending = text.partition("ANSWER")[2].lstrip()
-    # one id, a list of ids, or None
-    model_ids = np.ravel(model.generation_config.eos_token_id).tolist()
-    stop_ids = [token_id for token_id in [tokenizer.eos_token_id, *model_ids] if token_id is not None]
+    # the model's: one id, a list of ids, or None
+    stop_ids = [tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id).tolist()]
     chat_markers = []
     for token_id, token in tokenizer.added_tokens_decoder.items():
         # base models do not list the template's end-of-turn token
@@ -286,7 +290,7 @@ def special_tokens_of(tokenizer, model):
         in_template = token.special and token.content in text and "think" not in token.content
         if in_template or token_id in [tokenizer.bos_token_id, *stop_ids]:
             chat_markers.append(token.content)
-    return stop_ids, chat_markers
+    return [token_id for token_id in stop_ids if token_id is not None], chat_markers
 
 
 def reseed(seed, iteration):
@@ -295,6 +299,11 @@ def reseed(seed, iteration):
 
 
 # ---- engine: prompts, sampling, log-probabilities
+
+
+def letters_of(text):
+    """A text as far as tokenizers keep it when they normalize it: letters in one form, without case and blanks."""
+    return "".join(normalize("NFKC", text).casefold().split())
 
 
 def encode(policy, prompt):
@@ -308,8 +317,8 @@ def encode(policy, prompt):
         chat = [{"role": "user", "content": prompt}]
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
     prompt_ids = tokenizer(text, add_special_tokens=not tokenizer.chat_template).input_ids
-    if not prompt_ids or prompt.strip() not in text:
-        sys.exit("error: --model: a prompt is empty, or the chat template leaves it out; use one that takes a string.")
+    if letters_of(prompt) not in letters_of(tokenizer.decode(prompt_ids)):
+        sys.exit(f"error: --model: its template or its vocabulary loses a part of {prompt!r:.300}; use another.")
     return tuple(prompt_ids)
 
 
@@ -378,11 +387,9 @@ def decode_step(model, cache, inputs):
 
 def capture(policy, cache, inputs):
     """Records decode_step() on these tensors as a CUDA graph. Returns its replay, or decode_step if that fails."""
-    # a graph would repeat the rotary embeddings of its capture; these kinds of them change with the length
-    config = str(policy.model.config)
     try:
-        if '"dynamic"' in config or '"longrope"' in config or not policy.model._can_compile_fullgraph:
-            raise RuntimeError("a decoding step depends on the length")
+        if not policy.model._can_compile_fullgraph:
+            raise RuntimeError("the model's steps differ")
         graph = torch.cuda.CUDAGraph()
         # thread_local lets NCCL's thread run
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -519,7 +526,6 @@ def optimizer_step(args, policy, learning_rates):
     # without a gradient, Adam's momentum alone would move the parameters
     if grad_norm > 0:
         policy.optimizer.step()
-    # to None, which frees their memory
     policy.optimizer.zero_grad()
     return grad_norm
 
@@ -554,8 +560,8 @@ def summarize(split, turns):
             for child in node.children:
                 add(f"reward_turn{t}", child.weight * child.reward.mean(), child.weight)
                 # agents answer at the same time, so a turn takes as long as its longest completion
-                longest = max(len(group.completion_ids[child.choice[i]]) for i, group in node.groups.items())
-                add("critical_tokens", child.weight * longest, 0)
+                chosen = [group.completion_ids[child.choice[i]] for i, group in node.groups.items()]
+                add("critical_tokens", child.weight * max(map(len, chosen), default=0), 0)
                 # parts are logged where a branch ends
                 if not child.children:
                     for name, value in child.step.parts.items():
@@ -607,7 +613,6 @@ def evaluate(args, run_dir, env, policies, tasks, iteration):
     returns = [root.value.mean() for root in turns[0]]
     error = np.std(returns) / max(1, len(returns) - 1) ** 0.5
     metrics["eval/return_se"] = error
-    # print would garble the progress bar
     tqdm.write(f"iteration {iteration}: evaluation return {metrics['eval/return']:.3f} +- {error:.3f}")
     return metrics
 
@@ -642,7 +647,9 @@ def load_checkpoint(run_dir, learners):
         policy.model.load_state_dict(weights, strict=False)  # with LoRA, only the adapter
         policy.optimizer.load_state_dict(moments)
     for name, size in state["sizes"].items():
-        os.truncate(f"{run_dir}/{name}", size)
+        path = f"{run_dir}/{name}"
+        # truncate() would fill up a shorter file
+        os.truncate(path, min(size, os.path.getsize(path)))
     return state["iteration"]
 
 
@@ -665,10 +672,7 @@ def fill_groups(args, env, policies, nodes, G):
 
 
 def rollout(args, env, policies, tasks, group_sizes, joint_mode):
-    """Grows a tree of joint actions for each task; G = group_sizes[t] at turn t. Returns the nodes of each turn.
-
-    policies: that of each agent. tasks: pairs (number, task).
-    """
+    """Grows a tree of joint actions for each task; G = group_sizes[t] at turn t. Returns the nodes of each turn."""
     N = len(policies)
     turns = []
     nodes = [Node([number], task, 1 / len(tasks)) for number, task in tasks]
@@ -827,9 +831,7 @@ if __name__ == "__main__":
     models = args.model * num_policies if len(args.model) == 1 else args.model
     rates = args.learning_rate * num_policies if len(args.learning_rate) == 1 else args.learning_rate
     if len(models) != num_policies or len(rates) != num_policies or min(rates) < 0:
-        sys.exit(
-            "error: --model, --learning-rate (from 0 on): give one, or (without --share-policy) one for each agent."
-        )
+        sys.exit("error: --model, --learning-rate (from 0 on): give one or, without --share-policy, one per agent.")
     trajectories = args.branching == "trajectories"
     if trajectories and args.joint_mode == "cross":
         sys.exit("error: --joint-mode cross: the agents of --branching trajectories are aligned; leave it out.")
@@ -841,15 +843,11 @@ if __name__ == "__main__":
         torch.set_float32_matmul_precision("high")  # TF32, precise enough for the output head
     elif tiny:
         torch.set_num_threads(1)  # it is too small to gain from threads
-    folder, script = os.path.split(__file__)
-    run_name = f"{args.env}__{script[:-3]}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}".replace(":", ".")
+    run_name = f"{args.env}__{SCRIPT[:-3]}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S.%f}".replace(":", ".")
     run_dir = args.resume or f"{os.path.expanduser(args.output_dir)}/{run_name}"
     # before loading models, so that a missing API key fails early
     if args.track != "none" and RANK == 0:
-        name = os.path.basename(os.path.normpath(run_dir))
-        # a resumed run continues the same tracker run
-        os.environ["WANDB_RUN_ID"] = name
-        import_module(args.track).init(project="tutti", name=name, config=asdict(args), resume="allow")
+        import_module(args.track).init(project="tutti", name=run_name, config=asdict(args))
 
     # environment
     env = load_environment(args)
@@ -884,8 +882,9 @@ if __name__ == "__main__":
     if RANK == 0:
         os.makedirs(run_dir, exist_ok=True)
         with open(f"{run_dir}/args.json", "w") as file:
-            commit = os.popen(f"git -C '{folder}' rev-parse HEAD 2>/dev/null").read().strip()
-            json.dump({"script": script, "args": {**asdict(args), "resume": None}, "commit": commit}, file, indent=2)
+            commit = os.popen(f"git -C '{FOLDER}' rev-parse HEAD 2>/dev/null").read().strip()
+            values = {**asdict(args), "resume": None, "config": None}
+            json.dump({"script": SCRIPT, "args": values, "commit": commit}, file, indent=2)
         if not args.resume:
             log_metrics(args, run_dir, 0, evaluate(args, run_dir, env, policies, eval_tasks, 0))
 
@@ -962,7 +961,7 @@ if __name__ == "__main__":
         for i, policy in enumerate(learners):
             policy.model.save_pretrained(f"{run_dir}/agent_{i}")
             policy.tokenizer.save_pretrained(f"{run_dir}/agent_{i}")
-        print(f"the agents are in {run_dir}/agent_*; to see what they wrote: python view.py {run_dir!r}")
+        print("the agents, and what they wrote, are in", run_dir)
     if WORLD_SIZE > 1:
         # pending collectives must release their tensors before exit, or Python aborts (pytorch 179291)
         dist.barrier()

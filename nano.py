@@ -18,7 +18,6 @@ Left out on purpose: division by the group's standard deviation or the completio
 
 import json
 import os
-import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -32,7 +31,7 @@ import tyro
 from torch.distributions import Categorical
 from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, set_seed
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast, set_seed
 
 # Shapes: N agents, B tasks, G generations, J joint actions, T turns, P prompt and C completion tokens, V vocabulary
 
@@ -104,27 +103,28 @@ class Node:
 def load_policy(args):
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    tokenizer = AutoTokenizer.from_pretrained(args.model)
-    stop_ids = np.ravel(model.generation_config.eos_token_id).tolist()
+    # not AutoTokenizer, which may split words otherwise than the model's own file says
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(args.model)
+    stop_ids = np.ravel(model.generation_config.eos_token_id or tokenizer.eos_token_id).tolist()
     # base models do not list the template's end-of-turn token
-    chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "ANSWER"}]
+    chat = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "ANSWER"},
+    ]
     ending = tokenizer.apply_chat_template(chat, tokenize=False).partition("ANSWER")[2].lstrip()
     stop_ids += [k for k, token in tokenizer.added_tokens_decoder.items() if ending.startswith(token.content)]
     # sample the full distribution; ignore the model's own generation config
     model.generation_config = GenerationConfig(
         do_sample=True, temperature=args.temperature, top_k=0, eos_token_id=stop_ids, pad_token_id=stop_ids[0]
     )
-    # update() sets the learning rate
     return Policy(model, tokenizer, torch.optim.AdamW(model.parameters(), weight_decay=0.0))
 
 
 def encode(tokenizer, prompt):
     """Token ids of a prompt, as a user's message: (P,)."""
     chat = [{"role": "user", "content": prompt}]
-    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
-    if prompt.strip() not in text:
-        sys.exit("error: --model: its chat template leaves out the prompt; give one that takes content as a string.")
-    return tuple(tokenizer(text, add_special_tokens=False).input_ids)
+    inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, enable_thinking=False)
+    return tuple(inputs["input_ids"])
 
 
 @torch.inference_mode()
@@ -259,9 +259,10 @@ def update(args, policy, groups, learning_rate):
 
 
 def evaluate(args, env, policies, tasks):
-    """Mean return of one trajectory per held-out task. It draws random numbers, so --eval-every changes the run."""
+    """Mean return of a trajectory per held-out task; prints the first. Draws numbers: --eval-every changes a run."""
     roots = rollout(args, env, policies, tasks, [1] * args.num_turns, "align")[0]
-    print("answers to a held-out task:", roots[0].children[0].actions)
+    for group in roots[0].groups.values():
+        print(group.policy.tokenizer.decode(group.prompt_ids + group.completion_ids[0]))
     return np.mean([root.value for root in roots])
 
 
@@ -286,7 +287,6 @@ def main():
     train_tasks = env.tasks("train")
     eval_tasks = np.random.default_rng(0).permutation(env.tasks("test"))[: args.eval_tasks]
     policies = [load_policy(args) for _ in range(args.num_agents)]
-    # cross scores G^N joint actions, each of which may start a branch
     joint_mode = args.joint_mode or ("cross" if T == 1 and args.num_generations**args.num_agents <= 100 else "align")
     group_sizes = [args.num_generations] * T
     trajectories = args.branching == "trajectories"

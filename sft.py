@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from itertools import takewhile
 from typing import Literal
+from unicodedata import normalize
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, set_seed
 
 import envs
 
@@ -72,12 +73,13 @@ class Args:
 
 def read_special_tokens(tokenizer, model):
     """Ids of the tokens that end an answer, first that of the chat template, and the special tokens of turns."""
-    stop_ids = [tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id).tolist()]
     text = ""
     if tokenizer.chat_template:
         chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "ANSWER"}]
         text = tokenizer.apply_chat_template(chat, tokenize=False)
     ending = text.partition("ANSWER")[2].lstrip()
+    # the model's: one id, a list of ids, or None
+    stop_ids = [tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id).tolist()]
     chat_markers = []
     for token_id, token in tokenizer.added_tokens_decoder.items():
         # Gemma's is <end_of_turn>, while its eos is <eos>
@@ -87,10 +89,12 @@ def read_special_tokens(tokenizer, model):
         in_template = token.special and token.content in text and "think" not in token.content
         if in_template or token_id in [tokenizer.bos_token_id, *stop_ids]:
             chat_markers.append(token.content)
-    stop_ids = [token_id for token_id in stop_ids if token_id is not None]
-    if not stop_ids:
-        sys.exit("error: --model: no token ends an answer; set eos_token_id in its generation_config.json.")
-    return stop_ids, chat_markers
+    return [token_id for token_id in stop_ids if token_id is not None], chat_markers
+
+
+def letters_of(text):
+    """A text as far as tokenizers keep it when they normalize it: letters in one form, without case and blanks."""
+    return "".join(normalize("NFKC", text).casefold().split())
 
 
 def encode_pair(tokenizer, stop_ids, chat_markers, prompt, completion):
@@ -105,13 +109,15 @@ def encode_pair(tokenizer, stop_ids, chat_markers, prompt, completion):
         chat = [{"role": "user", "content": prompt}]
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
     prompt_ids = tokenizer(text, add_special_tokens=not tokenizer.chat_template).input_ids
-    if not prompt_ids or prompt.strip() not in text:
-        sys.exit("error: --model: a prompt is empty, or the chat template leaves it out; use one that takes a string.")
     # the template opened the thought already
     if text.rstrip().endswith("<think>"):
         completion = completion.removeprefix("<think>")
     # an answer ends at its first stop token, which data may bring along
     ids = tokenizer(completion, add_special_tokens=False).input_ids
+    read = letters_of(tokenizer.decode(prompt_ids + ids))
+    for part in prompt, completion:
+        if letters_of(part) not in read:
+            sys.exit(f"error: --model: its template or vocabulary loses a part of {part!r:.300}; use another.")
     ids = list(takewhile(lambda token: token not in stop_ids, ids))
     return prompt_ids, ids + stop_ids[:1]
 
@@ -162,8 +168,10 @@ def split_examples(args, sources, tokenizer, model):
         fitting = [example for example in examples if sum(map(len, example)) <= args.max_length]
         print(f"{len(examples)} pairs, {len(fitting)} of them with at most {args.max_length} tokens")
         if len(fitting) < 2:
-            reason = "raise --max-length" if len(examples) > 1 else "give more --data, or a lower --min-reward"
-            sys.exit(f"error: two pairs are needed, one of them held out: {reason}.")
+            sys.exit(
+                "error: two pairs are needed, one of them held out: "
+                "give more --data, a higher --max-length or a lower --min-reward."
+            )
         # the last pairs, not random ones: pairs of one task are neighbours, so at most one task is split (more if a
         # rollouts.jsonl visits tasks several times)
         cut = len(fitting) - max(1, int(args.eval_fraction * len(fitting)))
@@ -211,8 +219,6 @@ if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
     if args.learning_rate is None:
         args.learning_rate = 1e-3 if args.model == "tiny" else 1e-5
-    if args.learning_rate < 0:
-        sys.exit("error: --learning-rate: give 0 or more.")
     if not args.data and [args.min_reward, args.agent] != [None, None]:
         sys.exit("error: --min-reward and --agent filter rollouts: give them with --data.")
     set_seed(args.seed)
@@ -220,7 +226,8 @@ if __name__ == "__main__":
     # demonstrations and model
     sources = [pairs_of_file(path, args) for path in args.data] or [demonstrations(args)]
     path = f"{here}/models/tiny" if args.model == "tiny" else args.model
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    # not AutoTokenizer, which may split words otherwise than the model's own file says
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     model.to("cuda" if torch.cuda.is_available() else "cpu")  # from_pretrained has turned dropout off
     train, held_out = split_examples(args, sources, tokenizer, model)

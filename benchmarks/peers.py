@@ -15,7 +15,7 @@ import stamp  # noqa: F401, finds envs
 import transformers
 from datasets import Dataset
 from timed import clock, read_job, score, write_result
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast
 
 ALIKE = {
     "comlrl": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "advantage_normalization": False},
@@ -45,7 +45,7 @@ def comlrl_arguments(job, **options):
         "num_agents": 2,
         "agent_model": job["model"],
         "model_config": {"torch_dtype": dtype},
-        "tokenizer": AutoTokenizer.from_pretrained(job["model"]),
+        "tokenizer": PreTrainedTokenizerFast.from_pretrained(job["model"]),
         "args": config,
     }
 
@@ -78,7 +78,7 @@ def trl_arguments(job, **options):
         output_dir=job["folder"],
         **options,
     )
-    tokenizer = AutoTokenizer.from_pretrained(job["model"])
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(job["model"])
     return {"model": job["model"], "processing_class": tokenizer, "args": config}
 
 

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 import compare
 import torch
 import tyro
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import envs
@@ -87,7 +88,10 @@ def make_model(folder):
     plain = LlamaForCausalLM(LlamaConfig(**config))
     plain.load_state_dict(model.state_dict())
     plain.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(package, gguf_file=GGUF).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(package, gguf_file=GGUF)
+    # transformers does not read how the file says to split: each digit is a word
+    tokenizer.backend_tokenizer.pre_tokenizer = Sequence([Digits(True), ByteLevel(add_prefix_space=False)])
+    tokenizer.save_pretrained(folder)
 
 
 if __name__ == "__main__":

@@ -83,14 +83,21 @@ def read_training_rows(path, answers):
     Raises ValueError with one sentence that names --data, the row and the column.
     """
     rows = {}
+    num_equal = 0
     for number, row in enumerate(read_file(path, "--data"), 1):
         if row.get("split", "train") != "train":  # it would spoil the evaluation
             continue
         if "agents" not in row:
             row = _strings_of(row, answers, f"--data {path}: row {number}, column")
+            # neither of two equal answers is the better one
+            if len({row[column] for column in answers}) < len(answers):
+                num_equal += 1
+                continue
         rows[number] = row
     if not rows:
-        raise ValueError(f"--data {path}: it has no row of split train, and others are not trained on.")
+        raise ValueError(f"--data {path}: it has no row of split train with different answers; give more.")
+    if num_equal:
+        print(f"--data {path}: {num_equal} rows are left out, as chosen and rejected are equal")
     return rows
 
 
@@ -167,7 +174,9 @@ def read_rows(dataset, columns, hub, hub_splits, hub_config=None, published=None
         parts.setdefault(split, []).append(name)
     limit = LIMIT if judge else None
     used = [name for part in parts.values() for name in part[:limit]]
-    judged = (judge or list)([sound[name] for name in used])
+    judged = [sound[name] for name in used]
+    if judge:
+        judged = judge(judged)
     results = read | faults | dict(zip(used, judged))  # name -> task, or why it cannot be used
     usable = {}
     for split, part in parts.items():

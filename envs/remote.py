@@ -206,7 +206,7 @@ class Handler(BaseHTTPRequestHandler):
             return 400, f"the request is malformed ({type(error).__name__}: {error})."
         try:
             return 200, call()
-        except Exception as error:  # an environment may raise any
+        except (Exception, SystemExit) as error:  # an environment may raise any, and end the program
             traceback.print_exc()
             return 500, f"its environment raised {type(error).__name__}: {error}"
 

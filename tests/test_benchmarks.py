@@ -6,7 +6,7 @@ import sys
 from types import SimpleNamespace
 
 from conftest import ROOT
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast
 
 FLAGS = "--scripts magrpo --seeds 1 --num-iterations 1 --minutes 9"
 
@@ -29,6 +29,6 @@ def test_prompts_have_their_length(monkeypatch, tmp_path):
     job = workloads.prepare(
         "b", f"{tmp_path}/b", SimpleNamespace(shrink=True, device="cpu", seed=1, updates=1, baseline="trl")
     )
-    tokenizer = AutoTokenizer.from_pretrained(job["model"])
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(job["model"])
     # the template adds three
     assert len(tokenizer(job["prompts"][0]).input_ids) == job["prompt_tokens"] - 3

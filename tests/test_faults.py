@@ -8,7 +8,6 @@ import torch
 from conftest import CHAT, ROOT, STOP, lines_of, load_policy, make_tokenizer, metrics_of, save_model
 from tokenizers import AddedToken
 from toy import Letters
-from transformers import GenerationConfig
 
 import magrpo
 
@@ -65,22 +64,19 @@ def test_what_a_template_opens_is_a_thought(model_dir, monkeypatch):
     assert written(policy, "so", monkeypatch).completions == ["<think>so"]
 
 
-@pytest.mark.parametrize("script", [MAGRPO, NANO], ids=lambda path: path.stem)
-def test_a_template_that_leaves_out_the_message_is_refused(script, run, tmp_path):
+def test_a_template_that_leaves_out_the_message_is_refused(run, tmp_path):
     """Fails if all prompts become one sequence."""
     path = save_model(tmp_path / "m", tokenizer=make_tokenizer(PARTS))
     with pytest.raises(SystemExit, match="template"):
-        run(script, *TOY, "--env", "toy:Letters", "--model", path)
+        run(MAGRPO, *TOY, "--env", "toy:Letters", "--model", path)
 
 
-def test_no_end_is_refused(tmp_path):
-    """Fails if every completion would run to its limit."""
-    tokenizer = make_tokenizer(chat_template=None)
-    tokenizer.eos_token = None
-    path = save_model(tmp_path / "m", tokenizer=tokenizer)
-    GenerationConfig().save_pretrained(path)
-    with pytest.raises(SystemExit, match="no token ends"):
-        load_policy(magrpo, path)
+@pytest.mark.parametrize("name", ["nothing", "an empty folder"])
+def test_a_model_without_its_tokenizers_file_is_refused(name, tmp_path):
+    """Fails if its words are split by a guess, or the sentence does not name the argument."""
+    (tmp_path / "an empty folder").mkdir()
+    with pytest.raises(SystemExit, match=f"--model {tmp_path}/{name}: .*tokenizer.json"):
+        load_policy(magrpo, f"{tmp_path}/{name}")
 
 
 # ---- environments

@@ -263,6 +263,24 @@ def all_gather(value):
         assert of_two[metric] == pytest.approx(of_one[metric], rel=1e-4, abs=1e-6)
 
 
+def test_an_emptied_log_is_written_on(run, model_dir, tmp_path):
+    """Fails if a resume fills up a log that is shorter than it was, or a run with --config cannot be resumed."""
+    (tmp_path / "lower.yaml").write_text("gamma: 0.5\n")
+    run_dir = run(MAGRPO, *TOY, "--model", model_dir, "--config", "lower.yaml")["run_dir"]
+    pathlib.Path(run_dir, "rollouts.jsonl").write_text("")
+    names = run(MAGRPO, "--resume", run_dir, "--num-iterations", 3)
+    assert names["args"].gamma == 0.5
+    assert {line["iteration"] for line in lines_of(run_dir)} == {3}
+
+
+@pytest.mark.parametrize("name", ["resume", "config"])
+def test_a_file_cannot_name_another_run(name, run, tmp_path):
+    """Fails if a run is resumed without its own arguments, or a file is not read."""
+    (tmp_path / "more.yaml").write_text(f"{name}: runs/RUN\n")
+    with pytest.raises(SystemExit, match=name):
+        run(MAGRPO, "--config", "more.yaml")
+
+
 def test_a_crash_while_saving_leaves_the_checkpoint(run, model_dir, monkeypatch):
     """Fails if a full disk costs the checkpoint that was there."""
     save = torch.save

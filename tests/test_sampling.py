@@ -11,12 +11,14 @@ import test_faults
 import torch
 import transformers as hf
 from conftest import CHAT, END, START, STOP, load_policy, make_tokenizer, save_model, slow_logprobs
-from tokenizers import processors
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy import Letters
 from transformers.utils import import_utils
 
 import magrpo
+import nano
+import sft
 
 PROMPTS = [(5, 6, 7), (40,) * 31, (1, 0, 2, 9, 0), (200, 3, 200, 8) * 50, (7,)]  # up to 200 tokens
 GPT = {"num_heads": 4, "num_layers": 2, "attention_types": [[["global", "local"], 1]]}
@@ -189,16 +191,14 @@ def test_bfloat16(model_dir):
         assert logprobs == pytest.approx(exact_logprobs(model_dir, [5, 6, 7], ids), abs=0.1)
 
 
-@pytest.mark.parametrize("name", ["default", "dynamic"])
-def test_rotations_that_look_at_the_length_are_not_captured(name, tmp_path, monkeypatch):
-    """Fails if a graph would repeat the rotations of the length at which it was captured."""
-    rope = {"rope_type": name, "factor": 2.0, "rope_theta": 1e4}
-    policy = load(save_model(tmp_path / "m", rope_parameters=rope))
+def test_a_step_that_cannot_be_captured_is_run(model_dir, monkeypatch):
+    """Fails if a failed capture, as of rotations that look at the length, ends the run or is tried at each batch."""
+    policy = load(model_dir)
     policy.cuda_graphs = True
     monkeypatch.setattr(torch, "cuda", MagicMock())
-    monkeypatch.setattr(magrpo, "decode_step", MagicMock())
-    captured = magrpo.capture(policy, None, None) is not magrpo.decode_step
-    assert captured == policy.cuda_graphs == (name == "default")
+    monkeypatch.setattr(magrpo, "decode_step", MagicMock(side_effect=RuntimeError))
+    assert magrpo.capture(policy, None, None) is magrpo.decode_step
+    assert not policy.cuda_graphs
 
 
 @pytest.mark.parametrize("kind", REFUSED)
@@ -332,3 +332,73 @@ def test_thoughts_are_turned_off_where_the_template_can(model_dir):
     policy = load(model_dir)
     policy.tokenizer.chat_template = "{{ messages[0].content }}{% if enable_thinking is false %}, briefly{% endif %}"
     assert policy.tokenizer.decode(magrpo.encode(policy, "hi")) == "hi, briefly"
+
+
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+THREES = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(r"\p{N}{1,3}"), "isolated"), BYTES])
+DIGITS = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), BYTES])
+SPLITTINGS = {  # name -> (class of the model, normalizer, pre-tokenizer); with the class of a published tokenizer
+    "LlamaTokenizer": (hf.LlamaForCausalLM, None, THREES),
+    "Qwen2Tokenizer": (hf.Qwen2ForCausalLM, None, THREES),
+    "GPT2Tokenizer": (hf.GPT2LMHeadModel, None, DIGITS),
+    "GPTNeoXTokenizer": (hf.GPTNeoXForCausalLM, normalizers.NFC(), DIGITS),
+    "GemmaTokenizer": (hf.Gemma2ForCausalLM, normalizers.Lowercase(), THREES),
+}
+
+
+@pytest.mark.parametrize("name", SPLITTINGS)
+def test_prompts_are_split_as_the_models_own_file_says(name, tmp_path):
+    """Fails if agents read other ids than the model was trained on, or those who load a saved agent do."""
+    model_class, normalizer, pre_tokenizer = SPLITTINGS[name]
+    path = save_model(tmp_path / "m", model_class=model_class, vocab_size=261)
+    file = Tokenizer.from_file(f"{path}/tokenizer.json")
+    vocab = file.get_vocab() | {"12": 259, "120": 260}
+    file.model = models.BPE(vocab=vocab, merges=[("1", "2"), ("12", "0")])
+    file.normalizer = normalizer
+    file.pre_tokenizer = pre_tokenizer
+    file.save(f"{path}/tokenizer.json")
+    settings = {"tokenizer_class": name, "eos_token": "<|im_end|>"}
+    (tmp_path / "m/tokenizer_config.json").write_text(json.dumps(settings))
+    prompt = "In 1201 it was 120231; E\u0301t\u00e9  12"
+    ids = file.encode(f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n").ids
+    policy = load(path)
+    tokenizer = nano.load_policy(nano.Args(model=path)).tokenizer
+    assert magrpo.encode(policy, prompt) == nano.encode(tokenizer, prompt) == tuple(ids)
+    assert sft.encode_pair(tokenizer, [STOP], [], prompt, "12") == (ids, [*file.encode("12").ids, STOP])
+    policy.model.save_pretrained(tmp_path / "saved")
+    policy.tokenizer.save_pretrained(tmp_path / "saved")
+    saved = hf.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    # transformers reads those of qwen2 models in one way only
+    assert (saved(prompt).input_ids == file.encode(prompt).ids) == (name != "Qwen2Tokenizer")
+
+
+LOSSES = [  # the letters or words of a vocabulary, a prompt, and whether it can be written in them
+    (None, "Say h\u00e9 \U0001f600", True),
+    (None, "E\u0301t\u00e9 \ufb01 \u3000x", True),
+    ("abcdefghijklmnopqrstuvwxyz\u0120\u010a", "say h\u00e9", False),
+    (["user", "assistant", "say", "hi", "<unk>"], "say hi", True),
+    (["user", "assistant", "say", "hi", "<unk>"], "say hello", False),
+]
+
+
+@pytest.mark.parametrize("tokens, prompt, is_read", LOSSES)
+def test_a_prompt_that_loses_letters_is_refused(tokens, prompt, is_read, tmp_path):
+    """Fails if an agent reads less than it is asked, as its vocabulary has no token for it, in silence."""
+    save_model(tmp_path / "m")
+    file = Tokenizer.from_file(f"{tmp_path}/m/tokenizer.json")
+    file.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    if tokens:
+        vocab = {token: k for k, token in enumerate(["<|endoftext|>", "<|im_start|>", "<|im_end|>", *tokens])}
+        file.model = models.BPE(vocab=vocab, merges=[])
+    if isinstance(tokens, list):
+        file.model = models.WordLevel(vocab, unk_token="<unk>")
+        file.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    file.save(f"{tmp_path}/m/tokenizer.json")
+    policy = load(str(tmp_path / "m"))
+    if is_read:
+        assert sft.encode_pair(policy.tokenizer, [STOP], [], prompt, prompt)[0] == list(magrpo.encode(policy, prompt))
+        return
+    with pytest.raises(SystemExit, match=prompt):
+        magrpo.encode(policy, prompt)
+    with pytest.raises(SystemExit, match=prompt):
+        sft.encode_pair(policy.tokenizer, [STOP], [], "say", prompt)

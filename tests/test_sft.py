@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import CHAT, END, ROOT, STOP, lines_of, make_tokenizer, metrics_of, save_model, slow_logprobs
 from test_faults import EMPTY_THOUGHT, GEMMA, PARTS, THINKING, with_tokens
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import sft
 from envs import read_training_rows
@@ -107,6 +107,7 @@ LONG = {"prompt": 'a\n"b", é', "chosen": "c\r\nd" + "g" * 150_000, "rejected": 
         ([{"chosen": [ASK, GOOD], "rejected": [ASK, BAD]}], {1: PREFERENCE}),
         ([{"prompt": [ASK], "completion": [GOOD]}], {1: PAIR}),
         ([{"messages": [ASK, GOOD]}], {1: PAIR}),
+        ([PREFERENCE, PREFERENCE | {"chosen": "r"}], {1: PREFERENCE}),  # two equal answers teach nothing
     ],
 )
 def test_all_forms_of_files_and_rows_give_the_same_strings(rows, expected, tmp_path):
@@ -172,24 +173,15 @@ def test_marks_stay_and_an_answer_ends_as_in_the_chat_template(
     [
         (PARTS, [PAIR], "", "--model"),
         (CHAT, [PAIR | {"prompt": "<|im_start|>user\np"}], "", "give the user's message"),
-        (None, [PAIR | {"prompt": ""}, PAIR], "", "empty"),
         (CHAT, [PAIR], "", "give more --data"),
-        (CHAT, [PAIR, PAIR | {"prompt": "q" * 99}], "--max-length 60", "raise --max-length"),
+        (CHAT, [PAIR, PAIR | {"prompt": "q" * 99}], "--max-length 60", "higher --max-length"),
         (CHAT, [LINE], "--min-reward 1 --agent 5", "--agent: .* agents 0 to 1"),
         (CHAT, [LINE], "", "--min-reward"),
-        (CHAT, [PAIR, PAIR | {"prompt": "q"}], "--learning-rate -1e-4", "--learning-rate"),
-        ("no end", [PAIR, PAIR | {"prompt": "q"}], "", "no token ends"),
     ],
 )
 def test_what_cannot_be_imitated_is_refused_with_its_reason(template, rows, flags, reason, run, tmp_path):
     """Fails if a prompt is left out of the template, or put into it twice, or the sentence names another cause."""
-    tokenizer = make_tokenizer(template)
-    if template == "no end":
-        tokenizer = make_tokenizer(None)
-        tokenizer.eos_token = None
-    path = save_model(tmp_path / "model", tokenizer=tokenizer)
-    if template == "no end":
-        GenerationConfig().save_pretrained(path)
+    path = save_model(tmp_path / "model", tokenizer=make_tokenizer(template))
     data = save_lines(tmp_path / "pairs.jsonl", rows)
     with pytest.raises(SystemExit, match=reason):
         run(ROOT / "sft.py", "--data", data, "--model", path, *flags.split())
