@@ -105,17 +105,17 @@ def load_policy(args):
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     # not AutoTokenizer, which may split words otherwise than the model's own file says
     tokenizer = PreTrainedTokenizerFast.from_pretrained(args.model)
-    stop_ids = np.ravel(model.generation_config.eos_token_id or tokenizer.eos_token_id).tolist()
-    # base models do not list the template's end-of-turn token
+    # the ends of the tokenizer and the model, if any, and of a turn in the template, which base models do not list
+    stop_ids = {tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id).tolist()} - {None}
     chat = [
         {"role": "user", "content": "?"},
         {"role": "assistant", "content": "ANSWER"},
     ]
     ending = tokenizer.apply_chat_template(chat, tokenize=False).partition("ANSWER")[2].lstrip()
-    stop_ids += [k for k, token in tokenizer.added_tokens_decoder.items() if ending.startswith(token.content)]
+    stop_ids |= {k for k, token in tokenizer.added_tokens_decoder.items() if ending.startswith(token.content)}
     # sample the full distribution; ignore the model's own generation config
     model.generation_config = GenerationConfig(
-        do_sample=True, temperature=args.temperature, top_k=0, eos_token_id=stop_ids, pad_token_id=stop_ids[0]
+        do_sample=True, temperature=args.temperature, top_k=0, eos_token_id=list(stop_ids), pad_token_id=min(stop_ids)
     )
     return Policy(model, tokenizer, torch.optim.AdamW(model.parameters(), weight_decay=0.0))
 
@@ -123,8 +123,7 @@ def load_policy(args):
 def encode(tokenizer, prompt):
     """Token ids of a prompt, as a user's message: (P,)."""
     chat = [{"role": "user", "content": prompt}]
-    inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, enable_thinking=False)
-    return tuple(inputs["input_ids"])
+    return tuple(tokenizer.apply_chat_template(chat, add_generation_prompt=True, enable_thinking=False).input_ids)
 
 
 @torch.inference_mode()

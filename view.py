@@ -274,6 +274,8 @@ if __name__ == "__main__":
             print(f"{folder} is left out: it is no folder, or has no rollouts.jsonl")
     if not folders:
         sys.exit("error: no run folder has answers to show: nano.py does not write them, the other scripts do.")
+    if not (HERE / "view.html").exists():
+        sys.exit(f"error: view.py needs view.html beside it; copy it to {HERE}.")
     page = (HERE / "view.html").read_text(encoding="utf-8")
     data, runs = pack(folders, args.nodes, 1e6 * args.megabytes - len(page))
     page = page.replace("@DATA@", data)  # base64 has no letter that ends a <script>

@@ -276,6 +276,7 @@ STOPS = [  # the model's own, the tokenizer's, the chat template, and what stops
     ([10, 11], "<|endoftext|>", None, {END, 10, 11}),
     ([10], "<|endoftext|>", CHAT, {END, 10, STOP}),  # as base models, whose own list lacks the end of a turn
     (None, None, CHAT, {STOP}),
+    (None, "<|endoftext|>", CHAT, {END, STOP}),
     ([10], "<|endoftext|>", NO_END, {END, 10}),  # no token of the start of a turn
 ]
 
@@ -289,6 +290,9 @@ def test_what_stops_a_completion(stops, eos, template, expected, tmp_path):
     path = save_model(tmp_path / "m", tokenizer=tokenizer)
     hf.GenerationConfig(eos_token_id=stops).save_pretrained(path)
     assert set(load(path).stop_ids) == expected
+    if template == CHAT:  # nano.py needs a template
+        config = nano.load_policy(nano.Args(model=path)).model.generation_config
+        assert set(config.eos_token_id) == expected
 
 
 def test_agents_read_what_the_environment_shows_them(model_dir, tmp_path):
