@@ -76,10 +76,8 @@ class ClassEval:
             self.splits = read_rows(dataset, judge=judge, **BENCHMARK)
 
     def tasks(self, split):
-        """The tasks of "train", "validation" or "test"."""
-        if split in self.splits:
-            return self.splits[split]
-        raise ValueError(f"--dataset {self.dataset}: it has no split {split}; use {', '.join(self.splits)}.")
+        """The tasks of "train", "test" or, unless the dataset lacks it, "validation"."""
+        return self.splits[split]
 
     def observe(self, task, history):
         """The prompt of each agent: the skeleton and the names of the methods to write, or to choose from.

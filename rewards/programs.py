@@ -1,13 +1,15 @@
 """What is code in a completion, and the program that several completions make.
 
 This runs in the sandbox (see Job.prepare), as text that nests deeply enough crashes the interpreter that parses it.
-An agent is to define names: a function, or some methods of a class. Three rules, the same for every environment:
+An agent is to define names: a function, or some methods of a class. Four rules, the same for every environment:
 1. The code of a completion is its last closed fenced block that defines one of its names, or else the unclosed block
    at its end, the whole text, or the text from the first line that begins like code, whichever first defines one; or
    else the last block. Thoughts and common indentation do not count.
-2. What is not Python ends before its first syntax error, such as prose, if one of the names is defined there. Blanks,
+2. Before it comes what binds a name in the blocks above it, such as a constant, and what imports or defines one (a
+   function, a class, a lambda) in the blocks below it. The rest of these blocks, such as examples, does not run.
+3. What is not Python ends before its first syntax error, such as prose, if one of the names is defined there. Blanks,
    quotes and signs that Python does not know are those of a keyboard, if more can be read so.
-3. The top level runs in order, each statement by itself: one that fails, exits, asks for input or takes half of the
+4. The top level runs in order, each statement by itself: one that fails, exits, asks for input or takes half of the
    time costs nothing. What binds a name that another agent is to define is left out. The module is not "__main__".
 """
 
@@ -21,7 +23,9 @@ from rewards.texts import as_typed, drop_thoughts
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 IMPORTS = (ast.Import, ast.ImportFrom)
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
-CALLABLES = (*FUNCTIONS, ast.Lambda, ast.Name, ast.Attribute, ast.Call)  # what is called, or may turn out to be
+WRITTEN = (*FUNCTIONS, ast.Lambda)
+SHARED = (*WRITTEN, ast.ClassDef, ast.alias)  # what a block below gives to the code
+CALLABLES = (*WRITTEN, ast.Name, ast.Attribute, ast.Call)  # what is called, or may turn out to be
 SCHEMES = ("fallback", "strategy_filter", "coordinator", "decorator")  # see schemes_of()
 # Annotations may name what is not imported, such as List; an example that takes half of the time ends.
 BEFORE = """from __future__ import annotations
@@ -41,28 +45,41 @@ BEFORE_CODE = re.compile(r"(?ms)\A.*?^(?=[ \t]*(?:(?:async )?def |class |import 
 
 
 def read_code(text, names):
-    """(statements of rule 3, error): the code of a completion that is to define one of the `names`."""
+    """(statements of rule 4, error): the code of a completion that is to define one of the `names`."""
     text = drop_thoughts(text)
-    blocks = BLOCK.findall(text)  # pairs: code, and the fence that closes it
-    closed = [code for code, fence in blocks[::-1] if fence]
-    unclosed = [code for code, fence in blocks if not fence]
-    readings = [parse(code) for code in (*closed, *unclosed, text, BEFORE_CODE.sub("", text))]
-    for kinds in FUNCTIONS, CALLABLES:  # an example such as `area = box.area()` is only taken for want of a function
-        for body, _ in readings:
+    blocks = BLOCK.findall(text)  # pairs: code, and the fence that closes it, which only the last block may lack
+    codes = [code for code, _ in blocks]
+    bodies, errors = zip(*map(parse, [*codes, text, BEFORE_CODE.sub("", text)]))
+    closed = sum(fence != "" for _, fence in blocks)
+    places = [*reversed(range(closed)), *range(closed, len(bodies))]  # in the order of rule 1
+    # An example such as `area = box.area()` is only taken for want of a function.
+    for kinds in WRITTEN, CALLABLES:
+        for place in places:
+            body = bodies[place]
             methods = [part for node in body if isinstance(node, ast.ClassDef) for part in node.body]
             if find_names(body + methods, kinds) & {*names}:
-                return body, ""
-    body, error = readings[0]
-    return ([], error) if error else (body, "")
+                return take_shared(bodies[:place], bodies[place + 1 : len(blocks)]) + body, ""
+    error = errors[places[0]]
+    return [] if error else bodies[places[0]], error
+
+
+def take_shared(above, below):
+    """The statements of rule 2, from the bodies of the blocks above and below the code."""
+    shared = []
+    for body in above:
+        shared += [node for node in body if find_names([node])]
+    for body in below:
+        shared += [node for node in body if find_names([node], SHARED)]
+    return shared
 
 
 def parse(code):
-    """(statements of rule 3, error): of the code, or of how one would type it if that reads further."""
+    """(statements of rule 4, error): of the code, or of how one would type it if that reads further."""
     return max(map(parse_lines, [code, as_typed(code)]), key=lambda parsed: [n.end_lineno for n in parsed[0]][-1:])
 
 
 def parse_lines(code):
-    """(statements of rule 3, error): of the lines before the first syntax error, if there is one."""
+    """(statements of rule 4, error): of the lines before the first syntax error, if there is one."""
     lines = textwrap.dedent(code).split("\n")
     first_error = ""
     for _ in range(20):  # the first error that Python reports may come after others
@@ -156,7 +173,7 @@ def schemes_of(tree, helpers):
     calls = [node.value for node in find(ast.Return) if isinstance(node.value, ast.Call)]
     returned = [call.func for call in calls if isinstance(call.func, ast.Name)]
     fallback = count(find(ast.Try)) or count([node.test for node in choices], results)
-    strategy_filter = count(choices) or count(filters)
+    strategy_filter = count(choices + filters)
     coordinator = count(repeated) or count([tree]) > 1
     decorator = count([tree]) and not (fallback or strategy_filter or coordinator or count(returned))
     shown = (fallback, strategy_filter, coordinator, decorator)
@@ -187,26 +204,25 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=""):
     """
     owned = [*helpers, entry_point]
     program = ast.parse(BEFORE + prelude).body
-    bodies = []  # the statements of each text
     defined = []
     errors = []
     for name, text in zip(owned, texts):
         body, error = read_code(text, [name])
         body = [node for node in body if find_names([node]).isdisjoint({*owned} - {name})]
-        hollow = [n for n in body if isinstance(n, FUNCTIONS) and n.name == name and not returns_something(n)]
-        rest = [node for node in body if node not in hollow]
+        versions = [n for n in body if isinstance(n, FUNCTIONS) and n.name == name]
+        last = [n for n in versions if returns_something(n)][-1:]  # a later one may be cut off, or a stub
+        rest = [n for n in body if n not in versions or n in last]
         defined.append(name in find_names(rest, CALLABLES))
-        body = rest if defined[-1] else body  # the last version of a function may be cut off
+        body = rest if defined[-1] else body
         errors.append(error)
-        bodies.append(body)
         program += map(guard, body)
         if name in helpers:
             program += ast.parse(stub.replace("NAME", name)).body
     if alone:
         program += ast.parse(f"{entry_point} = {alone}").body
     tree, error = compile_body(program, errors)
-    # Of the main function's text, without what is an example.
-    asked = ast.Module([n for n in bodies[-1] if not isinstance(n, (ast.Expr, ast.Assert))], [])
+    # `body` is now the main function's; what is an example does not count.
+    asked = ast.Module([n for n in body if not isinstance(n, (ast.Expr, ast.Assert))], [])
     nodes = [*ast.walk(asked)]
     names = [n.id for n in nodes if isinstance(n, ast.Name)]
     dropped = [ast.unparse(n).partition("(")[0] for n in nodes if isinstance(n, ast.Expr)]
@@ -289,7 +305,9 @@ def prepare_class(texts, assigned, class_name, base):
                 before.append(guard(node))
         methods.append(definitions)
 
-    filled = {name: own[name] for names, own in zip(assigned, methods) for name in names if name in own}
+    filled = {}
+    for names, own in zip(assigned, methods):
+        filled |= {name: own[name] for name in names if name in own}
     owner.body = added + [part for n in owner.body for part in filled.get(getattr(n, "name", ""), [n])]
     place = program.body.index(owner)
     program.body[place:place] = before

@@ -54,6 +54,45 @@ TWO
 ## one agent: 2, 4, 0
 ONE
 TWO
+## each method in a block: 2, 4, 0
+```python
+ADD
+```
+```python
+DOUBLE
+```
+---
+First
+```python
+from math import pi
+```
+```python
+class Box:
+    def area(self, r): return pi * r * r
+```
+```python
+class Box:
+    def size(self): return len(self.items)
+```
+```python
+class Box:
+    def size(self): ...
+```
+```python
+box = Box()
+size = box.size()
+```
+## one corrected in a later block: 2, 4, 0
+```
+def add(self, x): self.items = [7]
+DOUBLE
+```
+Better:
+```
+ADD
+```
+---
+TWO
 ## nothing: 0, 0.8, 0
 ---
 ## stubs: 0, 0.8, 0

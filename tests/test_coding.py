@@ -372,6 +372,69 @@ But that's wrong. Better:
 ```
 ALONE
 ```
+## what it needs in blocks of its own, and more: 2.1
+```bash
+pip install numpy
+```
+1. At first
+   ```python title="f.py"
+   from math import prod
+   ```
+2. and then
+   ```python
+   FACTOR, table = 2, {}
+   for n in range(9):
+       table[n] = n
+   ```
+```python
+def f(numbers):
+    return times(sum(table[n + 1] - 1 for n in numbers))
+```
+with
+```python
+def times(x):
+    return prod([FACTOR, x])
+```
+```python
+FACTOR = f([1])
+f = times = table = FACTOR
+print(f)
+```
+```
+2
+```
+## the last block is not closed: 2.1
+```
+FACTOR = 2
+```
+```
+def f(numbers):
+    return FACTOR * sum(numbers)
+## a stub in a later block: 2.1
+```
+ALONE
+```
+in short
+```
+def f(numbers):
+    ...
+```
+## a method of that name in a later block: 2.1
+```
+ALONE
+```
+```
+class F:
+    def f(self, numbers):
+        return f(numbers)
+```
+## a lambda, and an example: 2.1
+```
+f = lambda numbers: 2 * sum(numbers)
+```
+```
+f = f([1])
+```
 ## a copy cut off: 2.1
 ALONE
 
@@ -489,6 +552,30 @@ def aux(x):
 
 
 USER
+## the helper again, in other blocks: 4
+AUX
+---
+```
+aux = lambda x: 7
+```
+```
+USER
+```
+```
+def aux(x):
+    return 7
+```
+## a draft that calls the helper in vain: 2.5
+AUX
+---
+```
+def f(numbers):
+    aux(numbers)
+    return 2 * sum(numbers)
+```
+```
+ALONE
+```
 ## the helper assigned: 4
 AUX
 ---
