@@ -99,7 +99,7 @@ class ClassEval:
                 ask = f"The methods of {task['class_name']} are written by others. Answer with nothing."
             prompt = f"{problem}\n\n{ask}"
             for actions, step in history[self.turns_of_choosing :] if names else []:
-                prompt += f"\n\nYour answer:\n{actions[agent].strip()}\n\n"
+                prompt += f"\n\nYour answer:\n{drop_thoughts(actions[agent]).strip()}\n\n"
                 if self.feedback == "level":
                     prompt += " ".join(_remarks(agent, names, step.feedback)) + "\n\n"
                 prompt += f"Write {', '.join(names)} again, better. Function definitions only."

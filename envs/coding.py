@@ -118,7 +118,8 @@ class Coding:
         prompts = [f"{prompt} Function code only." for prompt in prompts]
         for actions, step in history if self.feedback != "none" else []:
             for i, name in enumerate(names):
-                paragraphs = [f"Your answer:\n{actions[i].strip()}", *self._told(i, names, actions, step.feedback)]
+                paragraphs = [f"Your answer:\n{drop_thoughts(actions[i]).strip()}"]
+                paragraphs += self._told(i, names, actions, step.feedback)
                 paragraphs.append(f"Write {name} again, better. Function code only.")
                 prompts[i] = "\n\n".join([prompts[i], *paragraphs])
         return prompts

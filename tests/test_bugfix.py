@@ -56,10 +56,12 @@ def test_each_agent_speaks_once_and_reads_the_note_before_it(count, offset, loca
     notes = ["LINE 1: no.", f"<think>LINE 1</think>LINE {task['line'] + offset}: " + "why " * 40]
     completions = [*notes, task["reference"]][3 - count :]
     turns, steps = play(env, task, lambda turn, i, prompt: completions[turn])
-    assert [step.reward for step in steps] == pytest.approx([0.0] * (count - 1) + [2.0])
     assert steps[-1].parts.get("located") == located
-    assert sum(prompt is not None for prompts in turns for prompt in prompts) == count
-    texts = [prompts[turn] for turn, prompts in enumerate(turns)]
-    assert [task["symptom"] in text for text in texts] == [True] + [False] * (count - 1)
-    assert [task["program"] in text for text in texts] == [False] * (count - 1) + [True]
-    assert [text.count("why ") for text in texts] == [0] * (count - 1) + [27 * (count > 1)]
+    for turn, prompts in enumerate(turns):
+        fixes = turn == count - 1
+        text = prompts.pop(turn)
+        assert prompts == [None] * (count - 1)
+        assert (task["symptom"] in text) == (turn == 0)
+        assert (task["program"] in text) == fixes
+        assert text.count("why ") == (27 if fixes and turn else 0)
+        assert steps[turn].reward == pytest.approx(2.0 * fixes)

@@ -3,6 +3,7 @@
 import pytest
 from test_sandbox import sections
 
+import envs
 from rewards.classeval import ClassAnswer, class_rewards
 
 BASE = '''
@@ -157,11 +158,8 @@ TWO
 
 def test_each_level_is_worth_what_the_docstring_says():
     """Fails if a stub is paid for, a level is paid for what does not compile, or each writer doubles a method."""
-    table = LEVELS
-    for name, code in ("ONE\n", ONE), ("TWO\n", TWO), ("ADD\n", ADD), ("SIZE\n", SIZE), ("DOUBLE\n", DOUBLE):
-        table = table.replace(name, code)
-    names = sections(table)
-    for name, score in zip(names, scores(*[text.split("---\n") for text in names.values()])):
+    texts = sections(LEVELS, ONE=ONE, TWO=TWO, ADD=ADD, SIZE=SIZE, DOUBLE=DOUBLE)
+    for name, score in zip(texts, scores(*[text.split("---\n") for text in texts.values()])):
         levels = [score.parts[key] for key in ("written", "tests", "doubled")]
         assert ", ".join(f"{level:g}" for level in levels) == name.partition(": ")[2], name
         assert score.reward == pytest.approx(sum(levels)), name
@@ -173,8 +171,24 @@ def test_each_agent_is_told_of_its_own_methods():
     """Fails if an agent is blamed for another's error, or an example is not run with all that comes before it."""
     good, broken = scores([ONE, SIZE], [ONE, "It adds."], examples=["b = Box()\nb.add(1)\nassert b.size() == 2"])
     assert good.findings["written"] == [[True, True], [True, False]]
-    assert [what for _, what in good.findings["examples"]] == ["returned 1"]
+    assert good.findings["examples"][0][1] == "returned 1"
     assert [bool(error) for error in broken.findings["errors"]] == [False, True]
+
+
+def test_a_turn_of_choosing_is_no_turn_of_writing():
+    """Fails if an agent does not read who has what, reads its thoughts, or if choosing or failing first pays more."""
+    env = envs.make("classeval", 2, 3, deal="choose")
+    task = env.tasks("test")[0]
+    history = [(["add, keeps", "kept, result"], None)]
+    first, second = env.observe(task, history)
+    assert "kept, result" in first and "add, keeps" in second
+    answers = ["<think>Hm.</think>" + task["reference"], ""], [task["reference"]] * 2
+    wrong, right = env.step([(task, history, actions) for actions in answers])
+    history.append((answers[0], wrong))
+    again, repaired = env.step([(task, history, actions) for actions in answers])
+    assert "Hm" not in env.observe(task, history)[0]
+    assert [step.parts["repaired"] for step in (wrong, right, again, repaired)] == [0, 0, 0, 1]
+    assert (wrong.reward, right.reward) == (again.reward, 2 * repaired.reward)
 
 
 # Of size; the agent writes no area
@@ -238,5 +252,6 @@ class Box:
 
 def test_methods_are_found_in_the_forms_that_models_write():
     """Fails, row by row, if a form of an answer earns nothing though it holds the method."""
-    passed = [score.findings["passed"] for score in scores(*[[ONE, text] for text in sections(FORMS).values()])]
-    assert dict(zip(sections(FORMS), passed)) == dict.fromkeys(sections(FORMS), 4)
+    texts = sections(FORMS)
+    for name, score in zip(texts, scores(*[[ONE, text] for text in texts.values()])):
+        assert score.findings["passed"] == 4, name

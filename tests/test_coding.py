@@ -1,12 +1,10 @@
 """The coding reward: its levels, what counts as cooperation, how an answer is read, public reference solutions."""
 
-import re
-
 import pytest
 from test_sandbox import sections
 
 import envs
-from rewards.coding import Answer, Score, coding_rewards
+from rewards.coding import Answer, coding_rewards
 from rewards.programs import SCHEMES
 
 ASSERTS = "assert f([1, 2, 3]) == 12\nassert f([5]) == 10\nassert f([]) == 0\nassert f([-1]) == -2"
@@ -23,11 +21,10 @@ def scores(*pairs, **options):
 
 def check(table):
     """The Scores of a table: after each line "## name: reward" come texts, divided by ---."""
-    for name, code in ("AUX\n", AUX), ("USER\n", USER), ("ALONE\n", ALONE):
-        table = table.replace(name, code)
-    texts = sections(table.encode().decode("raw_unicode_escape"))
+    texts = sections(table.encode().decode("raw_unicode_escape"), AUX=AUX, USER=USER, ALONE=ALONE)
     found = scores(*[text.split("---\n") for text in texts.values()])
-    assert [f"{name.rpartition(': ')[0]}: {score.reward:.6g}" for name, score in zip(texts, found)] == list(texts)
+    for name, score in zip(texts, found):
+        assert f"{score.reward:.6g}" == name.rpartition(": ")[2], name
     return found
 
 
@@ -241,8 +238,9 @@ def test_cooperation_schemes_are_told_apart():
     """Fails, use by use, if a scheme has another definition, or a program that only looks similar shows it."""
     texts = sections(SHOWN)
     found = scores(*[[AUX, text] for text in texts.values()])
-    shown = [" ".join(scheme for scheme in SCHEMES if score.parts[scheme]) for score in found]
-    assert dict(zip(texts, shown)) == {name: name.partition(":")[2].strip() for name in texts}
+    for name, score in zip(texts, found):
+        shown = [scheme for scheme in SCHEMES if score.parts[scheme]]
+        assert shown == name.partition(":")[2].split(), name
 
 
 # Several helpers share their levels, and none may do it all
@@ -300,35 +298,28 @@ def test_feedback_names_the_agent_that_broke_the_program_and_the_example_that_fa
 
 
 def test_what_each_agent_reads_of_a_turn():
-    """Fails if feedback shows more than its name says, or leaves an agent out."""
-    task = envs.make("humaneval", 2, 2).tasks("test")[0]
-    answers = ["def aux(x):\n    return 7\n", f"def {task['entry_point']}(x):\n    return 5\n"]
+    """Fails if feedback shows more than its name says, twice, a thought or a wrong count, or leaves an agent out."""
+    env = envs.make("humaneval", 2, 2)
+    task = env.tasks("test")[0]
+    codes = ["def aux(x):\n    return 7", f"def {task['entry_point']}(x):\n    return 2"]
+    answers = [f"<think>Hm.</think>{code}\n" for code in codes]
+    (step,) = env.step([(task, [], answers)])
+    count = f"{step.feedback['passed']} of {step.feedback['total']}"
 
     def prompts(feedback):
-        env = envs.make("humaneval", 2, 2, feedback=feedback)
-        return env.observe(task, [(answers, *env.step([(task, [], answers)]))])
+        return envs.make("humaneval", 2, 2, feedback=feedback).observe(task, [(answers, step)])
 
-    first = envs.make("humaneval", 2, 2).observe(task, [])
+    first = env.observe(task, [])
     assert prompts("none") == first
     for feedback in "plain", "passed", "level", "group", "code":
         for agent, prompt in enumerate(prompts(feedback)):
-            own, other = [answer.strip() in prompt for answer in (answers[agent], answers[1 - agent])]
-            assert prompt.startswith(first[agent]) and own and other == (feedback == "code")
-            # in all but code and plain, how many tests passed
-            assert bool(re.search(r"\d of \d", prompt)) == (feedback in ("passed", "level", "group"))
+            assert prompt.startswith(first[agent]) and "Hm" not in prompt
+            assert prompt.count(codes[agent]) == 1
+            assert prompt.count(codes[1 - agent]) == (feedback == "code")
+            assert (count in prompt) == (feedback in ("passed", "level", "group"))
     own_remarks = [prompt.split("\n\n")[-2] for prompt in prompts("level")]
     assert own_remarks[0] != own_remarks[1]
     assert all(remarks in prompt for remarks in own_remarks for prompt in prompts("group"))
-
-
-def test_an_early_pass_is_paid_for_the_turns_that_it_saves():
-    """Fails if failing first pays more, or a pass in the first turn counts as repaired."""
-    passed = Score(4.0, {"all_passed": 1.0}, {})
-    failed = Score(3.0, {"all_passed": 0.0}, {})
-    steps = [envs.scored_step(score, history, 3) for history in ([], ["turn 1"]) for score in (passed, failed)]
-    assert [step.reward for step in steps] == [12, 3, 8, 3]
-    assert [step.done for step in steps] == [True, False] * 2
-    assert [step.parts["repaired"] for step in steps] == [0, 0, 1, 0]
 
 
 # How the text of one agent is read
@@ -410,6 +401,14 @@ FACTOR = 2
 ```
 def f(numbers):
     return FACTOR * sum(numbers)
+## the last block is cut off: 2.1
+```
+ALONE
+```
+```
+def f(numbers):
+    if numbers:
+        return 7
 ## a stub in a later block: 2.1
 ```
 ALONE

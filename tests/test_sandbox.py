@@ -48,8 +48,10 @@ def beside_controls(attacks, good, bad, timeout):
     return dict(zip(attacks, results[1::3]))
 
 
-def sections(text):
-    """name -> what follows a line "## name"."""
+def sections(text, **codes):
+    """name -> what follows a line "## name", with the code of this name for a line that is one."""
+    for name, code in codes.items():
+        text = text.replace(f"{name}\n", code)
     parts = re.split(r"^## (.*)\n", text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2]))
 
