@@ -14,6 +14,7 @@ from envs.samples import tools as samples
 from envs.vetting import read_limits
 from rewards.boxed import answer, is_right
 from rewards.sandbox import Job, require_protection, run_tests
+from rewards.texts import drop_thoughts
 from rewards.tools import Search, calculator, read_call, split_message, tools_reward
 
 SAMPLE_COUNTS = {"train": 1000, "test": 200}
@@ -119,7 +120,7 @@ class Tools:
             prompt.append("\n".join(["Tools:", *tools]))
         if role == "caller" and self.num_agents == 3:
             (plan, *_), _ = history[0]
-            prompt.append(f"Plan: {' '.join(plan.split()[:40])}")
+            prompt.append(f"Plan: {' '.join(drop_thoughts(plan).split()[:40])}")
         if calls:
             prompt.append("\n".join(["Calls so far:", *map(_shown, calls)]))
         prompts = [None] * self.num_agents

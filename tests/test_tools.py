@@ -98,18 +98,19 @@ def test_a_call_ends_where_its_json_does():
 SPEAKERS = """
 1 | ADD BOX | 0 0
 2 | ADD DONE BOX | 0 0 1
-3 | plan ADD ADD BOX | 0 1 1 2
+3 | <think>Hm</think>plan ADD ADD BOX | 0 1 1 2
 """
 
 
 def test_who_speaks():
-    """Fails if an answerer never speaks, is offered tools or reads no outputs, or if two speak at once."""
+    """Fails if an answerer never speaks, is offered tools or reads no outputs, if two speak, or a thought is read."""
     for num_agents, messages, speakers in rows_of(SPEAKERS):
         messages = [WORDS.get(word, word) for word in messages.split()]
         turns, _ = say(envs.make("tools", int(num_agents), len(messages)), *messages)
         spoken = [[i for i, prompt in enumerate(prompts) if prompt] for prompts in turns]
         assert spoken == [[int(i)] for i in speakers.split()]
         assert "53 * 2" in turns[-1][-1]
+        assert "Hm" not in str(turns)
         assert "search(query)" not in turns[-1][-1]
 
 
