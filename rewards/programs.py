@@ -58,7 +58,10 @@ def read_code(text, names):
             body = bodies[place]
             methods = [part for node in body if isinstance(node, ast.ClassDef) for part in node.body]
             if find_names(body + methods, kinds) & {*names}:
-                return take_shared(bodies[:place], bodies[place + 1 : len(blocks)]) + body, ""
+                shared = take_shared(bodies[:place], bodies[place + 1 : len(blocks)])
+                # other versions of a function are drafts, unless this one is a stub
+                whole = {n.name for n in body if isinstance(n, FUNCTIONS) and returns_something(n)}
+                return [node for node in shared if whole.isdisjoint(find_names([node]))] + body, ""
     error = errors[places[0]]
     return [] if error else bodies[places[0]], error
 
@@ -209,9 +212,8 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=""):
     for name, text in zip(owned, texts):
         body, error = read_code(text, [name])
         body = [node for node in body if find_names([node]).isdisjoint({*owned} - {name})]
-        versions = [n for n in body if isinstance(n, FUNCTIONS) and n.name == name]
-        last = [n for n in versions if returns_something(n)][-1:]  # a later one may be cut off, or a stub
-        rest = [n for n in body if n not in versions or n in last]
+        hollow = [n for n in body if isinstance(n, FUNCTIONS) and n.name == name and not returns_something(n)]
+        rest = [node for node in body if node not in hollow]
         defined.append(name in find_names(rest, CALLABLES))
         body = rest if defined[-1] else body
         errors.append(error)
