@@ -1,6 +1,7 @@
 """A solver, then a checker who reads what it wrote."""
 
 from envs import Step
+from rewards.texts import drop_thoughts
 
 
 class Sums:
@@ -14,11 +15,11 @@ class Sums:
         if not history:
             return [f"Compute {task['question']}.", None]  # the checker is silent
         (answer, _), _ = history[0]
-        return [None, f"Compute {task['question']}. A colleague says: {answer} Check it, and answer."]
+        return [None, f"Compute {task['question']}. A colleague says: {drop_thoughts(answer)} Check it, and answer."]
 
     def step(self, branches):
         steps = []
         for task, history, actions in branches:
-            right = float(task["answer"] in actions[len(history)])
+            right = float(task["answer"] in drop_thoughts(actions[len(history)]))
             steps.append(Step(right if history else 0.0, {"right": right}, done=False))
         return steps
