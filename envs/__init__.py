@@ -32,6 +32,12 @@ class Step(NamedTuple):
     feedback: Any = None  # for the environment's own use in the next observe()
 
 
+def one_of(option, value, *allowed):
+    """Raises ValueError with one sentence if an option has another value."""
+    if value not in allowed:
+        raise ValueError(f"--env-kwargs {option} {value}: use one of {', '.join(allowed)}.")
+
+
 def scored_step(score, history, num_turns):
     """The Step of an answer. An answer that passes every test ends the task and is also paid for the turns it saves.
 
@@ -91,8 +97,7 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, protocol="si
 
     if min(num_agents, num_turns) < 1:
         raise ValueError(f"--num-agents {num_agents}, --num-turns {num_turns}: both must be at least 1.")
-    if protocol not in PROTOCOLS:
-        raise ValueError(f"--env-kwargs protocol {protocol}: it is one of {', '.join(PROTOCOLS)}.")
+    one_of("protocol", protocol, *PROTOCOLS)
     own_turns = num_turns if protocol == "simultaneous" else 1
     common = {"num_agents": num_agents, "num_turns": own_turns, "dataset": dataset, "seed": seed}
     names = name.split("+")

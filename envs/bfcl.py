@@ -7,7 +7,7 @@ our own; the reward and what differs from the published one are in rewards/bfcl.
 import json
 import random
 
-from envs import Step
+from envs import Step, one_of
 from envs.data import clean, read_rows
 from envs.samples import split_of
 from rewards.bfcl import parallel_reward
@@ -39,8 +39,7 @@ class Parallel:
     def __init__(self, name="bfcl", num_agents=2, num_turns=1, dataset="sample", seed=1, roles="self_select"):
         if num_turns != 1:
             raise ValueError(f"--num-turns {num_turns}: {name} has one turn; use --num-turns 1.")
-        if roles not in ("self_select", "split_by_order"):
-            raise ValueError(f"--env-kwargs roles {roles}: it is self_select or split_by_order; use one of them.")
+        one_of("roles", roles, "self_select", "split_by_order")
         self.num_agents, self.dataset, self.seed, self.roles = num_agents, dataset, seed, roles
         if dataset == "sample":
             self.splits = {split: list(map(_task, _rows(split, n, seed))) for split, n in SAMPLE_COUNTS.items()}

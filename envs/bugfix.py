@@ -9,7 +9,7 @@ import itertools
 import random
 import re
 
-from envs import Step
+from envs import Step, one_of
 from envs.coding import HUMANEVAL, SAMPLE_COUNTS, defined
 from envs.data import read_rows
 from envs.samples import bugfix as samples
@@ -52,8 +52,7 @@ class BugFix:
         timeout=10,
         allow_unsafe_code="no",
     ):
-        if feedback not in ("plain", "level"):
-            raise ValueError(f"--env-kwargs feedback {feedback}: it is plain or level; use one of them.")
+        one_of("feedback", feedback, "plain", "level")
         if num_agents > 3:
             raise ValueError(f"--num-agents {num_agents}: bugfix has three roles; use 1, 2 or 3.")
         if num_turns > num_agents:

@@ -9,7 +9,7 @@ import ast
 import re
 from functools import partial
 
-from envs import Step, scored_step
+from envs import Step, one_of, scored_step
 from envs.coding import defined, syntax_remarks
 from envs.data import read_rows
 from envs.samples import coding as samples
@@ -56,10 +56,8 @@ class ClassEval:
         timeout=10,
         allow_unsafe_code="no",
     ):
-        if feedback not in ("plain", "level"):
-            raise ValueError(f"--env-kwargs feedback {feedback}: it is plain or level; use one of them.")
-        if deal not in ("fixed", "choose"):
-            raise ValueError(f"--env-kwargs deal {deal}: it is fixed or choose; use one of them.")
+        one_of("feedback", feedback, "plain", "level")
+        one_of("deal", deal, "fixed", "choose")
         self.limits = read_limits(timeout, allow_unsafe_code)
         require_protection(self.limits[1])
         self.num_agents = num_agents

@@ -12,7 +12,7 @@ import ast
 import re
 from functools import partial
 
-from envs import scored_step
+from envs import one_of, scored_step
 from envs.chat import Chat, suggestions
 from envs.data import read_rows
 from envs.samples import coding as samples
@@ -78,8 +78,7 @@ class Coding:
         url="",
         model="",
     ):
-        if feedback not in FEEDBACK:
-            raise ValueError(f"--env-kwargs feedback {feedback}: use one of {', '.join(FEEDBACK)}.")
+        one_of("feedback", feedback, *FEEDBACK)
         self.chat = Chat(url, model) if feedback == "model" else None
         self.limits = read_limits(timeout, allow_unsafe_code)
         require_protection(self.limits[1])

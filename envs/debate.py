@@ -7,7 +7,7 @@ Only the answer in \boxed{} is compared with the right one (rewards/debate.py): 
 
 import random
 
-from envs import Step
+from envs import Step, one_of
 from envs.data import read_rows
 from envs.samples import debate as samples
 from rewards.boxed import LONGEST, answer, is_right
@@ -66,10 +66,7 @@ class Debate:
     ):
         options = [("form", form, ["rounds", "judge"]), ("topic", topic, ["number", "choice"])]
         for option, value, values in options:
-            if value not in values:
-                raise ValueError(
-                    f"--env-kwargs {option} {value}: {name} knows {' and '.join(values)}; use one of them."
-                )
+            one_of(option, value, *values)
             if value != values[0] and dataset != "sample":
                 raise ValueError(f"--env-kwargs {option} {value}: only sample tasks have it; use --dataset sample.")
         if form == "judge" and (num_agents != 3 or num_turns > 2):

@@ -7,7 +7,7 @@ prisoner's dilemma.
 
 import random
 
-from envs import Step
+from envs import Step, one_of
 from rewards.boxed import answer, is_right
 from rewards.texts import drop_thoughts, words
 
@@ -181,8 +181,7 @@ class Dilemma:
     def __init__(self, name="dilemma", num_agents=2, num_turns=1, dataset="sample", seed=1, rewards="shared"):
         if (num_agents, num_turns, dataset) != (2, 1, "sample"):
             raise ValueError(f"{name} takes only --num-agents 2, --num-turns 1 and --dataset sample; use them.")
-        if rewards not in ("shared", "own"):
-            raise ValueError(f"--env-kwargs rewards {rewards}: {name} knows shared and own; use one of them.")
+        one_of("rewards", rewards, "shared", "own")
         self.shared = rewards == "shared"
 
     def tasks(self, split):

@@ -8,7 +8,7 @@ import random
 import re
 from functools import partial
 
-from envs import Step
+from envs import Step, one_of
 from envs.data import read_rows
 from envs.samples.reasoning import problems
 from rewards.boxed import LONGEST, answer, is_right, team_reward
@@ -90,8 +90,7 @@ class Reasoning:
     """
 
     def __init__(self, name="gsm8k", num_agents=2, num_turns=1, dataset="sample", seed=1, roles="check"):
-        if roles not in ("check", "split"):
-            raise ValueError(f"--env-kwargs roles {roles}: {name} knows check and split; use one of them.")
+        one_of("roles", roles, "check", "split")
         if roles == "split" and num_agents == 1:
             raise ValueError("--num-agents 1: roles split deals a problem out; use 2 or more, or roles check.")
         if num_turns > 2:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
-from envs import Step
+from envs import Step, one_of
 from envs.data import read_rows
 from envs.samples import writing as samples
 from rewards.texts import drop_thoughts
@@ -124,8 +124,7 @@ class Writing:
             raise ValueError(f"--env {name}: the writing tasks are {', '.join(KINDS)}; use one of them.")
         if num_turns != 1:
             raise ValueError(f"--num-turns {num_turns}: {name} has one turn; use --num-turns 1.")
-        if reward not in ("plain", "grounded"):
-            raise ValueError(f"--env-kwargs reward {reward}: {name} knows plain and grounded; use one of them.")
+        one_of("reward", reward, "plain", "grounded")
         self.kind = kind = KINDS[name]
         self.num_agents, self.num_turns, self.dataset, self.seed = num_agents, num_turns, dataset, seed
         self.grounded = reward == "grounded"
