@@ -166,14 +166,16 @@ def test_metrics_of_agents_by_hand(grow):
 
 
 def test_metrics_weigh_tasks_equally(grow):
-    """Fails if a task counts for more with more joint actions, or a part does where a branch goes on."""
+    """Fails if a task counts for more with more joint actions, a part does where a branch goes on, or a turn in which
+    nobody speaks ends the run."""
 
     def pay(task, before, now):
         done = now[0] == "0" and not before
         return Step(task, {"depth": len(before)}, done)
 
     env = Paid(2, pay, tasks=2)
-    env.observe = lambda task, history: [(), () if task else None]  # two joint actions, or four
+    # two joint actions, or four; then silence
+    env.observe = lambda task, history: [None, None] if history else [(), () if task else None]
     metrics = magrpo.summarize("eval", grow(env, [2, 3], "cross"))
     names = ["reward_turn1", "reward_turn2", "return", "depth"]
     assert [metrics[f"eval/{name}"] for name in names] == pytest.approx([0.5, 0.5, (0 + 1.5) / 2, 0.5])
