@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+from envs.data import clean
 from rewards.texts import drop_thoughts
 
 KEY = "OPENAI_API_KEY"  # the environment variable with the key
@@ -95,7 +96,7 @@ class Chat:
         except HTTPError as error:
             raise ValueError(f"{error}: {error.read().decode()}") from None
         try:
-            text = drop_thoughts(json.loads(reply)["choices"][0]["message"]["content"]).strip()
+            text = drop_thoughts(clean(json.loads(reply))["choices"][0]["message"]["content"]).strip()
         except Exception:  # null, an error message, a web page
             text = ""
         if not text:
