@@ -11,8 +11,9 @@ SCRIPT = ROOT / "mappo.py"
 
 def test_one_agent_is_ippo_with_a_separate_critic(run, model_dir):
     """Fails if a critic reads something else where nobody else speaks, or draws other random numbers."""
-    flags = "--env toy:Letters --num-agents 1 --num-generations 4 --num-tasks 2 --max-new-tokens 12 --eval-tasks 1"
-    flags = f"{flags} --num-iterations 2 --learning-rate 0.001 --critic-learning-rate 0.01 --num-turns 2".split()
+    flags = "--env toy:Letters --num-agents 1 --num-generations 3 --num-tasks 2 --max-new-tokens 12 --eval-tasks 1"
+    flags = f"{flags} --num-iterations 2 --learning-rate 0.001 --critic-learning-rate 0.01 --num-turns 2"
+    flags = f"{flags} --num-minibatches 4".split()
     mappo = run(SCRIPT, "--model", model_dir, *flags)["run_dir"]
     ippo = run(ROOT / "ippo.py", "--model", model_dir, *flags, "--use-separate-critic")["run_dir"]
     assert metrics_of(mappo) == metrics_of(ippo)
