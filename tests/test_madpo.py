@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import CHAT, END, ROOT, STOP, lines_of, load_policy, metrics_of, save_model, slow_logprobs
+from processes import start
 from test_faults import EMPTY_THOUGHT, GEMMA, THINKING, with_tokens
 from torch.nn.functional import softplus
 from transformers import AutoModelForCausalLM
@@ -138,6 +139,17 @@ def test_it_learns_from_a_file_of_pairs(run, tmp_path):
     gain, loss = group.advantages
     doubt = 1 - math.exp(-names["metrics"]["preference/loss"])
     assert gain == -loss == pytest.approx(0.5 * 0.1 * doubt)
+
+
+def test_two_processes_learn_from_a_file_as_one(run, model_dir, tmp_path):
+    """Fails if rows weigh more or less in two processes, or both read the same."""
+    (tmp_path / "pairs.jsonl").write_text(PAIR + PAIR.replace("Say a.", "Say b."))
+    flags = [*TOY, "--model", model_dir, "--data", "pairs.jsonl", "--num-agents", 1, "--num-iterations", 1]
+    one = run(SCRIPT, *flags)["run_dir"]
+    start(SCRIPT, *flags, "--output-dir", "two", cwd=tmp_path, count=2)
+    (two,) = tmp_path.glob("two/*")
+    expected, ours = [metrics_of(run_dir)[1]["agent_0/grad_norm"] for run_dir in (one, two)]
+    assert ours == pytest.approx(expected, rel=1e-4)
 
 
 QUOTED = "<think>a != b</think><tool_call>"
