@@ -4,12 +4,16 @@ And the variants of nano.py and magrpo.py in docs/lesson/.
 """
 
 import sys
+from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from conftest import CRITIC_FREE, ROOT, metrics_of
-from test_gradient import TOY, advantages_of
+from test_gradient import TOY, advantages_of, slow_gradient
+from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import credit
@@ -64,13 +68,28 @@ def test_maxrl_learns_more_from_what_seldom_succeeds():
     np.testing.assert_allclose(list(found.values()), 1 + failure)
 
 
+class Own(credit.Game):
+    """Each agent has a reward of its own."""
+
+    def reward(self, history, actions):
+        past = [earlier for earlier, _ in history]
+        return np.array([credit.uniform(self.seed, past, actions, i) for i in range(2)])
+
+
+class Alike(Own):
+    """Both agents read the same."""
+
+    def observe(self, task, history):
+        return [str([actions for actions, _ in history])] * 2
+
+
 def test_gigpo_compares_visits_of_a_state():
-    """Fails if a state is not what the agent reads, or the visits weigh anything but their share of others."""
-    found = scales(credit.Game(1), "trajectories", "nano_gigpo")
+    """Fails if a state is not what the agent reads, or visits are another's, or weigh anything but their share."""
+    found = scales(Alike(1), "trajectories", "nano_gigpo")
     # in the first turn both trajectories; in the second, with the chance that the other begins with the same words too
-    assert found["1 []"] == pytest.approx(1)
-    meets = credit.chance("0 []", "a") * credit.chance("1 []", "b")
-    assert found["1 [['a', 'b']]"] == pytest.approx(1 / 2 + meets / 2)
+    assert found["[]"] == pytest.approx(1)
+    meets = credit.chance("[]", "a") * credit.chance("[]", "b")
+    assert found["[['a', 'b']]"] == pytest.approx(1 / 2 + meets / 2)
 
 
 class Louder(credit.Game):
@@ -83,16 +102,28 @@ class Louder(credit.Game):
 
 
 def test_gdpo_does_not_see_the_size_of_a_part():
-    """Fails if parts are added up before they are normalised, or their sum is not whitened."""
+    """Fails if parts are added up before they are normalised."""
     gdpo = credit.load("nano_gdpo")
-    louder = Louder(1)
-    mean, *_ = credit.moments(credit.Game(1), 2, "tree", gdpo)
-    again, *_ = credit.moments(louder, 2, "tree", gdpo)
+    mean, *_ = credit.moments(credit.Game(1), 2, "trajectories", gdpo)
+    again, *_ = credit.moments(Louder(1), 2, "trajectories", gdpo)
     assert again == pytest.approx(mean)
-    # agent 0's "a" is worth more; advantages are 1 and -1, and two words' scores differ by 1
-    louder.num_turns = 1
-    lowest = min(gradient["0 []"] for _, gradient, _ in credit.outcomes(louder, 2, "tree", gdpo))
-    assert lowest == pytest.approx(-1 / 2)
+
+
+@pytest.mark.parametrize("name, expected", [("nano_drmas", 3 / 5**0.5), ("nano_gdpo", 2 / 2.5**0.5)])
+def test_each_agent_has_a_standard_deviation_of_its_own(name, expected):
+    """Fails if advantages are divided by that of all agents, or of a group, or not at all."""
+    learner, idle = object(), object()
+    groups = []
+    for policy, pair in (learner, [1, 3]), (learner, [0, 6]), (idle, [5, 5]):
+        returns = np.array(pair)
+        if name == "nano_gdpo":
+            # the reward, which is only logged, and two parts, of which the second differs for 0 and 6 only
+            returns = np.stack([returns * 0, returns, returns // 6], 1)
+        groups.append(SimpleNamespace(policy=policy, returns=returns, peer_returns=returns))
+    variant = credit.load(name)
+    getattr(variant, "nano", variant).set_advantages(groups)
+    assert groups[1].advantages.tolist() == pytest.approx([-expected, expected])
+    assert groups[2].advantages.tolist() == [0, 0]
 
 
 def path(node):
@@ -137,3 +168,17 @@ def test_each_variant_of_the_lesson_runs_and_is_another(base, run, model_dir, tm
         (run_dir,) = folder.iterdir()
         last[name] = str(metrics_of(run_dir)[-1])
     assert len(set(last.values())) == len(last) > 1, last
+
+
+def test_the_cosine_is_that_of_two_seats(run, updates, model_dir, tmp_path):
+    """Fails if a gradient is not that of the first or the last agent alone, or moves a weight."""
+    script = credit.script_of("magrpo_seats", tmp_path)
+    names = run(script, *TOY, "--model", model_dir, "--num-agents", 3, "--share-policy")
+    (update,) = updates
+    gradients = []
+    for agent in 0, 2:
+        model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64)
+        gradient = slow_gradient(CRITIC_FREE[0], model, replace(update, agents=[agent]))
+        gradients.append(torch.cat([values.flatten() for values in gradient]))
+    cosine = torch.cosine_similarity(*gradients, dim=0).item()
+    assert names["metrics"]["seats_cosine"] == pytest.approx(cosine, abs=1e-4)

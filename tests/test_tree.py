@@ -11,7 +11,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 from conftest import CRITIC_FREE, lines_of
-from test_credit import credit
+from test_credit import Own, credit
 from test_gradient import advantages_of
 from toy import Step, rows_of
 
@@ -200,14 +200,6 @@ def test_each_epoch_has_every_task_once_in_an_order_of_its_own(run, model_dir):
 # ---- all rollouts of a game: credit.py's Game and its true gradient; a policy writes "b" with a chance of thirds
 
 GAMMA = 0.9
-
-
-class Own(credit.Game):
-    """Each agent has a reward of its own."""
-
-    def reward(self, history, actions):
-        past = [earlier for earlier, _ in history]
-        return np.array([credit.uniform(self.seed, past, actions, i) for i in range(2)])
 
 
 class InTurn(Own):
