@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import credit
 
+MAGRPO, *OTHERS = CRITIC_FREE
 GAMMA = 0.5
 TRAJECTORIES = f"--branching trajectories --gamma {GAMMA} --num-turns 3 --num-generations 4".split()
 
@@ -92,38 +93,30 @@ def test_gigpo_compares_visits_of_a_state():
     assert found["[['a', 'b']]"] == pytest.approx(1 / 2 + meets / 2)
 
 
-class Louder(credit.Game):
-    """One part is a hundred times as large."""
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("nano_z", 1),
+        ("nano_drmas", 3 / np.std([1, 3, 6])),
+        ("nano_gdpo", 0.5**0.5),  # of 1, 2 and 2, whitened
+    ],
+)
+def test_what_advantages_are_divided_by(name, expected):
+    """Fails if not by the standard deviation of what is compared (z), of an agent's (Dr. MAS), or of both (GDPO).
 
-    def parts(self, history, actions):
-        parts = super().parts(history, actions)
-        parts["together"] *= 100
-        return parts
-
-
-def test_gdpo_does_not_see_the_size_of_a_part():
-    """Fails if parts are added up before they are normalised."""
-    gdpo = credit.load("nano_gdpo")
-    mean, *_ = credit.moments(credit.Game(1), 2, "trajectories", gdpo)
-    again, *_ = credit.moments(Louder(1), 2, "trajectories", gdpo)
-    assert again == pytest.approx(mean)
-
-
-@pytest.mark.parametrize("name, expected", [("nano_drmas", 3 / 5**0.5), ("nano_gdpo", 2 / 2.5**0.5)])
-def test_each_agent_has_a_standard_deviation_of_its_own(name, expected):
-    """Fails if advantages are divided by that of all agents, or of a group, or not at all."""
+    In a later turn of trajectories.
+    """
     learner, idle = object(), object()
     groups = []
-    for policy, pair in (learner, [1, 3]), (learner, [0, 6]), (idle, [5, 5]):
-        returns = np.array(pair)
+    for policy, returns in (learner, [1, 3]), (learner, [0, 6]), (learner, [0, 12]), (idle, [5, 5]):
+        returns = np.array(returns)
         if name == "nano_gdpo":
-            # the reward, which is only logged, and two parts, of which the second differs for 0 and 6 only
-            returns = np.stack([returns * 0, returns, returns // 6], 1)
-        groups.append(SimpleNamespace(policy=policy, returns=returns, peer_returns=returns))
+            # the reward, which is only logged, and two parts, of which the larger is equal for 1 and 3
+            returns = np.stack([returns % 12, returns, returns // 6 * 100], 1)
+        groups.append(SimpleNamespace(policy=policy, returns=returns[1:], peer_returns=returns))
     variant = credit.load(name)
     getattr(variant, "nano", variant).set_advantages(groups)
-    assert groups[1].advantages.tolist() == pytest.approx([-expected, expected])
-    assert groups[2].advantages.tolist() == [0, 0]
+    assert [groups[k].advantages[0] for k in (1, 3)] == pytest.approx([expected, 0])
 
 
 def path(node):
@@ -131,12 +124,15 @@ def path(node):
     return [node, *path(node.children[0])] if node.children else [node]
 
 
-@pytest.mark.parametrize("env", ["toy:Letters", "toy:Sequential", "toy:Selfish", "toy:SelfishInTurn"])
-@pytest.mark.parametrize("script", [ROOT / "nano.py", *CRITIC_FREE], ids=lambda path: path.stem)
+COMPARED = list(product([ROOT / "nano.py", MAGRPO], ["toy:Letters", "toy:Sequential", "toy:SelfishInTurn"]))
+COMPARED += [(script, "toy:Selfish") for script in OTHERS]  # their advantages; the rest is equal
+
+
+@pytest.mark.parametrize("script, env", COMPARED, ids=lambda x: x if isinstance(x, str) else x.stem)
 def test_trajectories_of_a_task_are_compared(script, env, run, model_dir):
     """Fails if a trajectory is compared with others' turns or tasks, or not at all once it has ended."""
     names = run(script, *TOY, "--model", model_dir, *TRAJECTORIES, "--env", env)
-    algorithm = script if script in CRITIC_FREE else CRITIC_FREE[0]
+    algorithm = script if script in CRITIC_FREE else MAGRPO
     for root, turn, i in product(names["turns"][0], range(3), range(2)):
         trajectories = [[root, *path(child)] for child in root.children]
         # one that has ended stays with its last return
@@ -178,7 +174,7 @@ def test_the_cosine_is_that_of_two_seats(run, updates, model_dir, tmp_path):
     gradients = []
     for agent in 0, 2:
         model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64)
-        gradient = slow_gradient(CRITIC_FREE[0], model, replace(update, agents=[agent]))
+        gradient = slow_gradient(MAGRPO, model, replace(update, agents=[agent]))
         gradients.append(torch.cat([values.flatten() for values in gradient]))
     cosine = torch.cosine_similarity(*gradients, dim=0).item()
     assert names["metrics"]["seats_cosine"] == pytest.approx(cosine, abs=1e-4)

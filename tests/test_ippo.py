@@ -281,21 +281,6 @@ def test_values_start_at_the_first_rewards(run, model_dir):
         assert critic.head.bias.tolist() == pytest.approx([both_turns, second_turn])
 
 
-def test_learning_rates_decay_together(run, updates, model_dir):
-    """Fails if the critic's learning rate stays, or follows the actor's."""
-    flags = "--num-iterations 2 --anneal-lr --learning-rate 0.001 --critic-learning-rate 0.1 --num-agents 1"
-    run(SCRIPT, *TOY, "--model", model_dir, *flags.split(), "--use-separate-critic")
-    for update, decay in zip(updates, [1, 0.5], strict=True):
-        assert update.learning_rates == pytest.approx([0.001 * decay, 0.1 * decay])
-
-
-def test_an_agent_that_is_silent_makes_no_step(run, updates, model_dir):
-    """Fails if momentum moves an agent that has nothing to learn from."""
-    flags = "--env toy:Sequential --num-turns 2 --num-agents 3 --num-iterations 2"
-    run(SCRIPT, *TOY, "--model", model_dir, *flags.split())
-    assert [update.agents for update in updates] == [[0], [1]] * 2
-
-
 @pytest.mark.parametrize("returns, expected", [([1.0, 2.0, 6.0], 1 - 2 / (14 / 3)), ([2.0, 2.0, 2.0], None)])
 def test_explained_variance_by_hand(returns, expected, script):
     """Fails if it is a share of standard deviations, is of means, or is a number where all returns are equal."""

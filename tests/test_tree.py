@@ -24,10 +24,9 @@ class Paid:
     pay(task number, earlier actions, actions) -> a reward or a Step; speakers: for each turn, by default all
     """
 
-    def __init__(self, num_agents, pay, done=(), speakers=None, tasks=1):
+    def __init__(self, num_agents, pay, speakers=None, tasks=1):
         self.num_agents = num_agents
         self.pay = pay
-        self.done = done
         self.speakers = speakers
         self.tasks = list(enumerate(range(tasks)))
 
@@ -42,7 +41,7 @@ class Paid:
             before = [earlier for earlier, _ in history]
             payment = self.pay(task, before, actions)
             if not isinstance(payment, Step):
-                payment = Step(payment, {}, done=actions[0] in self.done)
+                payment = Step(payment, {}, done=False)
             steps.append(payment)
         return steps
 
@@ -89,25 +88,6 @@ BY_HAND = {  # advantages of the returns 1, 2 and 6
 def test_advantages_by_hand(script):
     """Fails if the baseline is that of another algorithm."""
     assert advantages_of(script, np.array([1.0, 2.0, 6.0])).tolist() == BY_HAND[script.stem]
-
-
-def test_two_turns_by_hand(grow):
-    """Fails if a discount, a mean or the end of a branch is missed."""
-    rewards = {(): [1, 2], ("0",): [10, 30]}  # what agent 0 wrote before -> what its two answers pay
-
-    def pay(task, before, now):
-        path = tuple(actions[0] for actions in before)
-        return rewards[path][int(now[0])]
-
-    (root,), (child,) = grow(Paid(2, pay, done=["1"]), [2, 2], gamma=0.5)
-    assert len(grow(Paid(2, pay, done=["0", "1"]), [2, 2])) == 1
-    assert returns_of(child) == {0: [10, 30], 1: [10, 30]}
-    first = 1 + 0.5 * 20
-    assert returns_of(root) == {0: [first, 2], 1: [first, 2]}
-    assert root.value.tolist() == [(first + 2) / 2] * 2
-    assert [root.weight, child.weight] == [1, 1 / 2]
-    assert root.children[0] is child
-    assert root.children[1].children == []
 
 
 def test_only_those_who_speak_multiply(grow):
