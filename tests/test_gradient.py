@@ -192,21 +192,20 @@ def test_without_a_gradient_there_is_no_step(script, flags, run, updates, model_
     Or if an evaluation draws other numbers than the first one.
     """
     names = run(script, *TOY, "--model", model_dir, *flags.split())
-    metrics = names["metrics"]
     assert not updates
     if script != NANO:
         first, *_, last = metrics_of(names["run_dir"])
         for name in first.keys() - {"iteration"}:
             assert first[name] == last[name]
     if script in CRITIC_FREE:
-        assert metrics["train/zero_variance_groups"] == ("Noise" not in flags)
+        assert names["metrics"]["train/zero_variance_groups"] == ("Noise" not in flags)
 
 
-def test_an_advantage_that_is_not_a_number_ends_the_run(run, updates, model_dir, tmp_path):
+@pytest.mark.parametrize("name", ["magrpo.py", "magrpo_fsdp.py"])
+def test_an_advantage_that_is_not_a_number_ends_the_run(name, run, updates, model_dir, tmp_path):
     """Fails if NaN, as 0/0 is, is left out as a rounding error."""
-    block = "            # <<< ALGORITHM"
-    script = tmp_path / "undefined.py"
-    script.write_text(MAGRPO.read_text().replace(block, f"            group.advantages *= np.nan\n{block}"))
+    script = tmp_path / name
+    script.write_text((ROOT / name).read_text().replace("group.peer_returns.mean()", "np.nan"))
     with pytest.raises(SystemExit, match="grad_norm"):
         run(script, *TOY, "--model", model_dir)
     assert not updates
