@@ -41,7 +41,7 @@ class Paid:
             before = [earlier for earlier, _ in history]
             payment = self.pay(task, before, actions)
             if not isinstance(payment, Step):
-                payment = Step(payment, {}, done=False)
+                payment = Step(payment, {}, False)
             steps.append(payment)
         return steps
 
