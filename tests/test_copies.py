@@ -1,31 +1,34 @@
 """The algorithm scripts are copies of each other, except for what makes the algorithm."""
 
-import ast
 import re
 import subprocess
 
 import pytest
 from conftest import ROOT, SCRIPTS
+from toy import rows_of
 
 BLOCK = re.compile(r"( *# >>> ALGORITHM\n).*?( *# <<< ALGORITHM\n)", re.S)
-SOURCES = {path.stem: path.read_text() for path in SCRIPTS}
-MAGRPO = SOURCES["magrpo"]
-DIFFERENCES = [  # two scripts, and the lines that their diff may have
-    ("magrpo", "marloo", 25),
-    ("magrpo", "maremax", 25),
-    ("magrpo", "mareinforce", 25),
-    ("magrpo", "madpo", 230),
-    ("magrpo", "magrpo_fsdp", 160),
-    ("ippo", "mappo", 70),
-]
-SAME_NAMES = [("magrpo", "ippo"), ("magrpo", "mappo"), ("magrpo", "madpo"), ("ippo", "mappo")]
+CODE = {path.stem: path.read_text().split('"""', 2)[2] for path in SCRIPTS}  # without the module docstrings
+# Two scripts | the lines that their diff may have
+DIFFERENCES = """
+magrpo | marloo      | 25
+magrpo | maremax     | 25
+magrpo | mareinforce | 25
+magrpo | madpo       | 230
+magrpo | magrpo_fsdp | 160
+ippo   | mappo       | 70
+"""
+SAME_NAMES = """
+magrpo | ippo
+magrpo | mappo
+magrpo | madpo
+ippo   | mappo
+"""
 
 
-def without_algorithm(source):
-    """The lines of a script without its module docstring and the inside of its marked block."""
-    docstring = ast.parse(source).body[0]
-    lines = source.splitlines(keepends=True)[docstring.end_lineno :]
-    return BLOCK.sub(r"\1\2", "".join(lines)).splitlines()
+def without_algorithm(name):
+    """The lines of a script outside its marked block."""
+    return BLOCK.sub(r"\1\2", CODE[name]).splitlines()
 
 
 def parts(source):
@@ -43,43 +46,31 @@ def parts(source):
 @pytest.mark.parametrize("name", ["marloo", "maremax", "mareinforce"])
 def test_critic_free_scripts_are_equal_outside_the_algorithm(name):
     """Fails if one of the copies missed a change, or has more of an algorithm than its block."""
-    lines = without_algorithm(SOURCES[name])
-    assert lines == without_algorithm(MAGRPO)
-    assert len(lines) > 0.9 * MAGRPO.count("\n")
+    lines = without_algorithm(name)
+    assert lines == without_algorithm("magrpo")
+    assert len(lines) > 0.9 * CODE[name].count("\n")
 
 
-@pytest.mark.parametrize("first, second, most", DIFFERENCES)
+@pytest.mark.parametrize("first, second, most", rows_of(DIFFERENCES))
 def test_the_difference_is_the_algorithm(first, second, most):
     """Fails if a reader of two algorithms has to read more than their difference."""
     result = subprocess.run(["diff", f"{first}.py", f"{second}.py"], cwd=ROOT, capture_output=True, text=True)
-    assert 0 < result.stdout.count("\n") <= most
+    assert 0 < result.stdout.count("\n") <= int(most)
 
 
-def test_planted_drift_is_found():
-    """Fails if the comparisons do not see what they are there for."""
-    for old in "weight_decay", "num_tasks: int = 4", "if __name__":
-        drifted = MAGRPO.replace(old, f"{old} ", 1)
-        assert without_algorithm(drifted) != without_algorithm(MAGRPO)
-    changed_block = MAGRPO.replace("# >>> ALGORITHM\n", "# >>> ALGORITHM\n# more\n")
-    assert without_algorithm(changed_block) == without_algorithm(MAGRPO)
-    for old in "np.bincount(", "@dataclass(eq=False)", "# B, tasks per iteration":
-        assert parts(MAGRPO.replace(old, f"{old} ", 1)) != parts(MAGRPO)
-
-
-@pytest.mark.parametrize("first, second", SAME_NAMES)
+@pytest.mark.parametrize("first, second", rows_of(SAME_NAMES))
 def test_what_has_the_same_name_is_the_same_in_other_scripts(first, second):
     """Fails if a function, class or argument was changed in one of them only."""
-    ours, theirs = parts(SOURCES[first]), parts(SOURCES[second])
+    ours, theirs = parts(CODE[first]), parts(CODE[second])
     shared = ours.keys() & theirs.keys()
     assert len(shared) >= 40
     assert [name for name in sorted(shared) if ours[name] != theirs[name]] == []
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", CODE)
 def test_a_script_knows_no_algorithms_name_and_imports_only_envs_of_this_repository(name):
     """Fails if a copy would have to change a name, or to bring another file."""
-    _, _, code = SOURCES[name].split('"""', 2)  # without the docstring
-    assert re.findall("|".join(SOURCES), code, re.I) == []
+    assert re.findall("|".join(CODE), CODE[name], re.I) == []
     others = {path.stem for path in ROOT.iterdir()} - {"envs"}
-    imported = re.findall(r"^ *(?:from|import) (\w+)", code, re.M)
+    imported = re.findall(r"^ *(?:from|import) (\w+)", CODE[name], re.M)
     assert others.isdisjoint(imported)
