@@ -4,15 +4,16 @@ import json
 
 import datasets
 import pytest
+from toy import rows_of
 
 import envs
 from envs.bfcl import gold_call, written
-from rewards.bfcl import is_accepted, parallel_reward
+from rewards.bfcl import parallel_reward
 
 GOLD = [{"set": {"lamp": [k], "level": [10 * k]}} for k in (1, 2, 3, 4)]
 CALLS = {letter: written(gold_call(call)) for letter, call in zip("ABCD", GOLD)}
-CALLS["w"] = written({"name": "set", "arguments": {"lamp": 8, "level": 9}})  # the right name, wrong arguments
-CALLS["c"] = CALLS["A"][:-9]  # cut off
+CALLS["w"] = CALLS["A"].replace("1", "8")  # the right name, wrong arguments
+CALLS["c"] = CALLS["A"].removesuffix("</tool_call>")
 
 
 # The calls of each agent | arguments, exact, division
@@ -31,12 +32,11 @@ ABCD | 0.5 0.3 0.2
 
 def test_what_a_joint_answer_earns():
     """Fails if names, an even division of wrong calls, or what is written twice is paid, or one agent earns it all."""
-    for row in ANSWERS.strip().splitlines():
-        words, levels = row.split(" | ")
+    for words, levels in rows_of(ANSWERS):
         answer = ["".join(CALLS.get(letter, "") for letter in word) for word in words.split()]
         reward, parts = parallel_reward(answer, GOLD)
         found = [parts["arguments"], parts["exact"], parts["division"]]
-        assert " ".join(str(round(level, 9)) for level in found) == levels, row
+        assert " ".join(str(round(level, 9)) for level in found) == levels, words
         assert reward == pytest.approx(sum(found))
         assert parts["all_passed"] == (parts["exact"] > 0)
 
@@ -48,37 +48,25 @@ ARGUMENTS = """
 [{"x": [1], "unit": ["km", ""], "year": [""]}] | [{"x": 1}] | 0.5
 [{"x": [1], "unit": ["km", ""], "year": [""]}] | [{"x": 1, "unit": "mi"}] | 0.25
 [{"x": [1], "unit": ["km", ""], "year": [""]}] | [{"unit": "km"}] | 0.25
+[{"x": [5]}] | [{"x": 5.0}] | 0.5
+[{"x": ["New York, NY"]}] | [{"x": "new york,ny"}] | 0.5
+[{"x": [{"a": ["b", "c"], "b": ["", 1]}]}] | [{"x": {"a": "B"}}] | 0.5
+[{"x": [{"a": ["b", "c"], "b": ["", 1]}]}] | [{"x": {"a": "B", "c": 1}}] | 0
+[{"x": [5]}] | [{"x": "5"}] | 0
+[{"x": [1]}] | [{"x": true}] | 0
+[{"x": [[1, 2]]}] | [{"x": [1]}] | 0
+[{"x": ["x", ""]}] | [{"x": ""}] | 0
 """
 
 
-def test_calls_are_matched_for_the_greatest_sum_and_may_leave_out_what_is_optional():
-    """Fails if a call takes another's gold one, or if a missing optional argument costs marks and a wrong one none."""
-    for row in ARGUMENTS.strip().splitlines():
-        accepted, calls, level = map(json.loads, row.split(" | "))
+def test_calls_are_matched_for_the_greatest_sum_and_arguments_as_bfcl_does():
+    """Fails if a call takes another's gold one, a missing optional argument costs marks or a wrong one none, a string
+    is taken for a number, True for 1, or a spelling that BFCL accepts is refused."""
+    for row in rows_of(ARGUMENTS):
+        accepted, calls, level = map(json.loads, row)
         gold = [{"f": arguments} for arguments in accepted]
         _, parts = parallel_reward([written({"name": "f", "arguments": arguments}) for arguments in calls], gold)
         assert parts["arguments"] == level, row
-        assert parallel_reward(["".join(written(gold_call(call)) for call in gold)], gold)[0] == 1
-
-
-# A value | the gold one, or what it accepts | whether they are the same; all in JSON
-VALUES = """
-5.0 | 5 | true
-"new york,ny" | "New York, NY" | true
-{"a": "B"} | {"a": ["b", "c"], "b": ["", 1]} | true
-"5" | 5 | false
-true | 1 | false
-[1] | [1, 2] | false
-"" | "x" | false
-{"a": "B", "c": 1} | {"a": ["b", "c"]} | false
-"""
-
-
-def test_values():
-    """Fails if a string is taken for a number, True for 1, or a spelling that BFCL accepts is refused."""
-    for row in VALUES.strip().splitlines():
-        value, gold, same = map(json.loads, row.split(" | "))
-        assert is_accepted(value, ["", gold]) == same, row
 
 
 # The first two have no gold call that an answer can equal
