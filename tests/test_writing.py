@@ -3,11 +3,12 @@
 import pytest
 from toy import rows_of
 
-from rewards.writing import ARXIV, TLDR, TRANSITIONS, ladder_reward, pair_reward
+from rewards.writing import ARXIV, TLDR, ladder_reward, pair_reward
 
 # Words of four letters: n of them make 5n - 1 characters, and every one is a content word.
 LETTERS = "bcdfghjklmnpqrstvwxz"
 WORDS = [f"{a}{b}zq" for a in LETTERS for b in LETTERS]
+SCALES = {"tldr": TLDR, "arxiv": ARXIV}
 LEVELS = ["structure", "length", "unique", "style"]
 
 
@@ -75,7 +76,7 @@ arxiv | 61 0 0 80 | 62 37 0 80  | 0.5 1 0.5 0.6   | overlap 0.242424
 def test_levels(scale, one, two, levels, diagnostic):
     """Fails if a bound, a ramp or a cap is another, the end of a ramp stops the sum, or a stop word counts."""
     texts = [text(*map(int, arguments.split())) for arguments in (one, two)]
-    reward, parts = pair_reward(*texts, TLDR if scale == "tldr" else ARXIV)
+    reward, parts = pair_reward(*texts, SCALES[scale])
     expected = [float(level) for level in levels.split()]
     name, value = diagnostic.split()
     assert reward == pytest.approx(sum(expected), abs=1e-6)
@@ -83,36 +84,31 @@ def test_levels(scale, one, two, levels, diagnostic):
     assert parts[name] == pytest.approx(float(value), rel=1e-5)
 
 
-# Categories of transitions in the second text -> what the style earns
-STYLES = {0: 0, 1: 0.16, 2: 0.18, 5: 0.24, 12: 0.38}
-
-
-@pytest.mark.parametrize("count", STYLES)
-def test_each_category_of_transitions_counts(count):
-    """Fails if a category is not found or is worth another sum, or if phrases of the plain text count."""
-    phrases = [phrases[0] for phrases in TRANSITIONS.values()]
-    reward, parts = pair_reward(text(30, 0, 300) + " whereas", " ".join([text(62, 100, 600), *phrases[:count]]))
-    assert parts["transitions"] == count
-    assert reward == pytest.approx(0.5 + 1 + 0.5 + STYLES[count])
-
-
-# A phrase of the first text | of the second | categories
-TWO_TEXTS = """
-moreover | | 1
- | moreover | 1
-moreover | furthermore | 1
-moreover | however | 2
-in | addition | 0
- | she has a bass, a button | 0
- | As a  Result, nothing | 2
+# Scale | what comes after the first text | before the second | categories of transitions | what the style earns
+TRANSITIONS = """
+tldr  | whereas | | 0 | 0
+tldr  | whereas | moreover | 1 | 0.16
+tldr  | | moreover for example | 2 | 0.18
+tldr  | | moreover for example that is thus however | 5 | 0.24
+tldr  | | moreover for example that is thus however next indeed overall likewise despite if when | 12 | 0.38
+arxiv | moreover | | 1 | 0.16
+arxiv | | moreover | 1 | 0.16
+arxiv | moreover | furthermore | 1 | 0.16
+arxiv | moreover | however | 2 | 0.18
+arxiv | in | addition | 0 | 0
+arxiv | | she has a bass, a button | 0 | 0
+arxiv | | As a  Result, nothing | 2 | 0.18
 """
 
 
-@pytest.mark.parametrize("one, two, count", rows_of(TWO_TEXTS))
-def test_arxiv_looks_for_transitions_in_both_texts(one, two, count):
-    """Fails if only one text is searched, if a phrase begins in one and ends in the other, or "has" contains "as"."""
-    _, parts = pair_reward(f"{text(130)} {one}", f"{two} {text(130, 200)}", ARXIV)
+@pytest.mark.parametrize("scale, one, two, count, style", rows_of(TRANSITIONS))
+def test_each_category_of_transitions_counts_once(scale, one, two, count, style):
+    """Fails if a category is not found or is worth another sum, if the plain text of tldr or not both of arxiv are
+    searched, if a phrase begins in one and ends in the other, or "has" contains "as"."""
+    _, parts = pair_reward(f"{text(130)} {one}", f"{two} {text(180, 200)}", SCALES[scale])
+    assert parts["unique"] > 0
     assert parts["transitions"] == int(count)
+    assert parts["style"] == pytest.approx(float(style))
 
 
 def test_grounded_weight():
