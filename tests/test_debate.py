@@ -1,14 +1,21 @@
 """Debates: what agents see, what the rewards pay, and what they do not pay."""
 
-from itertools import product
-
 import pytest
 from toy import play, rows_of
 
 import envs
 from rewards.debate import choice, debate_reward, verdict_reward
 
-ROUTES = [(0, 0), (0, 1), (1, 0), (1, 1)]  # whether an agent is right in the first and in the last round
+# What agents box in each round | the reward | the parts that are not 0; the gold answer is 2
+DEBATES = """
+3 3 3 / 3 3 3 | 0 | parsed 1 agree 1
+3 3 3 / 2 2 2 | 1.2 | correct 1 all_passed 1 parsed 1 corrected 1 majority_correct 1 agree 1 flips 1
+2 2 2 / 3 3 3 | 0 | parsed 1 round1_correct 1 persuaded_wrongly 1 agree 1 flips 1
+2 2 2 / 2 2 2 | 1.3 | correct 1 all_passed 1 steady 1 parsed 1 round1_correct 1 majority_correct 1 agree 1
+3 3 2 2/3 2 3 2|0.525|correct 0.5 steady 0.25 parsed 1 round1_correct 0.5 corrected 0.25 persuaded_wrongly 0.25 flips 0.5
+3 4 / 3.0 answer | 0 | parsed 0.5 flips 0.5
+answer / answer | 0 |
+"""
 # Lists, one wrong answer of all, and style
 WORTHLESS = r"""
 \boxed{12} \boxed{13} \boxed{12}
@@ -44,19 +51,15 @@ def boxed(text):
     return f"so \\boxed{{{text}}}."
 
 
-def debate(routes):
-    rounds = [[boxed(12 if right else 13) for right in turn] for turn in zip(*routes)]
-    return debate_reward(rounds, "12")
-
-
 def test_what_a_debate_earns():
-    """Fails if a weight, a share or a diagnostic is another, or if a mistake that is corrected earns a bonus."""
-    assert [debate([route] * 3)[0] for route in ROUTES] == pytest.approx([0, 1.2, 0, 1.3])
-    reward, parts = debate(ROUTES)
-    assert reward == pytest.approx(2 / 4 + 0.1 / 4)
-    expected = {"correct": 2, "round1_correct": 2, "flips": 2, "steady": 1, "corrected": 1, "persuaded_wrongly": 1}
-    expected["parsed"] = 4
-    assert parts == {name: expected.get(name, 0) / 4 for name in parts}
+    """Fails if a weight or a share is another, a corrected mistake earns a bonus, 3 and 3.0 are two answers, or the
+    box of a prompt is one."""
+    for rounds, reward, diagnostics in rows_of(DEBATES):
+        texts = [[boxed(attempt) for attempt in each.split()] for each in rounds.split("/")]
+        total, parts = debate_reward(texts, "2")
+        assert total == pytest.approx(float(reward)), rounds
+        levels = [f"{name} {share:g}" for name, share in parts.items() if share]
+        assert " ".join(levels) == diagnostics, rounds
 
 
 @pytest.mark.parametrize("form, letter", rows_of(CHOICES))
@@ -68,8 +71,8 @@ def test_the_letter_of_an_option(form, letter):
 @pytest.mark.parametrize("row", rows_of(WORTHLESS))
 def test_neither_style_nor_agreement_nor_lists_earn_anything(row):
     """Fails if words, one wrong answer of all, or an answer among several are paid."""
-    for num_agents, gold in product((1, 3), ("12", "B")):
-        assert debate_reward([row * num_agents] * 2, gold)[0] == 0
+    for gold in "12", "B":
+        assert debate_reward([row * 3] * 2, gold)[0] == 0
     assert verdict_reward(*row, "true")[0] == 0
 
 
@@ -92,13 +95,12 @@ def test_agents_see_the_last_texts_and_not_who_is_right(num_agents):
     assert [step.reward for step in steps] == [0, 0, pytest.approx(1.2)]
 
 
-@pytest.mark.parametrize("judgement", ["true", "false"])
-def test_only_the_judge_is_scored(judgement):
+def test_only_the_judge_is_scored():
     """Fails if sides are paid for their own boxes, or if a judge speaks first or reads one side only."""
     env = envs.make("debate", 3, form="judge")
     for task in env.tasks("test")[:9]:
-        texts = [boxed(task["answer"]), boxed(13), boxed(judgement)]
+        texts = [boxed(task["answer"]), boxed(13), boxed("true")]
         (sides, verdict), steps = play(env, task, lambda turn, i, prompt, texts=texts: texts[i])
         assert [sides[2], *verdict[:2]] == [None] * 3
         assert f"For: {texts[0]}\nAgainst: {texts[1]}" in verdict[2]
-        assert [step.reward for step in steps] == [0, judgement == task["answer"]]
+        assert [step.reward for step in steps] == [0, task["answer"] == "true"]

@@ -83,10 +83,10 @@ def test_right_answers_earn_all_and_test_tasks_are_new(name, options, best, shar
     assert guesses <= float(share) * len(tasks)
 
 
-@pytest.mark.parametrize("name, least", [("coophumaneval", 370), ("mbpp", 310)])
+@pytest.mark.parametrize("name, least", [("coophumaneval", 94), ("mbpp", 77)])
 def test_two_agents_pass_and_need_each_other(name, least, monkeypatch):
     """Fails if a helper cannot read what it is given, if coophumaneval's do no step, or if mbpp shows no assert."""
-    monkeypatch.setattr("envs.coding.SAMPLE_COUNTS", {"train": 96})
+    monkeypatch.setattr("envs.coding.SAMPLE_COUNTS", {"train": 24})
     env = envs.make(name)
     answers = [(task, [], [task["helper"], task["main"]]) for task in env.tasks("train") if task["examples"]]
     assert sum(step.reward for step in env.step(answers)) > least
@@ -95,7 +95,7 @@ def test_two_agents_pass_and_need_each_other(name, least, monkeypatch):
 def test_methods_of_a_class_need_each_other():
     """Fails if a class passes all tests in which a method repeats what another one does."""
     env = envs.make("classeval", 1)
-    for task in env.tasks("test"):
+    for task in env.tasks("test")[:24]:
         condition = re.search(r"keeps\(self, x\):\n +return (.*)", task["reference"])[1]
         (step,) = env.step([(task, [], [task["reference"].replace("self.keeps(x)", condition)])])
         assert not step.done
