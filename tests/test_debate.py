@@ -12,7 +12,8 @@ DEBATES = """
 3 3 3 / 2 2 2 | 1.2 | correct 1 all_passed 1 parsed 1 corrected 1 majority_correct 1 agree 1 flips 1
 2 2 2 / 3 3 3 | 0 | parsed 1 round1_correct 1 persuaded_wrongly 1 agree 1 flips 1
 2 2 2 / 2 2 2 | 1.3 | correct 1 all_passed 1 steady 1 parsed 1 round1_correct 1 majority_correct 1 agree 1
-3 3 2 2/3 2 3 2|0.525|correct 0.5 steady 0.25 parsed 1 round1_correct 0.5 corrected 0.25 persuaded_wrongly 0.25 flips 0.5
+3 2 / 2 3 | 0.5 | correct 0.5 parsed 1 round1_correct 0.5 corrected 0.5 persuaded_wrongly 0.5 flips 1
+3 2 2 4 / 3 2 3 4 | 0.275 | correct 0.25 steady 0.25 parsed 1 round1_correct 0.5 persuaded_wrongly 0.25 flips 0.25
 3 4 / 3.0 answer | 0 | parsed 0.5 flips 0.5
 answer / answer | 0 |
 """
