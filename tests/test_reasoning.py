@@ -8,11 +8,9 @@ import pytest
 from toy import play, rows_of
 
 import envs
-from envs import Step
 from envs.debate import right_answers
 from envs.reasoning import deal
 from rewards.boxed import answer, is_right, team_reward, verdict
-from rewards.debate import debate_reward
 
 # What a box may hold | the gold answer | whether it is right; THIN and NONE are a thin blank and one without width
 FORMS = r"""
@@ -213,13 +211,13 @@ def test_a_verdict_is_the_first_word_of_its_line():
 
 # The checker's verdict | its box | the solvers' boxes | the reward | diagnostics; the gold answer is 18
 TEAMS = """
-right | 18 | 18 | 1.2 | agree 1 answer_copied 1 fixed 0
-wrong | 18 | 17 | 1.1 | fixed 1 answer_copied 0
-wrong | 17 | 18 | 0.1 | broken 1 all_passed 0
-right | 18 | 18 17 | 1.05 | fixed 0.5 answer_copied 0.5
-none | 18 |  | 1 | verdict 0 fixed 1
-right | 7 | 7 | 0 | agree 1 answer_copied 1
-right | answer | 17 | 0 | parsed 0 agree 1
+right | 18 | 18 | 1.2 | agree 1, answer_copied 1, fixed 0
+wrong | 18 | 17 | 1.1 | fixed 1, answer_copied 0
+wrong | 17 | 18 | 0.1 | broken 1, all_passed 0
+right | 18 | 18 17 | 1.05 | fixed 0.5, answer_copied 0.5
+none | 18 |  | 1 | verdict 0, fixed 1
+right | 7 | 7 | 0 | agree 1, answer_copied 1
+right | answer | 17 | 0 | parsed 0, agree 1
 """
 
 
@@ -230,31 +228,33 @@ def test_only_right_answers_and_true_verdicts_are_paid():
         solutions = [f"\\boxed{{{text}}}" for text in boxes.split(" ")]
         total, parts = team_reward(completion, lambda attempt: is_right(attempt, "18"), solutions)
         assert total == pytest.approx(float(reward)) == parts["correct"] + parts["verdict"] + parts["solver_correct"]
-        names = diagnostics.split()
-        assert [f"{parts[name]:g}" for name in names[::2]] == names[1::2], completion
+        found = {f"{name} {part:g}" for name, part in parts.items()}
+        assert found.issuperset(diagnostics.split(", ")), completion
+
+
+# A gold answer | whether a completion can give it
+GOLDS = """
+18 dollars | True
+18m | True
+(1, 2) | True
+x | True
+0.00001 | True
+18 (each) | False
+3 million | False
+99999999999999999999999999999999999999999999999999999999999999999 | False
+ | False
+1e-05 | False
+1E+16 | False
+"""
 
 
 def test_gold_answers_that_nothing_can_equal_are_left_out():
     """Fails if a row whose answer no completion gives is trained on, or one with a unit is left out."""
-    golds = ["18 dollars", "18m", "(1, 2)", "x", "0.00001", "18 (each)", "3 million", "9" * 65, " ", "1e-05", "1E+16"]
+    golds, usable = zip(*rows_of(GOLDS))
+    assert [str(is_right(gold, gold)) for gold in golds] == [*usable]
     rows = [{"question": "How many?", "answer": f"#### {gold}"} for gold in golds]
     for judge in envs.make("gsm8k").judge, right_answers:
-        assert [isinstance(row, dict) for row in judge(rows)] == [True] * 5 + [False] * 6
-    assert not any(is_right(gold, gold) for gold in golds[5:])
-
-
-def test_an_answer_that_is_written_in_another_way_is_the_same():
-    """Fails if an agent that says 18 in both rounds flips, or a box as in the prompt is parsed."""
-    _, parts = debate_reward([["\\boxed{18}", "\\boxed{answer}"], ["\\boxed{18 eggs}", "\\boxed{3}"]], "17")
-    assert (parts["flips"], parts["parsed"], parts["agree"]) == (0.5, 1, 0)
-
-
-def gold(task):
-    return task["answer"].rpartition("#### ")[2]
-
-
-def first(actions):
-    return [(actions, Step(0.0, {}, False))]
+        assert [str(isinstance(row, dict)) for row in judge(rows)] == [*usable]
 
 
 @pytest.mark.parametrize("num_agents", [1, 2, 3])
@@ -294,15 +294,13 @@ def test_sentences_with_numbers_are_dealt_first():
     assert (judged, type(fault)) == (row, str)
 
 
-@pytest.mark.parametrize("roles, best", [("check", 1.1), ("split", 1.0)])
-def test_only_the_last_completion_is_the_answer(roles, best):
-    """Fails if an answer earns in both turns, or whoever gives it."""
-    env = envs.make("gsm8k", 2, roles=roles)
-    task = env.tasks("train")[0]
-    box = f"\\boxed{{{gold(task)}}}"
-    for last, reward in (box, best), ("no", best - 1):
-        _, steps = play(env, task, lambda turn, i, prompt, last=last: last if turn else box)
-        assert [step.reward for step in steps] == pytest.approx([0, reward])
+def test_only_the_last_completion_is_the_answer():
+    """Fails if an answer earns in the first turn, or whoever gives it."""
+    task = {"question": "A is 2. B is 3. What is A + B?", "answer": "#### 5"}
+    for roles, reward in ("check", 0.1), ("split", 0):
+        env = envs.make("gsm8k", 2, roles=roles)
+        _, steps = play(env, task, lambda turn, *_: "no" if turn else "\\boxed{5}")
+        assert [step.reward for step in steps] == [0, reward]
 
 
 class Generator:
@@ -322,13 +320,13 @@ class Generator:
 def test_a_generator_of_reasoning_gym(monkeypatch):
     """Fails if model-written text is evaluated, partial credit counts as right, or trained tasks are in the test."""
     monkeypatch.setitem(sys.modules, "reasoning_gym", SimpleNamespace(create_dataset=Generator))
-    env = envs.make("reasoning", 2, task="sums")
+    env = envs.make("reasoning", 1, task="sums")
     train = [task["question"] for task in env.tasks("train")]
     assert not any(task["question"] in train for task in env.tasks("test"))
     task = env.tasks("train")[17]
     monkeypatch.setattr("builtins.evaluate", pytest.fail, raising=False)
     boxes = ["18", "17", "evaluate(1) or 18", "9**9**9**9", "18e0", ""]
-    steps = env.step([(task, first(["", ""]), ["", f"\\boxed{{{box}}}"]) for box in boxes])
+    steps = env.step([(task, [], [f"\\boxed{{{box}}}"]) for box in boxes])
     assert [step.reward for step in steps] == [1, 0, 0, 0, 0, 0]
 
 

@@ -21,6 +21,7 @@ mbpp | {"num_agents": 1} | 2.1 | 0.2
 classeval | {"num_agents": 1} | 6 | 0.2
 bugfix | {"num_agents": 1} | 2 | 0.2
 gsm8k | {} | 1.2 | 0.1
+gsm8k | {"roles": "split"} | 1 | 0.1
 debate | {"num_agents": 1} | 1.3 | 0.2
 debate | {"num_agents": 1, "topic": "choice"} | 1.3 | 0.35
 debate | {"num_agents": 3, "form": "judge"} | 1 | 0.6
