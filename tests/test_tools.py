@@ -52,9 +52,9 @@ def call(tool, **arguments):
 
 ADD = call("calculator", expression="53 * 2")
 BOX = "\\boxed{106}"
-LOOK = call("search", query=BOX)
 READ = call("read_file", name="a")
-WORDS = {"ADD": ADD, "BOX": BOX, "LOOK": LOOK, "NOTE": call("write_file", name="a", text=BOX), "READ": READ}
+WORDS = {"ADD": ADD, "BOX": BOX, "READ": READ}
+WORDS |= {"LOOK": call("search", query=BOX), "NOTE": call("write_file", name="a", text=BOX)}
 
 
 def say(env, *messages, task=QUESTION):
@@ -73,7 +73,7 @@ def test_calculator():
 # What comes between the tags | the arguments
 CALLS = r"""
 {"name": "a", "arguments": {"x": "</tool_call> <tool_call>"}} | {'x': '</tool_call> <tool_call>'}
-{"name": "a", "arguments": {"x": "two\nlines\tand a tab"}} | {'x': 'two\nlines\tand a tab'}
+{"name": "a", "arguments": {"x": "two\nlines"}} | {'x': 'two\nlines'}
 {"name": "a", "arguments": {"x": 1,}} | None
 {"name": [], "arguments": {}} | None
 {"name": "a"} | None
@@ -87,55 +87,44 @@ CALLS = r"""
 def test_a_call_ends_where_its_json_does():
     """Fails if a tag or a line break in a string ends a call, an object that is no call is one, or nobody says why."""
     for row, arguments in rows_of(CALLS):
-        text = row.replace("NESTED", "[" * 1998).replace("\\n", "\n").replace("\\t", "\t")
+        text = row.replace("NESTED", "[" * 1998).replace("\\n", "\n")
         message, error, rest = read_call(f"<tool_call>{text}</tool_call> rest")
         assert (str(message and message["arguments"]), rest) == (arguments, " rest"), row
         assert bool(error) == (message is None), row
     assert read_call(ADD.removesuffix("</tool_call>"))[0] is None
 
 
-# Agents | what they say | who speaks in each turn
-SPEAKERS = """
-1 | ADD BOX | 0 0
-2 | ADD DONE BOX | 0 0 1
-3 | <think>Hm</think>plan ADD ADD BOX | 0 1 1 2
-"""
-
-
-def test_who_speaks():
-    """Fails if an answerer never speaks, is offered tools or reads no outputs, if two speak, or a thought is read."""
-    for num_agents, messages, speakers in rows_of(SPEAKERS):
-        messages = [WORDS.get(word, word) for word in messages.split()]
-        turns, _ = say(envs.make("tools", int(num_agents), len(messages)), *messages)
-        spoken = [[i for i, prompt in enumerate(prompts) if prompt] for prompts in turns]
-        assert spoken == [[int(i)] for i in speakers.split()]
-        assert "53 * 2" in turns[-1][-1]
-        assert "Hm" not in str(turns)
-        assert "search(query)" not in turns[-1][-1]
-
-
-# What agents say | the reward
+# Agents | what they say | who speaks in each turn, and whether tools are offered | the reward
 PLAYS = r"""
-ADD DONE BOX | 1.0
-DONE. BOX | 1.0
-ADD ADD ADD BOX | 0.9
-ADD no <tool_call> BOX | 0.9
-ADD ADD ADD ADD | 0.0
-ADD ADD ADD \boxed{105}BOX | 0.0
-ADD ADD ADD ADDBOX | 0.0
-ADD ADD ADD <think>BOX | 0.0
-BOXADD DONE Yes. | 0.0
-NOTE READ DONE There. | 0.0
-LOOK BOX DONE Yes. | 0.0
+1 | ADD BOX | 0 True, 0 True | 1.0
+1 | ADD ADD ADD BOX | 0 True, 0 True, 0 True, 0 False | 0.9
+3 | <think>Hm</think>plan ADD ADD BOX | 0 True, 1 True, 1 True, 2 False | 0.95
+2 | ADD DONE BOX | 0 True, 0 True, 1 False | 1.0
+2 | DONE. BOX | 0 True, 1 False | 1.0
+2 | ADD ADD ADD BOX | 0 True, 0 True, 0 True, 1 False | 0.9
+2 | ADD no <tool_call> BOX | 0 True, 0 True, 0 True, 1 False | 0.9
+2 | ADD ADD ADD ADD | 0 True, 0 True, 0 True, 1 False | 0.0
+2 | ADD ADD ADD \boxed{105}BOX | 0 True, 0 True, 0 True, 1 False | 0.0
+2 | ADD ADD ADD ADDBOX | 0 True, 0 True, 0 True, 1 False | 0.0
+2 | ADD ADD ADD <think>BOX | 0 True, 0 True, 0 True, 1 False | 0.0
+2 | BOXADD DONE Yes. | 0 True, 0 True, 1 False | 0.0
+2 | NOTE READ DONE There. | 0 True, 0 True, 0 True, 1 False | 0.0
+2 | LOOK BOX DONE Yes. | 0 True, 0 True, 0 True, 1 False | 0.0
 """
 
 
 def test_only_a_right_box_of_the_answerer_is_paid():
-    """Fails if a call, its repetition, or an answer of the wrong agent, in a call, an output or a thought is paid."""
-    env = envs.make("tools", 2, 4)
-    for row, reward in rows_of(PLAYS):
+    """Fails if a call, its repetition, or an answer of the wrong agent, in a call, an output or a thought is paid.
+
+    Or if an answerer never speaks, is offered tools or reads no outputs, if two speak at once, or a thought is read.
+    """
+    for num_agents, row, speakers, reward in rows_of(PLAYS):
         messages = [re.sub("|".join(WORDS), lambda word: WORDS[word[0]], each) for each in row.split()]
-        _, steps = say(env, *messages)
+        turns, steps = say(envs.make("tools", int(num_agents), 4), *messages)
+        spoken = [f"{i} {'search(query)' in text}" for prompts in turns for i, text in enumerate(prompts) if text]
+        assert ", ".join(spoken) == speakers, row
+        assert ("53 * 2" in turns[-1][-1]) == ("ADD" in row)
+        assert "Hm" not in str(turns)
         assert [str(step.reward) for step in steps] == ["0.0"] * (len(messages) - 1) + [reward], row
         assert steps[-1].parts["all_passed"] == (reward != "0.0")
 
