@@ -9,7 +9,6 @@ from toy import play, rows_of
 
 import envs
 from envs.debate import right_answers
-from envs.reasoning import deal
 from rewards.boxed import answer, is_right, team_reward, verdict
 
 # What a box may hold | the gold answer | whether it is right; THIN and NONE are a thin blank and one without width
@@ -257,41 +256,51 @@ def test_gold_answers_that_nothing_can_equal_are_left_out():
         assert [str(isinstance(row, dict)) for row in judge(rows)] == [*usable]
 
 
-@pytest.mark.parametrize("num_agents", [1, 2, 3])
-def test_solvers_then_a_checker(num_agents):
+# Agents | who speaks in each turn | the solutions that the last one reads
+SPEAKERS = """
+1 | 0 0  | 100
+2 | 0 1  | 100
+3 | 01 2 | 100 101
+"""
+
+
+@pytest.mark.parametrize("num_agents, speakers, solutions", rows_of(SPEAKERS))
+def test_solvers_then_a_checker(num_agents, speakers, solutions):
     """Fails if a checker speaks too early, does not read a solution or reads a thought, or if one agent has one."""
-    env = envs.make("gsm8k", num_agents, 2)
-    solvers = max(1, num_agents - 1)
-    solution = f"<think>so 100;</think>{'long ' * 200} so "
+    env = envs.make("gsm8k", int(num_agents), 2)
+    solution = f"{'long ' * 200}<think>so 100;</think> so "
     turns, _ = play(env, env.tasks("test")[0], lambda turn, i, prompt: f"{solution}10{i};")
-    silent = [[prompt is None for prompt in prompts] for prompts in turns]
-    assert silent == [[i >= solvers for i in range(num_agents)], [True] * (num_agents - 1) + [False]]
-    assert re.findall("so (10.);", turns[1][-1]) == ["100", "101"][:solvers]
-    assert turns[1][-1].count("long") <= 80 * solvers
+    for prompts, speaking in zip(turns, speakers.split(), strict=True):
+        assert [str(i) for i, prompt in enumerate(prompts) if prompt] == [*speaking]
+    assert re.findall("so (10.);", turns[1][-1]) == solutions.split()
+    assert turns[1][-1].count("long") <= 160
 
 
-@pytest.mark.parametrize("num_agents", [2, 3, 5])
-def test_a_problem_is_dealt_out(num_agents):
-    """Fails if two agents or none know a fact, or if a message is longer than allowed or read by nobody."""
-    env = envs.make("gsm8k", num_agents, roles="split")
-    task = env.tasks("test")[0]
-    facts = task["question"].split(". ")[:-1]
-    words = [f"w{k}" for k in range(30)]
-    (tellers, listener), _ = play(env, task, lambda turn, i, prompt: " ".join(words))
-    for agent, prompt in enumerate([*tellers[:-1], listener[-1]]):
-        assert [fact for fact in facts if fact in str(prompt)] == facts[agent::num_agents]
-    assert re.findall(r"w\d+", listener[-1]) == words[:16] * min(num_agents - 1, len(facts))
-    assert env.state(task, []) == task["question"]
+# A problem | agents | what each of them knows; the last one answers | the messages that it reads | whether it is used
+DEALT = """
+A is 1. B is 2. C is 3. How many? | 2 | A is 1. C is 3. / B is 2. | 1 | True
+A is 1. B is 2. C is 3. How many? | 3 | A is 1. / B is 2. / C is 3. | 2 | True
+A is 1. B is 2. C is 3. How many? | 5 | A is 1. / B is 2. / C is 3. / nothing / nothing | 3 | True
+Prof. Lee has 5. All are red. Each costs $2. How much? | 2 | Prof. Lee has 5. All are red. / Each costs $2. | 1 | True
+It is 10. It is blue. How many? | 2 | It is 10. / It is blue. | 1 | False
+"""
 
 
-def test_sentences_with_numbers_are_dealt_first():
-    """Fails if the answerer alone could solve a problem, or if a title ends a sentence."""
-    problem = "Prof. Lee has 5 pens. They are red. Each costs $2. How much are they?"
-    assert deal(problem, 2) == (["Prof. Lee has 5 pens. They are red.", "Each costs $2."], "How much are they?")
-    row = {"question": problem, "answer": "#### 10"}
-    one_number = {"question": "It is 10. It is blue. How many?", "answer": "#### 10"}
-    judged, fault = envs.make("gsm8k", 2, roles="split").judge([row, one_number])
-    assert (judged, type(fault)) == (row, str)
+def test_a_problem_is_dealt_out():
+    """Fails if two agents or none know a fact, the answerer all numbers, or a title ends a sentence.
+
+    Or if a message is longer than allowed or read by nobody.
+    """
+    for question, num_agents, known, messages, used in rows_of(DEALT):
+        env = envs.make("gsm8k", int(num_agents), roles="split")
+        task = {"question": question, "answer": "#### 10"}
+        (tellers, listener), _ = play(env, task, lambda *_: "told " * 30)
+        prompts = [*tellers[:-1], listener[-1]]
+        facts = ["".join(re.findall("You know: (.*)", prompt or "")) or "nothing" for prompt in prompts]
+        assert " / ".join(facts) == known
+        assert listener[-1].count("told") == 16 * int(messages)
+        assert env.state(task, []) == question
+        assert str(env.judge([task]) == [task]) == used
 
 
 def test_only_the_last_completion_is_the_answer():

@@ -101,6 +101,7 @@ PLAYS = r"""
 3 | <think>Hm</think>plan ADD ADD BOX | 0 True, 1 True, 1 True, 2 False | 0.95
 2 | ADD DONE BOX | 0 True, 0 True, 1 False | 1.0
 2 | DONE. BOX | 0 True, 1 False | 1.0
+2 | <think>READ</think>DONE BOX | 0 True, 1 False | 1.0
 2 | ADD ADD ADD BOX | 0 True, 0 True, 0 True, 1 False | 0.9
 2 | ADD no <tool_call> BOX | 0 True, 0 True, 0 True, 1 False | 0.9
 2 | ADD ADD ADD ADD | 0 True, 0 True, 0 True, 1 False | 0.0
