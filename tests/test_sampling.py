@@ -13,7 +13,7 @@ import transformers as hf
 from conftest import CHAT, END, START, STOP, load_policy, make_tokenizer, save_model, slow_logprobs
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch.utils._python_dispatch import TorchDispatchMode
-from toy import Letters
+from toy import Letters, rows_of
 from transformers.utils import import_utils
 
 import magrpo
@@ -21,35 +21,42 @@ import nano
 import sft
 
 PROMPTS = [(5, 6, 7), (40,) * 31, (1, 0, 2, 9, 0), (200, 3, 200, 8) * 50, (7,)]  # up to 200 tokens
-GPT = {"num_heads": 4, "num_layers": 2, "attention_types": [[["global", "local"], 1]]}
-GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 9}
-SOFTCAPS = {"final_logit_softcapping": 2.0, "attn_logit_softcapping": 1.0}
-LAYERS = {"layer_types": ["sliding_attention", "full_attention"]}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
-LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
-LATENT |= {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "num_key_value_heads": 4}
-SCALED = {"logits_scaling": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.5, "embedding_multiplier": 2.0}
-KINDS = {  # name -> (class, changes of its configuration)
-    "rotations and biases": (hf.Qwen2ForCausalLM, {}),
-    "rotations": (hf.LlamaForCausalLM, {"tie_word_embeddings": True}),
-    "learned positions": (hf.GPT2LMHeadModel, {}),
-    "learned positions with an offset": (hf.OPTForCausalLM, {"ffn_dim": 48, "word_embed_proj_dim": 32}),
-    "fused projections": (hf.Phi3ForCausalLM, {"pad_token_id": END}),
-    "experts": (hf.Qwen3MoeForCausalLM, EXPERTS),
-    "latent attention": (hf.DeepseekV3ForCausalLM, LATENT),
-    "scaled logits": (hf.CohereForCausalLM, {"logit_scale": 0.25}),
-    "scaled everything": (hf.GraniteForCausalLM, SCALED),
-    "a window": (hf.MistralForCausalLM, {"sliding_window": 9}),
-    "alternating windows and soft caps": (hf.Gemma2ForCausalLM, GEMMA | SOFTCAPS | LAYERS),
-    "alternating windows and two rotations": (hf.Gemma3ForCausalLM, GEMMA | LAYERS),
-    "chunks": (hf.Llama4ForCausalLM, {"attention_chunk_size": 9, "num_local_experts": 2, "head_dim": 8}),
-}
-REFUSED = {
-    "attention of its own, with windows": (hf.GPTNeoForCausalLM, GPT),
-    "attention of its own, with alibi": (hf.BloomForCausalLM, {}),
-    "attention of its own, with alibi in a mask": (hf.FalconForCausalLM, {"alibi": True}),
-    "mamba": (hf.Mamba2ForCausalLM, {"num_heads": 4, "head_dim": 16, "n_groups": 1, "state_size": 8}),
-}
+# A kind of layer | its class in transformers | changes of its configuration
+KINDS = """
+rotations and biases | Qwen2ForCausalLM | {}
+rotations | LlamaForCausalLM | {"tie_word_embeddings": true}
+learned positions | GPT2LMHeadModel | {}
+learned positions with an offset | OPTForCausalLM | {"ffn_dim": 48, "word_embed_proj_dim": 32}
+fused projections | Phi3ForCausalLM | {"pad_token_id": 0}
+experts | Qwen3MoeForCausalLM | {"num_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, \
+    "moe_intermediate_size": 16}
+latent attention | DeepseekV3ForCausalLM | {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8, \
+    "qk_nope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, \
+    "num_experts_per_tok": 2, "num_key_value_heads": 4}
+scaled logits | CohereForCausalLM | {"logit_scale": 0.25}
+scaled everything | GraniteForCausalLM | {"logits_scaling": 3.0, "attention_multiplier": 0.3, \
+    "residual_multiplier": 0.5, "embedding_multiplier": 2.0}
+a window | MistralForCausalLM | {"sliding_window": 9}
+alternating windows and soft caps | Gemma2ForCausalLM | {"head_dim": 8, "query_pre_attn_scalar": 8, \
+    "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"], "final_logit_softcapping": 2.0, \
+    "attn_logit_softcapping": 1.0}
+alternating windows and two rotations | Gemma3ForCausalLM | {"head_dim": 8, "query_pre_attn_scalar": 8, \
+    "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
+chunks | Llama4ForCausalLM | {"attention_chunk_size": 9, "num_local_experts": 2, "head_dim": 8}
+"""
+REFUSED = """
+attention of its own, with windows | GPTNeoForCausalLM | {"num_heads": 4, "num_layers": 2, \
+    "attention_types": [[["global", "local"], 1]]}
+attention of its own, with alibi | BloomForCausalLM | {}
+attention of its own, with alibi in a mask | FalconForCausalLM | {"alibi": true}
+mamba | Mamba2ForCausalLM | {"num_heads": 4, "head_dim": 16, "n_groups": 1, "state_size": 8}
+"""
+each_kind = pytest.mark.parametrize("kind, name, changes", rows_of(KINDS))
+
+
+def save_kind(folder, name, changes):
+    """The path of a saved model of a row of these tables."""
+    return save_model(folder / "m", model_class=getattr(hf, name), **json.loads(changes))
 
 
 def load(path):
@@ -121,11 +128,10 @@ def load_each(request, monkeypatch):
     return load_each
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_sampled_and_trained_logprobs_are_the_models(kind, load_each, tmp_path):
+@each_kind
+def test_sampled_and_trained_logprobs_are_the_models(kind, name, changes, load_each, tmp_path):
     """Fails if a position, mask, window, cache, scale or row is wrong, or a stop token is left out or passed by."""
-    model_class, changes = KINDS[kind]
-    path = save_model(tmp_path / "m", model_class=model_class, **changes)
+    path = save_kind(tmp_path, name, changes)
     policy, temperature = load_each(path), 0.7
     torch.manual_seed(0)
     groups = sample(policy, PROMPTS, 4, temperature, 40)
@@ -161,11 +167,10 @@ class Operators(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_decoding_step_can_be_captured(kind, tmp_path, monkeypatch):
+@each_kind
+def test_a_decoding_step_can_be_captured(kind, name, changes, tmp_path, monkeypatch):
     """Fails if a decoding step looks at a value, for which a GPU has to wait, or copies one to the GPU."""
-    model_class, changes = KINDS[kind]
-    policy = load(save_model(tmp_path / "m", model_class=model_class, **changes))
+    policy = load(save_kind(tmp_path, name, changes))
     policy.cuda_graphs = True
     monkeypatch.setattr(magrpo, "ON_GPU", True)  # no row leaves
     captured = []
@@ -201,14 +206,12 @@ def test_a_step_that_cannot_be_captured_is_run(model_dir, monkeypatch):
     assert not policy.cuda_graphs
 
 
-@pytest.mark.parametrize("kind", REFUSED)
-def test_layers_that_are_not_known_to_work_are_refused(kind, tmp_path, capsys):
+@pytest.mark.parametrize("kind, name, changes", rows_of(REFUSED))
+def test_layers_that_are_not_known_to_work_are_refused(kind, name, changes, tmp_path):
     """Fails if a model would sample or train, nats off and in silence."""
-    model_class, changes = REFUSED[kind]
-    path = save_model(tmp_path / "m", model_class=model_class, **changes)
-    with pytest.raises(SystemExit) as end:
+    path = save_kind(tmp_path, name, changes)
+    with pytest.raises(SystemExit, match="error: --model"):
         load(path)
-    assert "error: --model" in str(end.value.code)
 
 
 def test_greedy_is_what_generate_gives(model_dir):
