@@ -2,12 +2,14 @@
 
 import json
 from datetime import datetime
+from string import Template
 
 import datasets
 import pytest
 import torch
 from conftest import CHAT, END, ROOT, STOP, lines_of, make_tokenizer, metrics_of, save_model, slow_logprobs
 from test_faults import EMPTY_THOUGHT, GEMMA, PARTS, THINKING, with_tokens
+from toy import rows_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import sft
@@ -49,30 +51,26 @@ def test_loss_and_gradient_equal_the_obvious_ones_however_a_batch_is_split(max_b
         torch.testing.assert_close(p.grad, gradient, rtol=1e-4, atol=1e-6)
 
 
-SPEAKER = {"prompt": "p0", "completions": ["a", "b", "c"], "stopped": [True] * 3}
-OTHER = {"prompt": "p1", "completions": ["x", "y", "z"], "stopped": [True, True, False]}
-LINE = {
-    "split": "train",
-    "agents": [SPEAKER, OTHER],
-    "joint": [[0, 0], [1, 2], [0, 1], [2, 1]],
-    "rewards": [1.0, 2.5, 2.0, 1.9],
-}
+LINE = """{"split": "train",
+    "agents": [{"prompt": "p0", "completions": ["a", "b", "c"], "stopped": [true, true, true]},
+    {"prompt": "p1", "completions": ["x", "y", "z"], "stopped": [true, true, false]}],
+    "joint": [[0, 0], [1, 2], [0, 1], [2, 1]], "rewards": [1.0, 2.5, 2.0, 1.9]}"""
+# What differs in the line | the agent asked for | what is imitated; z, which earned 2.5 with b, is truncated
+IMITATED = """
+{} | null | p0b p0a p1y
+{"agents": [{"prompt": "p0", "completions": ["a", "b", "c"], "stopped": [true, true, true]}, null]} | null | p0b p0a
+{} | 0 | p0b p0a
+{"rewards": [[2, 0], [0, 9], [0, 3], [0, 0]]} | null | p0a p1y
+"""
 
 
-@pytest.mark.parametrize(
-    "changes, agent, expected",
-    [
-        ({}, None, "p0b p0a p1y"),  # z, which earned 2.5 with b, is truncated
-        ({"agents": [SPEAKER, None]}, None, "p0b p0a"),
-        ({}, 0, "p0b p0a"),
-        ({"rewards": [[2, 0], [0, 9], [0, 3], [0, 0]]}, None, "p0a p1y"),  # one reward per agent
-    ],
-)
+@pytest.mark.parametrize("changes, agent, expected", rows_of(IMITATED))
 def test_of_rollouts_only_whole_training_texts_that_earned_enough_are_imitated(changes, agent, expected, tmp_path):
     """Fails if texts of evaluation tasks, of other agents, cut off, or paid for by another's reward are imitated."""
-    held_out = LINE | {"split": "eval", "rewards": [9, 9, 9, 9]}
-    path = save_lines(tmp_path / "rollouts.jsonl", [LINE | changes, held_out] * 2)
-    pairs = sft.pairs_of_file(path, sft.Args(min_reward=2.0, agent=agent))
+    line = json.loads(LINE)
+    held_out = line | {"split": "eval", "rewards": [9, 9, 9, 9]}
+    path = save_lines(tmp_path / "rollouts.jsonl", [line | json.loads(changes), held_out] * 2)
+    pairs = sft.pairs_of_file(path, sft.Args(min_reward=2.0, agent=json.loads(agent)))
     assert [prompt + completion for prompt, completion in pairs] == expected.split()
 
 
@@ -91,45 +89,54 @@ def save_in_all_forms(folder, rows):
 
 
 PAIR = {"prompt": "p", "completion": "c"}
-ASK = {"role": "user", "content": "p"}
-OTHER_ASK = {"role": "user", "content": "q"}
-GOOD = {"role": "assistant", "content": "c"}
-BAD = {"role": "assistant", "content": "r"}
-PREFERENCE = {"prompt": "p", "chosen": "c", "rejected": "r"}
-LONG = {"prompt": 'a\n"b", é', "chosen": "c\r\nd" + "g" * 150_000, "rejected": " 5"}
+SHORT = {  # of the tables below
+    "ask": '{"role": "user", "content": "p"}',
+    "other": '{"role": "user", "content": "q"}',
+    "good": '{"role": "assistant", "content": "c"}',
+    "bad": '{"role": "assistant", "content": "r"}',
+    "c_or_r": '"chosen": "c", "rejected": "r"',
+    "long": r'"prompt": "a\n\"b\", é", "rejected": " 5", "chosen": "c\r\nd' + "g" * 150_000 + '"',
+}
+# Rows | the number of the only one that is trained on, and what it is; two equal answers teach nothing
+FORMS = """
+[{"split": "test", $long}, {"split": "train", $long}] | 2 | {$long}
+[{"prompt": [$ask], "chosen": [$good], "rejected": [$bad]}] | 1 | {"prompt": "p", $c_or_r}
+[{"chosen": [$ask, $good], "rejected": [$ask, $bad]}] | 1 | {"prompt": "p", $c_or_r}
+[{"prompt": [$ask], "completion": [$good]}] | 1 | {"prompt": "p", "completion": "c"}
+[{"messages": [$ask, $good]}] | 1 | {"prompt": "p", "completion": "c"}
+[{"prompt": "p", $c_or_r}, {"prompt": "p", "chosen": "r", "rejected": "r"}] | 1 | {"prompt": "p", $c_or_r}
+"""
 
 
-@pytest.mark.parametrize(
-    "rows, expected",
-    [
-        ([LONG | {"split": "test"}, LONG | {"split": "train"}], {2: LONG}),
-        ([{"prompt": [ASK], "chosen": [GOOD], "rejected": [BAD]}], {1: PREFERENCE}),
-        ([{"chosen": [ASK, GOOD], "rejected": [ASK, BAD]}], {1: PREFERENCE}),
-        ([{"prompt": [ASK], "completion": [GOOD]}], {1: PAIR}),
-        ([{"messages": [ASK, GOOD]}], {1: PAIR}),
-        ([PREFERENCE, PREFERENCE | {"chosen": "r"}], {1: PREFERENCE}),  # two equal answers teach nothing
-    ],
-)
-def test_all_forms_of_files_and_rows_give_the_same_strings(rows, expected, tmp_path):
+def written_out(text):
+    """What a cell of these tables stands for."""
+    return json.loads(Template(text).substitute(SHORT))
+
+
+@pytest.mark.parametrize("rows, number, expected", rows_of(FORMS))
+def test_all_forms_of_files_and_rows_give_the_same_strings(rows, number, expected, tmp_path):
     """Fails if a form is refused, a string changed, a prompt lost, a row of another split or a list trained on."""
+    rows = written_out(rows)
     answers = ["chosen", "rejected"] if "chosen" in rows[0] else ["completion"]
     for path in save_in_all_forms(tmp_path, rows):
-        assert read_training_rows(str(path), answers) == expected, path
+        assert read_training_rows(str(path), answers) == {int(number): written_out(expected)}, path
 
 
-@pytest.mark.parametrize(
-    "row, column",
-    [
-        ({"chosen": "c", "rejected": "r"}, "prompt"),
-        (PREFERENCE | {"prompt": "[{'role': 'user', ..."}, "prompt"),
-        ({"chosen": [ASK, GOOD], "rejected": [OTHER_ASK, BAD]}, "rejected"),
-        ({"prompt": "p", "chosen": [ASK, GOOD, ASK, GOOD], "rejected": "r"}, "chosen"),
-        (PREFERENCE | {"chosen": '[{"content": "c", "role": "assistant"}]'}, "chosen"),
-    ],
-)
+# A row | its column that is named
+OTHER_FORMS = r"""
+{$c_or_r} | prompt
+{"prompt": "[{'role': 'user', ...", $c_or_r} | prompt
+{"chosen": [$ask, $good], "rejected": [$other, $bad]} | rejected
+{"prompt": "p", "chosen": [$ask, $good, $ask, $good], "rejected": "r"} | chosen
+{"prompt": "p", "chosen": "[{\"content\": \"c\", \"role\": \"assistant\"}]", "rejected": "r"} | chosen
+"""
+
+
+@pytest.mark.parametrize("row, column", rows_of(OTHER_FORMS))
 def test_a_row_of_another_form_is_named(row, column, tmp_path):
     """Fails if such a row is trained on, or ends in another error than a sentence with its place."""
-    path = save_lines(tmp_path / "rows.jsonl", [PREFERENCE, row])
+    good = {"prompt": "p", "chosen": "c", "rejected": "r"}
+    path = save_lines(tmp_path / "rows.jsonl", [good, written_out(row)])
     with pytest.raises(ValueError, match=f"--data {path}: row 2, column {column}: "):
         read_training_rows(path, ["chosen", "rejected"])
 
@@ -173,10 +180,9 @@ def test_marks_stay_and_an_answer_ends_as_in_the_chat_template(
     [
         (PARTS, [PAIR], "", "--model"),
         (CHAT, [PAIR | {"prompt": "<|im_start|>user\np"}], "", "give the user's message"),
-        (CHAT, [PAIR], "", "give more --data"),
         (CHAT, [PAIR, PAIR | {"prompt": "q" * 99}], "--max-length 60", "higher --max-length"),
-        (CHAT, [LINE], "--min-reward 1 --agent 5", "--agent: .* agents 0 to 1"),
-        (CHAT, [LINE], "", "--min-reward"),
+        (CHAT, [json.loads(LINE)], "--min-reward 1 --agent 5", "--agent: .* agents 0 to 1"),
+        (CHAT, [json.loads(LINE)], "", "--min-reward"),
     ],
 )
 def test_what_cannot_be_imitated_is_refused_with_its_reason(template, rows, flags, reason, run, tmp_path):
