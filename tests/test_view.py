@@ -3,7 +3,6 @@
 import base64
 import gzip
 import json
-import random
 import re
 import shutil
 import subprocess
@@ -28,9 +27,9 @@ METRICS = Template("""{"iteration": $k, "train/return": $k, "eval/return": $k, "
 NODE = Template("""{"iteration": $k, "split": "train", "turn": 1, "task_number": $n, "path": [], \
 "task": {"question": "$task", "answer": "gold $evil"}, "joint": [[0, 0], [0, 1], [1, 0], [1, 1]], \
 "rewards": [$n$k.0, $n$k.1, $n$k.2, $n$k.3], "parts": {"odd": [$odd, $odd, $odd, null]}, \
-"feedback": [null, {"said": "$evil"}, null, null], "agents": [{"prompt": "$noise", \
+"feedback": [null, {"said": "$evil"}, null, null], "agents": [{"prompt": "Solve $task", \
 "completions": ["$evil 0 of A", "$evil 1 of A"], "stopped": [true, true], "returns": [$n$k.05, $n$k.25]}, \
-{"prompt": "$noise", "completions": ["$evil 0 of B", "$evil 1 of B"], "stopped": [true, false], \
+{"prompt": "Solve $task", "completions": ["$evil 0 of B", "$evil 1 of B"], "stopped": [true, false], \
 "returns": [$n$k.1, $n$k.2], "advantages": null}]}
 """)
 TIME = itemgetter("iteration", "split")
@@ -45,8 +44,7 @@ def make_run(folder, iterations=5):
         for k in range(1, iterations + 1):
             metrics.write(METRICS.substitute(k=k))
             for n, task in enumerate(["easy", "hard"], 1):
-                noise = random.randbytes(1000).hex()
-                rollouts.write(NODE.substitute(k=k, n=n, task=task, odd=k % 2, evil=EVIL, noise=noise))
+                rollouts.write(NODE.substitute(k=k, n=n, task=task, odd=k % 2, evil=EVIL))
     return folder
 
 
