@@ -51,6 +51,7 @@ def check_same(one, two):
             assert torch.equal(weights[name], weight)
 
 
+FILES = "args.json metrics.jsonl rollouts.jsonl state.pt agent_0 agent_1"
 METRICS = """
 agent_0/grad_norm agent_1/grad_norm tokens time/iteration
 train/agent_0/entropy train/agent_0/completion_length train/agent_0/stopped train/agent_0/return
@@ -63,16 +64,9 @@ def test_files_of_a_run(script, run, model_dir):
     """Fails if a file, a field, or a metric is missing, or agents are saved mixed up."""
     names = run(script, *TOY, "--model", model_dir, "--num-iterations", 3)
     folder = names["run_dir"]
-    assert set(os.listdir(folder)) == {
-        "args.json",
-        "metrics.jsonl",
-        "rollouts.jsonl",
-        "state.pt",
-        "agent_0",
-        "agent_1",
-    }
+    assert set(os.listdir(folder)) == set(FILES.split())
     about = json.loads(pathlib.Path(folder, "args.json").read_text())
-    assert (about["script"], about["args"]["num_generations"]) == (script.name, 3)
+    assert about["script"] == script.name
     lines = metrics_of(folder, without=())
     assert [line["iteration"] for line in lines] == [0, 1, 2, 3]
     assert ["eval/return" in line for line in lines] == [True, False, True, True]
