@@ -46,7 +46,7 @@ class Chat:
     """
 
     def __init__(self, url, model, timeout=300):
-        if not re.fullmatch("https?://[^@?]+", url):  # no key in it: args.json has the address, and messages do
+        if not re.fullmatch("https?://[^@?#]+", url):  # no key in it: args.json has the address, and messages do
             raise ValueError(
                 "--env-kwargs url: give a chat server's address, such as http://localhost:8000/v1, without a key or a "
                 f"password; set {KEY} instead."

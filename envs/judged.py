@@ -14,10 +14,10 @@ from envs.data import read_rows
 from rewards.texts import drop_thoughts, words
 
 # SCORE and a number at the start of a line. The group is the number, or empty where it has a sign or another mark that
-# changes it, or where more than "/10" follows.
+# changes it, or where more than "/10" or "out of 10" follows.
 SCORE = re.compile(
     r"^[\W_]{0,20}(?:\d+[.)] [\W_]*)?SCORE(?:(?![\W_]*[-‐‑−–—])[\W_]*(?<![.,])(10(?:\.0+)?|[0-9](?:\.[0-9]+)?)"
-    r"(?:[\W_]{0,9}/[\W_]{0,9}10)?(?![\W_]*%)[\W_]*$|[\W_]*\d)",
+    r"(?:[\W_]{0,9}(?:/|out of)[\W_]{0,9}10)?(?![\W_]*%)[\W_]*$|[\W_]*\d)",
     re.IGNORECASE | re.MULTILINE,
 )
 

@@ -8,8 +8,8 @@
     kept: no test that passed before fails now                                       0.3 times the share that was fixed
     complete: all tests pass                                                         0.5
 
-An answer with the same syntax tree as the program with the bug earns nothing, and what behaves as it does earns the
-first two levels. A share of all tests would pay for doing nothing: HumanEvalFix's programs pass 39% of theirs. Why the
+The program with the bug, as it is or with more beside it, earns nothing, and what behaves as it does earns the first
+two levels. A share of all tests would pay for doing nothing: HumanEvalFix's programs pass 39% of theirs. Why the
 losses count in `fixed`: where one test failed, `return []` may pass it and no other. Why `kept` depends on what was
 fixed: where no test passed before, none can be lost. As in the coding reward, examples of a prompt may be scored too.
 """
@@ -37,7 +37,7 @@ def bugfix_rewards(repairs, timeout=10.0, allow_unsafe_code=False):
 
     Diagnostics in `parts` that are not in the reward: `all_passed` (0 or 1), `passed_share` (of all tests),
     `regressed` (the share of the tests that passed before and fail now), `unchanged` (0 or 1), and `edit_distance`
-    (lines that are not the program's).
+    (lines of what the program binds that are not its own).
     """
     results = run_tests(map(_job, repairs), timeout, allow_unsafe_code)
     return list(map(_score, repairs, results))
@@ -54,7 +54,8 @@ def _score(repair, result):
     facts = {"defined": [False], "syntax": False, "edits": 0, "error": result.reason} | result.facts
     fixed = sum(number in result.passing for number in repair.failing) / len(repair.failing)
     lost = sum(number not in result.passing for number in repair.passing) / max(1, len(repair.passing))
-    unchanged = facts["syntax"] and not facts["edits"]
+    # what was added to it may be what it lacked
+    unchanged = facts["syntax"] and not facts["edits"] and not fixed
     levels = {
         "defined": DEFINED * facts["defined"][0],
         "parses": PARSES * facts["syntax"],

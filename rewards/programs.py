@@ -5,8 +5,8 @@ An agent is to define names: a function, or some methods of a class. Four rules,
 1. The code of a completion is its last closed fenced block that defines one of its names, or else the unclosed block
    at its end, the whole text, or the text from the first line that begins like code, whichever first defines one; or
    else the last block. Thoughts and common indentation do not count.
-2. Before it comes what binds a name in the blocks above it, such as a constant, and what imports or defines one (a
-   function, a class, a lambda) in the blocks below it. The rest of these blocks, such as examples, does not run.
+2. Before it come the blocks above it, and what imports or defines a name (a function, a class, a lambda) in the blocks
+   below it; the rest of those, such as examples and tests, does not run.
 3. What is not Python ends before its first syntax error, such as prose, if one of the names is defined there. Blanks,
    quotes and signs that Python does not know are those of a keyboard, if more can be read so.
 4. The top level runs in order, each statement by itself: one that fails, exits, asks for input or takes half of the
@@ -68,9 +68,7 @@ def read_code(text, names):
 
 def take_shared(above, below):
     """The statements of rule 2, from the bodies of the blocks above and below the code."""
-    shared = []
-    for body in above:
-        shared += [node for node in body if find_names([node])]
+    shared = [node for body in above for node in body]
     for body in below:
         shared += [node for node in body if find_names([node], SHARED)]
     return shared
@@ -244,14 +242,14 @@ def prepare_repair(texts, entry_point, prelude, program):
     """As `prepare` for the main function alone, with one more fact about the answer.
 
     program: trusted source with a bug, which the answer is to replace
-    edits: int, the lines in which they differ; layout, comments and docstrings do not count
+    edits: int, the lines in which what the program binds differs; layout, comments and docstrings do not count
     """
     tree, facts = prepare(texts, [], entry_point, prelude)
     original, _ = prepare([program], [], entry_point, prelude)
-    before = lines_of(original)
+    after = lines_of(tree)
     edits = 0
-    for name, lines in lines_of(tree).items():
-        matcher = difflib.SequenceMatcher(None, before.get(name, []), lines, False)
+    for name, lines in lines_of(original).items():
+        matcher = difflib.SequenceMatcher(None, lines, after.get(name, []), False)
         for kind, start, end, new_start, new_end in matcher.get_opcodes():
             if kind != "equal":
                 edits += max(end - start, new_end - new_start)

@@ -20,10 +20,12 @@ VALUES = {  # answer -> reward; BUGGY passes two of four tests
     RIGHT: 2.0,
     BUGGY.replace("    total = 0", "    if n == [1]:\n        return 1\n    total = 0"): 0.2 + 0.5 + 0.15,
     "def f(n):\n    return 5 if n == [2, 3] else n.count(1) or 9\n": 0.2 + 0.5,  # all fixed, one of two lost
-    # the same program: as it is, with other layout and strings, with what does nothing, as the last of two
+    # the same program: as it is, with other layout and strings, with what does nothing, with more, as the last of two
     BUGGY: 0,
     BUGGY.replace("total = 0", '"""Sums."""\n\n    total = (0)  # a start').replace("    ", "  "): 0,
     f"{BUGGY}\nprint(f([1]))": 0,
+    f"{BUGGY}\ndef test():\n    assert f([1]) == 1": 0,
+    f"{BUGGY}\ndef g(n):\n    return sum(x for x in n if x > 0)\n\nf.__code__ = g.__code__": 2.0,
     RIGHT + BUGGY: 0,
     BUGGY.replace("total", "result"): 0.2,  # acts the same
     CONSTANT: 0.2,  # one of two fixed, both lost

@@ -427,6 +427,16 @@ class F:
     def f(self, numbers):
         return f(numbers)
 ```
+## a constant that is filled: 2.1
+```
+FACTORS = {}
+FACTORS[0] = 2
+print(FACTORS)
+```
+```
+def f(numbers):
+    return FACTORS[0] * sum(numbers)
+```
 ## a lambda, and an example: 2.1
 ```
 f = lambda numbers: 2 * sum(numbers)

@@ -21,6 +21,7 @@ VERDICTS = """
 0 SCORE: 0
 1 Short.&#10;SCORE: 10
 0.8 **SCORE:** 8
+0.9 Score: 9 out of 10.
 0.8 ### __Score__: `8`/10.
 0.7 > - "SCORE": [7]&#10;Bye
 0.7 ## Score&#10;**7**
