@@ -95,7 +95,9 @@ def read_training_rows(path, answers):
                 continue
         rows[number] = row
     if not rows:
-        raise ValueError(f"--data {path}: it has no row of split train to learn from ({num_equal} have equal answers).")
+        raise ValueError(
+            f"--data {path}: it has no row of split train to learn from ({num_equal} have equal answers)."
+        )
     if num_equal:
         print(f"--data {path}: {num_equal} rows are left out, as chosen and rejected are equal")
     return rows
