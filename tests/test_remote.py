@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import pytest
 from conftest import ROOT, lines_of, metrics_of
-from toy import Letters, Step
+from toy import Sequential, Step
 
 import envs
 from envs import remote
@@ -17,19 +17,18 @@ from envs import remote
 TASK = {"split": "train", "number": 0}
 
 
-class Odd(Letters):
-    """Feedback that JSON would change."""
+class Odd(Sequential):
+    """Each agent has rewards of its own; prompts hold the feedback, which JSON would change."""
 
     def observe(self, task, history):
-        worth = [step.feedback[1] for _, step in history]
-        prompt = f"Say {task['letter']} {worth}"
-        return [None, prompt] if len(history) % 2 else [prompt, None]
+        told = [step.feedback for _, step in history]
+        return [prompt and f"{prompt} {told}" for prompt in super().observe(task, history)]
 
     def step(self, branches):
         steps = []
         for _, _, actions in branches:
             worth = Fraction(len("".join(actions)), 7)
-            steps.append(Step([float(worth), 0.1], {"worth": worth / 3 + 0.1}, False, {1: (actions, worth)}))
+            steps.append(Step([float(worth), 0.1], {"worth": worth / 3 + 0.1}, False, {1: worth}))
         return steps
 
 
@@ -68,4 +67,4 @@ def test_a_step_that_the_server_did_not_make_is_not_loaded(url, tmp_path):
             forged = step._replace(sealed=base64.b64encode(seal + data).decode())
             env.observe(TASK, [(["a", "b"], forged)])
     assert not (tmp_path / "loaded").exists()
-    assert env.observe(TASK, [(["a", "b"], step)])[1].endswith("[(['a', 'b'], Fraction(2, 7))]")
+    assert env.observe(TASK, [(["a", "b"], step)])[1].endswith("[{1: Fraction(2, 7)}]")
