@@ -16,11 +16,10 @@ FORKING.set_forkserver_preload(["torch._dynamo", "transformers.models.qwen2.mode
 def _become(script, args, cwd, environment):
     os.environ.update(environment)
     os.chdir(cwd)
-    for number in (1, 2):
-        os.dup2(os.open("printed.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT), number)
-    sys.argv = [script, *args]
+    sys.stdout = sys.stderr = open("printed.txt", "a", buffering=1)
+    sys.argv = [str(script), *map(str, args)]
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
-    runpy.run_path(script, run_name="__main__")
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def start(script, *args, cwd, count=1, code=0, **environment):
@@ -29,10 +28,9 @@ def start(script, *args, cwd, count=1, code=0, **environment):
         environment |= {"WORLD_SIZE": count, "MASTER_ADDR": "localhost", "MASTER_PORT": free.getsockname()[1]}
     processes = []
     for rank in range(count):
-        variables = environment | {"RANK": rank, "LOCAL_RANK": rank}
-        variables = {key: str(value) for key, value in variables.items()}
-        call = str(script), list(map(str, args)), str(cwd), variables
-        processes.append(FORKING.Process(target=_become, args=call))
+        environment |= {"RANK": rank, "LOCAL_RANK": rank}
+        variables = {key: str(value) for key, value in environment.items()}
+        processes.append(FORKING.Process(target=_become, args=(script, args, cwd, variables)))
         processes[-1].start()
     for process in processes:
         process.join(120)  # seconds; one may wait for another that has failed
