@@ -60,8 +60,10 @@ ARGUMENTS = """
 
 
 def test_calls_are_matched_for_the_greatest_sum_and_arguments_as_bfcl_does():
-    """Fails if a call takes another's gold one, a missing optional argument costs marks or a wrong one none, a string
-    is taken for a number, True for 1, or a spelling that BFCL accepts is refused."""
+    """Fails if a call takes another's gold one, or if a missing optional argument costs marks and a wrong one none.
+
+    Or if a string is taken for a number, True for 1, or a spelling that BFCL accepts is refused.
+    """
     for row in rows_of(ARGUMENTS):
         accepted, calls, level = map(json.loads, row)
         gold = [{"f": arguments} for arguments in accepted]

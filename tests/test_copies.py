@@ -26,9 +26,9 @@ ippo   | mappo
 """
 
 
-def without_algorithm(name):
+def without_algorithm(code):
     """The lines of a script outside its marked block."""
-    return BLOCK.sub(r"\1\2", CODE[name]).splitlines()
+    return BLOCK.sub(r"\1\2", code).splitlines()
 
 
 def parts(source):
@@ -46,8 +46,8 @@ def parts(source):
 @pytest.mark.parametrize("name", ["marloo", "maremax", "mareinforce"])
 def test_critic_free_scripts_are_equal_outside_the_algorithm(name):
     """Fails if one of the copies missed a change, or has more of an algorithm than its block."""
-    lines = without_algorithm(name)
-    assert lines == without_algorithm("magrpo")
+    lines = without_algorithm(CODE[name])
+    assert lines == without_algorithm(CODE["magrpo"])
     assert len(lines) > 0.9 * CODE[name].count("\n")
 
 
@@ -56,6 +56,16 @@ def test_the_difference_is_the_algorithm(first, second, most):
     """Fails if a reader of two algorithms has to read more than their difference."""
     result = subprocess.run(["diff", f"{first}.py", f"{second}.py"], cwd=ROOT, capture_output=True, text=True)
     assert 0 < result.stdout.count("\n") <= int(most)
+
+
+def test_planted_drift_is_found():
+    """Fails if the comparisons do not see what they are there for."""
+    code = CODE["magrpo"]
+    for old in "weight_decay", "num_tasks: int = 4", "if __name__":
+        assert without_algorithm(code.replace(old, f"{old} ", 1)) != without_algorithm(code)
+    assert without_algorithm(code.replace("# >>> ALGORITHM\n", "# >>> ALGORITHM\n# more\n")) == without_algorithm(code)
+    for old in "np.bincount(", "@dataclass(eq=False)", "# B, tasks per iteration":
+        assert parts(code.replace(old, f"{old} ", 1)) != parts(code)
 
 
 @pytest.mark.parametrize("first, second", rows_of(SAME_NAMES))

@@ -9,8 +9,10 @@ from toy import Letters
 from transformers import LlamaForCausalLM
 
 FSDP = ROOT / "magrpo_fsdp.py"
-TOY = "--env test_fsdp:Uneven --num-turns 2 --num-generations 2 --num-tasks 6 --max-new-tokens 8 --batch-size 3"
-TOY = f"{TOY} --learning-rate 0.01 --max-grad-norm 0.01 --eval-tasks 1 --num-iterations 3".split()
+TOY = """
+--env test_fsdp:Uneven --num-turns 2 --num-generations 2 --num-tasks 6 --max-new-tokens 8 --batch-size 3
+--learning-rate 0.01 --max-grad-norm 0.01 --eval-tasks 1 --num-iterations 3
+"""
 
 
 class Uneven(Letters):
@@ -26,7 +28,7 @@ class Uneven(Letters):
 def run_of(script, *flags, cwd, count):
     """A run on a model without biases (the gradient of a key's is 0 except for rounding, which Adam blows up)."""
     path = save_model(cwd / "model", model_class=LlamaForCausalLM, tie_word_embeddings=True)
-    start(script, *TOY, "--model", path, *flags, "--output-dir", script.stem, cwd=cwd, count=count)
+    start(script, *TOY.split(), "--model", path, *flags, "--output-dir", script.stem, cwd=cwd, count=count)
     (run_dir,) = cwd.glob(f"{script.stem}/*")
     return run_dir
 

@@ -1,7 +1,6 @@
 """--lora-rank: agents that share one model's frozen weights, each with an adapter of its own."""
 
 import os
-from importlib import import_module
 
 import pytest
 import torch
@@ -11,16 +10,19 @@ from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.optional("peft")
 MAGRPO = CRITIC_FREE[0]
-TOY = "--env toy:Letters --num-generations 3 --num-tasks 2 --max-new-tokens 24 --eval-tasks 4 --no-anneal-lr"
-TOY = f"{TOY} --num-iterations 2 --learning-rate 0.01 --lora-rank 3 --model".split()
-IN_ADAPTER = 2 * 7 * 2  # A and B of seven matrices in two layers
+TOY = """
+--env toy:Letters --num-generations 3 --num-tasks 2 --max-new-tokens 24 --eval-tasks 4 --no-anneal-lr
+--num-iterations 2 --learning-rate 0.01 --lora-rank 3 --model
+"""
+IN_ADAPTER = 28  # A and B of seven matrices in two layers
 
 
 @two_scripts
 def test_agents_share_frozen_weights_and_train_and_save_their_own(script, run, model_dir):
     """Fails if a base is in memory twice, trained or saved, agents share an adapter, or one saves another's."""
-    peft = import_module("peft")
-    names = run(script, *TOY, model_dir)
+    import peft
+
+    names = run(script, *TOY.split(), model_dir)
     first, second = [dict(policy.model.named_parameters()) for policy in names["policies"]]
     base = AutoModelForCausalLM.from_pretrained(model_dir).state_dict()
     assert len(first) == len(base) + IN_ADAPTER
@@ -44,7 +46,7 @@ def test_agents_share_frozen_weights_and_train_and_save_their_own(script, run, m
 def test_gradient_of_an_adapter_is_that_of_the_merged_weights(run, updates, model_dir, monkeypatch):
     """Fails if a scale or a factor is left out: with W + 2 B A, dL/dB = 2 dL/dW A^T and dL/dA = 2 B^T dL/dW."""
     monkeypatch.setattr(torch.nn.init, "zeros_", lambda tensor: torch.nn.init.normal_(tensor, std=0.1))  # B is 0 else
-    run(MAGRPO, *TOY, model_dir, "--num-iterations", 1, "--num-turns", 2, "--max-grad-norm", 1e9)
+    run(MAGRPO, *TOY.split(), model_dir, "--num-iterations", 1, "--num-turns", 2, "--max-grad-norm", 1e9)
     assert len(updates) == 2
     for update in updates:
         assert len(update.weights) == len(update.gradients) == IN_ADAPTER

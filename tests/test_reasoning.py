@@ -264,16 +264,16 @@ SPEAKERS = """
 """
 
 
-@pytest.mark.parametrize("num_agents, speakers, solutions", rows_of(SPEAKERS))
-def test_solvers_then_a_checker(num_agents, speakers, solutions):
+def test_solvers_then_a_checker():
     """Fails if a checker speaks too early, does not read a solution or reads a thought, or if one agent has one."""
-    env = envs.make("gsm8k", int(num_agents), 2)
     solution = f"{'long ' * 200}<think>so 100;</think> so "
-    turns, _ = play(env, env.tasks("test")[0], lambda turn, i, prompt: f"{solution}10{i};")
-    for prompts, speaking in zip(turns, speakers.split(), strict=True):
-        assert [str(i) for i, prompt in enumerate(prompts) if prompt] == [*speaking]
-    assert re.findall("so (10.);", turns[1][-1]) == solutions.split()
-    assert turns[1][-1].count("long") <= 160
+    for num_agents, speakers, solutions in rows_of(SPEAKERS):
+        env = envs.make("gsm8k", int(num_agents), 2)
+        turns, _ = play(env, env.tasks("test")[0], lambda turn, i, prompt: f"{solution}10{i};")
+        for prompts, speaking in zip(turns, speakers.split(), strict=True):
+            assert [str(i) for i, prompt in enumerate(prompts) if prompt] == [*speaking]
+        assert re.findall("so (10.);", turns[1][-1]) == solutions.split()
+        assert turns[1][-1].count("long") <= 160
 
 
 # A problem | agents | what each of them knows; the last one answers | the messages that it reads | whether it is used

@@ -18,7 +18,7 @@ arxiv | {} | | 0
 humaneval | {"num_agents": 1} | 2.1 | 0.2
 coophumaneval | {"num_agents": 1} | 2.1 | 0.2
 mbpp | {"num_agents": 1} | 2.1 | 0.2
-classeval | {"num_agents": 1} | 6 | 0.2
+classeval | {"num_agents": 1} | 6 | 0
 bugfix | {"num_agents": 1} | 2 | 0.2
 gsm8k | {} | 1.2 | 0.1
 gsm8k | {"roles": "split"} | 1 | 0.1
@@ -38,6 +38,10 @@ PARTS = {
     "gsm8k": r"How many \w+|buys|finds|gives|loses|keeps|times",
     "debate": r"question': '(\w+) has \d+ (\w+) .*?\. \w+ (\w+) \d+ (\w+)|question': '(\d.*?)'",
 }
+
+# The wrong answer that comes nearest: without the filter; of a class, a method that repeats what another one does
+NO_FILTER = r"if [^\]:]+", "if True"
+REPEATED = r"(keeps\(self, x\):\s+return (.*)(?s:.*) if )self.keeps\(x\)", r"\1\2"
 
 
 def write(known, num_agents, turn, i):
@@ -63,7 +67,7 @@ def last_step(env, task, known):
 
 @pytest.mark.parametrize("name, options, best, share", rows_of(CASES))
 def test_right_answers_earn_all_and_test_tasks_are_new(name, options, best, share, monkeypatch):
-    """Fails if a right answer is refused, if one without the filter, or the same one for all tasks, earns as much, or
+    """Fails if a right answer is refused, if the nearest wrong one, or the same one for all tasks, earns as much, or
     if a test task was trained on."""
     for module in "coding", "classeval", "bugfix":  # fewer, since tests are run
         monkeypatch.setattr(f"envs.{module}.SAMPLE_COUNTS", {"train": 96, "validation": 1, "test": 24})
@@ -77,7 +81,8 @@ def test_right_answers_earn_all_and_test_tasks_are_new(name, options, best, shar
     for task in tasks:
         guess = train[0] | {"calls": []}
         if "reference" in task:
-            guess = {"reference": re.sub(r"if [^\]:]+", "if True", task["reference"])}
+            pattern, instead = REPEATED if name == "classeval" else NO_FILTER
+            guess = {"reference": re.sub(pattern, instead, task["reference"])}
         right, guessed = (last_step(env, task, known) for known in (task, guess))
         assert right.reward == pytest.approx(float(best))
         guesses += guessed.reward == right.reward
@@ -91,12 +96,3 @@ def test_two_agents_pass_and_need_each_other(name, least, monkeypatch):
     env = envs.make(name)
     answers = [(task, [], [task["helper"], task["main"]]) for task in env.tasks("train") if task["examples"]]
     assert sum(step.reward for step in env.step(answers)) > least
-
-
-def test_methods_of_a_class_need_each_other():
-    """Fails if a class passes all tests in which a method repeats what another one does."""
-    env = envs.make("classeval", 1)
-    for task in env.tasks("test")[:24]:
-        condition = re.search(r"keeps\(self, x\):\n +return (.*)", task["reference"])[1]
-        (step,) = env.step([(task, [], [task["reference"].replace("self.keeps(x)", condition)])])
-        assert not step.done

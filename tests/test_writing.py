@@ -103,8 +103,10 @@ arxiv | | As a  Result, nothing | 2 | 0.18
 
 @pytest.mark.parametrize("scale, one, two, count, style", rows_of(TRANSITIONS))
 def test_each_category_of_transitions_counts_once(scale, one, two, count, style):
-    """Fails if a category is not found or is worth another sum, if the plain text of tldr or not both of arxiv are
-    searched, if a phrase begins in one and ends in the other, or "has" contains "as"."""
+    """Fails if a category is not found or is worth another sum, or if "has" contains "as".
+
+    Or if the plain text of tldr or only one of arxiv is searched, or a phrase begins in one and ends in the other.
+    """
     _, parts = pair_reward(f"{text(130)} {one}", f"{two} {text(180, 200)}", SCALES[scale])
     assert parts["unique"] > 0
     assert parts["transitions"] == int(count)
@@ -123,10 +125,10 @@ def test_grounded_weight():
 def test_rouge_and_repetition():
     """Fails if a diagnostic counts a word or a triple twice."""
     _, parts = pair_reward("a cat sat on the mat all day", "x " * 10, reference="a dog sat all night")
-    # shared: a, sat, all: 2 * 3 / (8 + 5); the second text shares nothing
-    assert parts["rouge"] == pytest.approx((6 / 13 + 0) / 2)
-    # "x" ten times: eight triples, one of them new
-    assert parts["repetition"] == pytest.approx((0 + 7 / 8) / 2)
+    # shared: a, sat, all: 2 * 3 / (8 + 5); the second text shares nothing; the mean is half of that
+    assert parts["rouge"] == pytest.approx(3 / 13)
+    # "x" ten times: eight triples, one of them new; the first text repeats none
+    assert parts["repetition"] == pytest.approx(7 / 16)
 
 
 def test_ladder_is_the_mean_over_neighbours():
