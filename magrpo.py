@@ -173,6 +173,7 @@ def words_of(path):
     with open(path) as file:
         values = yaml.safe_load(file)
     words = []
+    # an args.json has them under args
     for name, value in values.get("args", values).items():
         if name in ("resume", "config") and value:
             sys.exit(f"error: {path}: a file of arguments cannot hold {name}; give it on the command line.")
@@ -218,7 +219,7 @@ def load_policy(args, name, base_models):
         # not AutoTokenizer, which may split words otherwise than the model's own file says
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
     except Exception as error:
-        sys.exit(f"error: --model {path}: give a folder or hub id that has a tokenizer.json ({error}).")
+        sys.exit(f"error: --model {path}: give a hub id or folder that has tokenizer.json, as models/tiny ({error}).")
     model = base_models.get(path)
     if model is None:
         dtype = torch.bfloat16 if args.lora_rank and ON_GPU else torch.float32
@@ -236,7 +237,7 @@ def load_policy(args, name, base_models):
     model.eval()  # no dropout, also in training
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for p in trained.values():
-        # adapters have the base model's dtype
+        # adapters may be bfloat16, as their base model
         p.data = p.data.float()
     # saved agents sample as in training
     model.generation_config = GenerationConfig(
@@ -256,7 +257,7 @@ def add_lora(model, rank):
 
 
 def special_tokens_of(tokenizer, model):
-    """Ids of the tokens that end a completion, first that of the chat template, and the special tokens of turns."""
+    """Ids that end a completion (the chat template's first), and texts of special tokens that open or close a turn."""
     text = ""
     if tokenizer.chat_template:
         chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "ANSWER"}]
@@ -285,7 +286,7 @@ def reseed(seed, iteration):
 
 
 def letters_of(text):
-    """A text as far as tokenizers keep it when they normalize it: letters in one form, without case and blanks."""
+    """A text without what a tokenizer's normalizer may change: case, blanks, and the Unicode form of letters."""
     return "".join(normalize("NFKC", text).casefold().split())
 
 
@@ -301,7 +302,7 @@ def encode(policy, prompt):
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
     prompt_ids = tokenizer(text, add_special_tokens=not tokenizer.chat_template).input_ids
     if letters_of(prompt) not in letters_of(tokenizer.decode(prompt_ids)):
-        sys.exit(f"error: --model: its template or its vocabulary loses a part of {prompt!r:.300}; use another.")
+        sys.exit(f"error: --model: its template or its vocabulary loses a part of {prompt!r:.300}; use another model.")
     return tuple(prompt_ids)
 
 
@@ -372,9 +373,9 @@ def capture(policy, cache, inputs):
     """Records decode_step() on these tensors as a CUDA graph. Returns its replay, or decode_step if that fails."""
     try:
         if not policy.model._can_compile_fullgraph:
-            raise RuntimeError("the model's steps differ")
+            raise RuntimeError("transformers cannot compile this model")
         graph = torch.cuda.CUDAGraph()
-        # thread_local lets NCCL's thread run
+        # thread_local: NCCL's thread may call CUDA meanwhile
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             logits = decode_step(policy.model, cache, inputs)
     except RuntimeError as error:
@@ -631,7 +632,7 @@ def load_checkpoint(run_dir, learners):
         policy.optimizer.load_state_dict(moments)
     for name, size in state["sizes"].items():
         path = f"{run_dir}/{name}"
-        # truncate() would fill up a shorter file
+        # truncate() would pad a shorter file
         os.truncate(path, min(size, os.path.getsize(path)))
     return state["iteration"]
 
@@ -788,6 +789,7 @@ if __name__ == "__main__":
     start = load_checkpoint(run_dir, learners) if args.resume else 0
     if RANK == 0:
         os.makedirs(run_dir, exist_ok=True)
+        print("logs, texts and agents are in", run_dir)
         with open(f"{run_dir}/args.json", "w") as file:
             commit = os.popen(f"git -C '{FOLDER}' rev-parse HEAD 2>/dev/null").read().strip()
             values = {**asdict(args), "resume": None, "config": None}
@@ -841,7 +843,6 @@ if __name__ == "__main__":
         for i, policy in enumerate(learners):
             policy.model.save_pretrained(f"{run_dir}/agent_{i}")
             policy.tokenizer.save_pretrained(f"{run_dir}/agent_{i}")
-        print("the agents, and what they wrote, are in", run_dir)
     if WORLD_SIZE > 1:
         # pending collectives must release their tensors before exit, or Python aborts (pytorch 179291)
         dist.barrier()

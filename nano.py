@@ -105,7 +105,7 @@ def load_policy(args):
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     # not AutoTokenizer, which may split words otherwise than the model's own file says
     tokenizer = PreTrainedTokenizerFast.from_pretrained(args.model)
-    # the ends of the tokenizer and the model, if any, and of a turn in the template, which base models do not list
+    # stop tokens of the tokenizer and the model, if any, and of the template's turn, which base models do not list
     stop_ids = {tokenizer.eos_token_id, *np.ravel(model.generation_config.eos_token_id).tolist()} - {None}
     chat = [
         {"role": "user", "content": "?"},
@@ -258,7 +258,7 @@ def update(args, policy, groups, learning_rate):
 
 
 def evaluate(args, env, policies, tasks):
-    """Mean return of a trajectory per held-out task; prints the first. Draws numbers: --eval-every changes a run."""
+    """Mean return of a trajectory per held-out task; prints the first. Random, so --eval-every changes a run."""
     roots = rollout(args, env, policies, tasks, [1] * args.num_turns, "align")[0]
     for group in roots[0].groups.values():
         print(group.policy.tokenizer.decode(group.prompt_ids + group.completion_ids[0]))

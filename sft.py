@@ -93,7 +93,7 @@ def read_special_tokens(tokenizer, model):
 
 
 def letters_of(text):
-    """A text as far as tokenizers keep it when they normalize it: letters in one form, without case and blanks."""
+    """A text without what a tokenizer's normalizer may change: case, blanks, and the Unicode form of letters."""
     return "".join(normalize("NFKC", text).casefold().split())
 
 
@@ -117,7 +117,7 @@ def encode_pair(tokenizer, stop_ids, chat_markers, prompt, completion):
     read = letters_of(tokenizer.decode(prompt_ids + ids))
     for part in prompt, completion:
         if letters_of(part) not in read:
-            sys.exit(f"error: --model: its template or vocabulary loses a part of {part!r:.300}; use another.")
+            sys.exit(f"error: --model: its template or vocabulary loses a part of {part!r:.300}; use another model.")
     ids = list(takewhile(lambda token: token not in stop_ids, ids))
     return prompt_ids, ids + stop_ids[:1]
 

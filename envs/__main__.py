@@ -55,8 +55,8 @@ def check_step(step, N):
 def play(env, tasks, N, T):
     """Plays tasks together, and scores each branch alone too: both have to give the same prompts and rewards.
 
-    At each place agents give no answer in one branch, and repeat their prompts in another one. A third of the branches
-    go on. Returns all Steps.
+    At each task and history agents give no answer in one branch, and repeat their prompts in another one. A third of
+    the branches go on. Returns all Steps.
     """
     places = [(task, []) for task in tasks]
     played = []
@@ -77,7 +77,7 @@ def play(env, tasks, N, T):
         steps = env.step(branches)
         demand(len(steps) == len(branches), "step() has to return a list with a Step for each branch", steps)
         same = repr(places) == before and repr(branches) == sent
-        demand(same, f"observe() and step() have to leave task, history and actions as {before:.300}", branches)
+        demand(same, f"observe() and step() have to leave task, history and actions as {sent:.300}", branches)
         played += steps
         children = []
         for branch, prompts, step in zip(branches, seen, steps):

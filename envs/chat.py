@@ -46,7 +46,7 @@ class Chat:
     """
 
     def __init__(self, url, model, timeout=300):
-        if not re.fullmatch("https?://[^@?#]+", url):  # no key in it: args.json has the address, and messages do
+        if not re.fullmatch("https?://[^@?#]+", url):  # no key in it: args.json and messages show the address
             raise ValueError(
                 "--env-kwargs url: give a chat server's address, such as http://localhost:8000/v1, without a key or a "
                 f"password; set {KEY} instead."
@@ -62,7 +62,7 @@ class Chat:
     def ask(self, prompts, read=str):
         """The answers to prompts, asked in parallel: list of str. Ends the program if the server gives none.
 
-        read: (answer) -> what is read in it. If that is None, the answer is asked for again, and the last one stays.
+        read: (answer) -> what is read in it. If that is None, it is asked ROUNDS times, and the last answer stays.
         """
         new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self.answers]
         for _ in range(ROUNDS):

@@ -87,7 +87,7 @@ def parse_score(verdict):
 
     A line has to consist of the word SCORE, in any case, and a number, such as 8, 7.5 or 8/10, in whatever marks. (The
     number may be on the next line.) Other lines may follow. There is no score where two lines begin with SCORE and a
-    number, where the number has a dash before it, and outside of 0 to 10.
+    number, or the number has a dash before it, or is not in 0 to 10.
     """
     scores = SCORE.findall(verdict)
     return float(scores[0]) if len(scores) == 1 and scores[0] else None

@@ -4,7 +4,7 @@ This runs in the sandbox (see Job.prepare), as text that nests deeply enough cra
 An agent is to define names: a function, or some methods of a class. Four rules, the same for every environment:
 1. The code of a completion is its last closed fenced block that defines one of its names, or else the unclosed block
    at its end, the whole text, or the text from the first line that begins like code, whichever first defines one; or
-   else the last block. Thoughts and common indentation do not count.
+   else the last closed block. Thoughts and common indentation do not count.
 2. Before it come the blocks above it, and what imports or defines a name (a function, a class, a lambda) in the blocks
    below it; the rest of those, such as examples and tests, does not run.
 3. What is not Python ends before its first syntax error, such as prose, if one of the names is defined there. Blanks,
@@ -51,7 +51,7 @@ def read_code(text, names):
     codes = [code for code, _ in blocks]
     bodies, errors = zip(*map(parse, [*codes, text, BEFORE_CODE.sub("", text)]))
     closed = sum(fence != "" for _, fence in blocks)
-    places = [*reversed(range(closed)), *range(closed, len(bodies))]  # in the order of rule 1
+    places = [*reversed(range(closed)), *range(closed, len(bodies))]  # indices of bodies, in the order of rule 1
     # An example such as `area = box.area()` is only taken for want of a function.
     for kinds in WRITTEN, CALLABLES:
         for place in places:
@@ -59,7 +59,7 @@ def read_code(text, names):
             methods = [part for node in body if isinstance(node, ast.ClassDef) for part in node.body]
             if find_names(body + methods, kinds) & {*names}:
                 shared = take_shared(bodies[:place], bodies[place + 1 : len(blocks)])
-                # other versions of a function are drafts, unless this one is a stub
+                # other versions of a function are drafts, unless this one returns nothing
                 whole = {n.name for n in body if isinstance(n, FUNCTIONS) and returns_something(n)}
                 return [node for node in shared if whole.isdisjoint(find_names([node]))] + body, ""
     error = errors[places[0]]
@@ -102,7 +102,7 @@ def describe(error):
 
 
 def find_bindings(node, value=None):
-    """Pairs (name, definition, imported name or assigned value), of a statement and the blocks in it."""
+    """Pairs (name, what it is bound to: a definition, an import or a value), of a statement and the blocks in it."""
     if isinstance(node, DEFINITIONS):
         return [(node.name, node)]
     if isinstance(node, ast.alias):
@@ -197,7 +197,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=""):
     Returns (syntax tree, or None if no program compiles; facts):
     defined: list[bool], whether each text binds its name to what can be called, and what returns something
     syntax: bool, whether the program compiles
-    called: list[bool] by helper: the main function's text reads its name, in more than calls and asserts at the top
+    called: list[bool] by helper: the main function's text reads its name, beside bare calls and asserts at the top
     ignored: list[bool] by helper: it does so only in calls that stand alone, as statements
     schemes: dict, 1.0 for each of SCHEMES that the main function's text shows, else 0.0
     errors: list[str], the syntax error of each text, or ""
@@ -210,6 +210,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=""):
     for name, text in zip(owned, texts):
         body, error = read_code(text, [name])
         body = [node for node in body if find_names([node]).isdisjoint({*owned} - {name})]
+        # a version that returns nothing, perhaps cut off, does not hide one that does
         hollow = [n for n in body if isinstance(n, FUNCTIONS) and n.name == name and not returns_something(n)]
         rest = [node for node in body if node not in hollow]
         defined.append(name in find_names(rest, CALLABLES))
