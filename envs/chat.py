@@ -79,6 +79,8 @@ class Chat:
         if self.key:  # a redirection to another server must not take it along
             request.add_unredirected_header("Authorization", f"Bearer {self.key}")
         for pause in PAUSES:
+            if pause:
+                print(f"{self.url} gave no answer; the next try is in {pause} seconds")
             time.sleep(pause)
             try:
                 return self._send(request)
