@@ -121,7 +121,7 @@ def _strings_of(row, answers, place):
     forms = "a string, one message, or (for an answer) one message of a user and one of an assistant"
     for column, text in texts.items():
         if not isinstance(text, str):
-            raise ValueError(f"{place} {column}: give {forms}; lists belong into .jsonl or .parquet.")
+            raise ValueError(f"{place} {column}: give {forms}; lists belong in .jsonl or .parquet.")
     return dict(zip([*answers, "prompt"], texts.values()))
 
 

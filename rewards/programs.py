@@ -58,7 +58,7 @@ def read_code(text, names):
             body = bodies[place]
             methods = [part for node in body if isinstance(node, ast.ClassDef) for part in node.body]
             if find_names(body + methods, kinds) & {*names}:
-                shared = take_shared(bodies[:place], bodies[place + 1 : len(blocks)])
+                shared = take_shared(bodies[: min(place, len(blocks))], bodies[place + 1 : len(blocks)])
                 # other versions of a function are drafts, unless this one returns nothing
                 whole = {n.name for n in body if isinstance(n, FUNCTIONS) and returns_something(n)}
                 return [node for node in shared if whole.isdisjoint(find_names([node]))] + body, ""
