@@ -30,7 +30,7 @@ def test_flags_and_files_exist(page):
 
 def test_the_details_are_in_the_code():
     """Fails if a page says that something is in a function or class that a script does not have."""
-    links = re.findall(r"\[`(\w+)`\]\(\.\./(\w+\.py)\)", (ROOT / "docs/details.md").read_text())
+    links = re.findall(r"\[`(\w+)`\]\(\.\./(\w+\.py)\)", (ROOT / "docs/algorithms.md").read_text())
     assert links
     for name, script in links:
         assert re.search(rf"^(def|class) {name}\b", (ROOT / script).read_text(), re.MULTILINE), name
