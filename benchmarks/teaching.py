@@ -3,8 +3,8 @@
     python benchmarks/teaching.py --exercises 1 3    (default: all), and the runs of section 0, which they compare with
 
 A copy of the last commit in runs/teaching/, with the scripts that the patches of docs/lesson/ make of others, runs a
-section's commands once for each seed. Each section's last command draws its picture there; the rows are the
-evaluations of all runs, and their first updates.
+section's commands once for each seed. Its commands with plot.py then draw there; the rows are the evaluations of all
+runs that they draw, and their first updates.
 """
 
 import os
@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
 
@@ -24,8 +24,8 @@ from stamp import ROOT, checkout, run_script, stamp, write_rows
 
 @dataclass
 class Args:
-    exercises: list[int] = field(default_factory=lambda: list(range(1, 12)))
-    seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
+    exercises: tuple[int, ...] = tuple(range(1, 12))
+    seeds: tuple[int, ...] = (1, 2, 3)
     jobs: int = 2  # runs at a time
 
 
@@ -37,7 +37,7 @@ def start(words):
 
 
 def rows_of(number, words):
-    """Draws the picture of a section, and returns rows for the results file."""
+    """Draws a picture of a section, and returns rows for the results file."""
     sources = [path for word in words for path in sorted(glob(word)) or [word]]
     args = tyro.cli(plot.Args, args=sources)
     plot.main(args)
@@ -57,15 +57,18 @@ def main(args):
     sections = re.split(r"^## \d+\. ", Path("docs/teaching.md").read_text(), flags=re.MULTILINE)[1:]
     commands = [[line.split() for line in re.findall("^python (.*)", text, re.MULTILINE)] for text in sections]
     runs = []
-    for number in sorted({0, *args.exercises}):
+    plots = []
+    for number in [0, *args.exercises]:
         for words in commands[number]:
-            if "plot" not in words[0]:
+            if "plot" in words[0]:
+                plots.append((number, words[1:]))
+            else:
                 runs += [[*words, "--seed", str(seed)] for seed in args.seeds]
     with ThreadPoolExecutor(args.jobs) as threads:
         list(threads.map(start, runs))
     rows = []
-    for number in args.exercises:
-        rows += rows_of(number, commands[number][-1][1:])
+    for number, words in plots:
+        rows += rows_of(number, words)
     write_rows(f"{ROOT}/results/teaching.csv", about, rows)
 
 
