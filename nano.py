@@ -35,6 +35,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedToken
 
 # Shapes: N agents, B tasks, G generations, J joint actions, T turns, P prompt and C completion tokens, V vocabulary
 
+TINY = os.path.join(os.path.dirname(__file__), "models/tiny")  # a copy of this file alone has no default model
+
 
 @dataclass
 class Args:
@@ -44,7 +46,8 @@ class Args:
     env_kwargs: dict[str, str] = field(default_factory=dict)  # its keyword arguments, e.g. reward grounded
     num_agents: int = 2  # N, each with its own prompt and its own policy
     num_turns: int = 1  # T, joint actions in a trajectory; some environments override it
-    model: str = "models/tiny"  # folder or hub id of every agent's initial model
+    # folder or hub id of every agent's initial model
+    model: str = TINY if os.path.exists(TINY) else tyro.MISSING
     num_tasks: int = 4  # B, tasks per iteration
     num_generations: int = 8  # G, completions per agent in a group; 2 or more, to be compared
     branching: Literal["tree", "trajectories"] = "tree"  # G at every node; or G at the first, then one, aligned
@@ -142,9 +145,7 @@ def complete(args, policy, groups, G):
         # the text, then its stop token unless it was cut off, then padding, which is a stop token, too
         text_ids = [token for token in ids if token not in policy.model.generation_config.eos_token_id]
         group.completion_ids.append(tuple(ids[: len(text_ids) + 1]))
-        # some templates open a thought in the prompt: put it back, so that environments can drop it
-        opening = "<think>" if policy.tokenizer.decode(group.prompt_ids).rstrip().endswith("<think>") else ""
-        group.completions.append(opening + policy.tokenizer.decode(text_ids))
+        group.completions.append(policy.tokenizer.decode(text_ids))
 
 
 def token_logprobs(args, policy, prompt_ids, completion_ids):
@@ -249,7 +250,7 @@ def update(args, policy, groups, learning_rate):
         loss = -sum(factor * values.sum() for factor, values in zip(factors.values(), logprobs))
         loss.backward()
     policy.optimizer.param_groups[0]["lr"] = learning_rate
-    max_norm = args.max_grad_norm if args.max_grad_norm > 0 else torch.inf
+    max_norm = args.max_grad_norm or torch.inf
     grad_norm = clip_grad_norm_(policy.model.parameters(), max_norm, error_if_nonfinite=True).item()
     # below this it is rounding errors, and Adam's momentum alone would move the parameters
     if grad_norm > 1e-12:

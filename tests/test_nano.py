@@ -4,7 +4,7 @@ import json
 from itertools import chain
 
 from conftest import END, ROOT, STOP, save_model
-from test_faults import THINKING, with_tokens
+from test_faults import with_tokens
 from test_gradient import TOY
 
 NANO = ROOT / "nano.py"
@@ -24,9 +24,9 @@ def test_the_whole_distribution_is_sampled(run, tmp_path):
 def test_a_completion_ends_with_its_turn_and_is_read_as_it_is(run, tmp_path):
     """Fails if a base model, whose own stop token is another one, writes on after its turn, or needs a pad token.
 
-    Or if rewards cannot see a special token, or that a completion begins inside a thought.
+    Or if rewards cannot see a special token.
     """
-    tokenizer = with_tokens("<tool_call>", template=THINKING)
+    tokenizer = with_tokens("<tool_call>")
     tokenizer.eos_token = "<|endoftext|>"
     tokenizer.pad_token = None
     path = save_model(tmp_path / "model", tokenizer=tokenizer, vocab_size=260, stops=[END])
@@ -37,7 +37,7 @@ def test_a_completion_ends_with_its_turn_and_is_read_as_it_is(run, tmp_path):
         for text, ids in zip(group.completions, group.completion_ids):
             *earlier, last = ids
             assert {STOP, END}.isdisjoint(earlier)
-            assert text == "<think>" + tokenizer.decode([token for token in ids if token not in (STOP, END)])
+            assert text == tokenizer.decode([token for token in ids if token not in (STOP, END)])
             last_ids.add(last)
             texts += text
     assert STOP in last_ids

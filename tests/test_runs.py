@@ -136,16 +136,23 @@ def test_saved_agents_sample_as_in_training(run, tmp_path):
     torch.testing.assert_close(scores, model(ids).logits[:, -1].detach() / 0.7)
 
 
-def test_a_copied_script_trains_on_the_readmes_environment_in_an_empty_folder(tmp_path, model_dir):
-    """Fails if a script needs envs/ or another file next to it, or the README's example does not run."""
+@pytest.mark.parametrize("script", ["nano.py", "magrpo.py", "ippo.py", "mappo.py", "madpo.py"])
+def test_a_copied_script_trains_on_the_readmes_environment_in_an_empty_folder(tmp_path, model_dir, script):
+    """Fails if a script needs envs/ or another file next to it, the README's example does not run, or a copy without
+    --model ends in a traceback."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     (example,) = [block for block in blocks if "class Shout" in block]
     assert example == (ROOT / "examples/shout.py").read_text()
     (tmp_path / "shout.py").write_text(example)
-    shutil.copy(MAGRPO, tmp_path)
-    flags = "--env shout:Shout --num-iterations 2 --max-new-tokens 8 --model"
-    command = [sys.executable, "magrpo.py", *flags.split(), model_dir]
-    subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": ""}, check=True)
+    shutil.copy(ROOT / script, tmp_path)
+    shutil.copytree(model_dir, tmp_path / "model")
+    flags = "--env shout:Shout --num-iterations 1 --max-new-tokens 8"
+    options = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": ""}, "capture_output": True, "text": True}
+    # by runpy, as %run starts it, where __file__ is a relative path
+    command = [sys.executable, "-c", "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')", script]
+    refused = subprocess.run([*command, *flags.split()], **options)
+    assert "--model" in refused.stderr + refused.stdout and "Traceback" not in refused.stderr
+    subprocess.run([*command, *flags.split(), "--model", "model"], **options, check=True)
     (run_dir,) = tmp_path.glob("runs/shout.Shout__*")
     assert (run_dir / "agent_1").is_dir()
 
