@@ -32,8 +32,7 @@ class Args:
     eval_every: int = 10
     flags: str = ""  # further arguments of every script, as one string: --flags="--num-turns 2"
     name: str = ""  # of the file in results/; by default the first environment
-    keep: str = ""  # a folder for the run folders, which are deleted otherwise; a run that is there is continued
-    minutes: float | None = None  # ends a run after so many; with --keep the same command continues it
+    keep: str = ""  # a folder for the run folders, which are deleted otherwise; what is there is continued
 
 
 def train(args, folder, seed, env, script):
@@ -44,11 +43,9 @@ def train(args, folder, seed, env, script):
     runs = f"{folder}/{env.split()[0].replace(':', '.')}__{script}__{seed}__*"
     if checkpoints := glob(f"{runs}/state.pt"):
         words += ["--resume", os.path.dirname(max(checkpoints))]
-    status = run_script(*words, seconds=args.minutes and 60 * args.minutes)
-    logs = glob(f"{runs}/metrics.jsonl")
-    # 124: its time was over
-    if status not in (0, 124) or not logs:
+    if run_script(*words):
         return []
+    logs = glob(f"{runs}/metrics.jsonl")
     rows = evaluations(os.path.dirname(max(logs)))  # the last one by its time
     print(f"{env} {script} seed {seed}: {rows[0]['return']:.3f} -> {rows[-1]['return']:.3f}", flush=True)
     return [{"env": env, "script": script, "seed": seed} | row for row in rows]

@@ -11,8 +11,7 @@ tested by
 
     CUDA_VISIBLE_DEVICES=0 python -m pytest tests/test_sampling.py
 
-A pretrained model, with the same command until its runs are finished: python benchmarks/real.py --dataset FILE --name
-gpu_real --seeds 3 --jobs 9 --eval-every 5 --keep runs/gpu_real --minutes 7
+A pretrained model: python benchmarks/real.py --name gpu_real --jobs 5 --keep runs/gpu_real
 """
 
 import os

