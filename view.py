@@ -24,9 +24,35 @@ import tyro
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
-MEANINGS = {  # of what is logged: a pattern of lines in docs/, with environments ("-": of all), name and meaning
-    "environments.md": r"^\| (`[^|]+`|all) \| `(\w+)` \| (.+) \|$",
-    "critic_free.md": r"^(-) .*`(?:agent_0/)?(\w+)`: (.+)$",
+METRICS = {  # what metrics.jsonl has, of rollouts after train/ or eval/, by the names of agent 0 and turn 1
+    "return": "mean return of the trajectories, over agents or of one",
+    "return_se": "standard error of return over tasks (evaluation)",
+    "reward": "what the environment pays; in a mixture its mean over the tasks of this environment",
+    "reward_turn1": "mean reward of this turn, over the branches that reached it, and over agents",
+    "all_passed": "1 if the task is solved completely, else 0",
+    "pass@1": "share of the trajectories with all_passed; pass@n: of the tasks with one among n that has it",
+    "zero_variance_groups": "share of comparisons (at a node, or of a task's trajectories) of equal returns only",
+    "critical_tokens": "longest completion of each turn, summed: what a team waits for that answers in parallel",
+    "agent_0/entropy": "mean of -log pi over the sampled tokens, in nats; 0 in a greedy evaluation",
+    "agent_0/completion_length": "tokens, with the stop token",
+    "agent_0/stopped": "share of the completions that ended by themselves",
+    "agent_0/grad_norm": "norm of the gradient before clipping; 0: no step; with --share-policy of all agents",
+    "time/iteration": "seconds, without evaluation",
+    "tokens": "tokens that all agents sampled",
+    # of ippo.py and mappo.py, means over the optimizer steps
+    "agent_0/loss": "policy_loss + vf_coef * value_loss - ent_coef * entropy",
+    "agent_0/policy_loss": "PPO's clipped objective, to be minimized",
+    "agent_0/value_loss": "half the squared error of the values, or of the clipped ones where that is larger",
+    "agent_0/approx_kl": "mean of rho - 1 - log rho over tokens, before each optimizer step",
+    "agent_0/clipfrac": "share of tokens whose ratio was clipped",
+    "agent_0/explained_variance": "share of the variance of the returns over tokens that the old values explain",
+    # of madpo.py, means over the pairs before the update
+    "preference/pairs": "number of pairs of joint answers",
+    "preference/loss": "DPO's loss on the joint answers; log 2 at the start",
+    "preference/margin": "beta times the log-ratio to the reference, of the better minus of the worse answer",
+    "preference/accuracy": "share of pairs whose margin is positive; 0 at the start",
+    "preference/chosen_logprob": "log-probability of the better joint answer",
+    "preference/rejected_logprob": "log-probability of the worse joint answer",
 }
 
 
@@ -96,13 +122,7 @@ def read_nodes(folder, iteration):
     """The lines of an iteration as dicts."""
     with open(f"{folder}/rollouts.jsonl", "rb") as file:
         file.seek(iteration.start)
-        nodes = [parse(line) for line in file.read(iteration.size).splitlines()]
-    for node in nodes:
-        # a dict for each joint action becomes a list for each name: so earlier runs logged them
-        if isinstance(node["parts"], list):
-            names = dict.fromkeys(chain(*node["parts"]))
-            node["parts"] = {name: [parts.get(name) for parts in node["parts"]] for name in names}
-    return nodes
+        return [parse(line) for line in file.read(iteration.size).splitlines()]
 
 
 def find_pass_rates(folder, evaluations):
@@ -111,10 +131,11 @@ def find_pass_rates(folder, evaluations):
     for evaluation in evaluations:
         passed = {}  # task -> trajectory -> whether it passes
         for node in read_nodes(folder, evaluation):
-            for j, value in enumerate(node["parts"].get("all_passed", [])):
-                # later turns of a trajectory come later
-                trajectory = (node["path"] or [j])[0]
-                passed.setdefault(node["task_number"], {})[trajectory] = value == 1
+            for j, parts in enumerate(node["parts"]):
+                if "all_passed" in parts:
+                    # later turns of a trajectory come later
+                    trajectory = (node["path"] or [j])[0]
+                    passed.setdefault(node["task_number"], {})[trajectory] = parts["all_passed"] == 1
         tasks = [trajectories.values() for trajectories in passed.values()]
         if tasks:
             rates[node["iteration"]] = {
@@ -151,16 +172,17 @@ def load(folder, iterations):
     }
 
 
-def read_meanings():
-    """environment (or "all") -> name -> what it means, as far as docs/ is there."""
-    meanings = {}
-    for file, pattern in MEANINGS.items():
-        path = HERE / "docs" / file
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        for environments, name, meaning in re.findall(pattern, text, re.MULTILINE):
-            for environment in re.findall(r"\w+", environments) or ["all"]:
-                meanings.setdefault(environment, {})[name] = meaning.replace("`", "")
-    return meanings
+def read_parts(environments):
+    """environment -> name of a part of its reward -> [the most that it pays, 0 for a diagnostic, and its meaning]."""
+    parts = {}
+    for environment in sorted(environments):
+        try:
+            from envs import find_class  # a copy of this file may stand alone
+
+            parts[environment] = find_class(environment).PARTS
+        except (AttributeError, ImportError, ValueError) as error:
+            print(f"{environment}: the page does not say what parts of its reward pay and mean: {error}")
+    return parts
 
 
 def place_of(node):
@@ -244,7 +266,8 @@ def pack(folders, most, room):
     splits = [iterations for run in series for iterations in run.values()]
     texts = {}  # string -> its place
     packed = set()  # iterations
-    data = compress({"runs": runs, "meanings": read_meanings()})
+    environments = set("+".join(run["args"]["env"] for run in runs).split("+"))
+    data = compress({"runs": runs, "metrics": METRICS, "parts": read_parts(environments)})
     # from every 2^k-th iteration of a split, beginning with the largest 2^k, to each
     every = 1
     while every < max(map(len, splits), default=1):

@@ -16,17 +16,18 @@ import pytest
 from conftest import ROOT
 from toy import rows_of
 
-from view import choose, find_warnings
+from view import choose, find_warnings, read_parts
 
 FLAGS = "--num-iterations 2 --num-generations 3 --num-tasks 2 --eval-every 1 --max-new-tokens 12"
 EVIL = "</script><script>document.body.id = 'broken'</script><img src=x onerror='document.body.id = 1'>"
-ARGS = """{"script": "magrpo.py", "commit": "0123456789", "args": {"env": "letters", "num_agents": 2, "num_turns": 1,
-    "gamma": 1.0, "seed": 1, "num_iterations": 9, "eval_split": "test"}}"""
-METRICS = Template("""{"iteration": $k, "train/return": $k, "eval/return": $k, "eval/return_se": 0.5}
+ARGS = """{"script": "magrpo.py", "commit": "0123456789", "args": {"env": "tests.toy:Paying", "num_agents": 2,
+    "num_turns": 1, "gamma": 1.0, "seed": 1, "num_iterations": 9, "eval_split": "test"}}"""
+METRICS = Template("""{"iteration": $k, "train/return": $k, "train/odd": $k, "train/size": $k, \
+"eval/return": $k, "eval/return_se": 0.5}
 """)
-NODE = Template("""{"iteration": $k, "split": "train", "turn": 1, "task_number": $n, "path": [], \
+NODE = Template("""{"iteration": $k, "split": "$split", "turn": 1, "task_number": $n, "path": [], \
 "task": {"question": "$task", "answer": "gold $evil"}, "joint": [[0, 0], [0, 1], [1, 0], [1, 1]], \
-"rewards": [$n$k.0, $n$k.1, $n$k.2, $n$k.3], "parts": {"odd": [$odd, $odd, $odd, null]}, \
+"rewards": [$n$k.0, $n$k.1, $n$k.2, $n$k.3], "parts": [{"odd": 1, "size": 0.$k}, {}, {}, {}], \
 "feedback": [null, {"said": "$evil"}, null, null], "agents": [{"prompt": "Solve $task", \
 "completions": ["$evil 0 of A", "$evil 1 of A"], "stopped": [true, true], "returns": [$n$k.05, $n$k.25]}, \
 {"prompt": "Solve $task", "completions": ["$evil 0 of B", "$evil 1 of B"], "stopped": [true, false], \
@@ -36,15 +37,16 @@ TIME = itemgetter("iteration", "split")
 
 
 def make_run(folder, iterations=5):
-    """A run of two agents, written by hand. In iteration k, the joint actions of the first task have the rewards 1k.0
-    to 1k.3, and those of the second one 2k.0 to 2k.3."""
+    """A run of two agents, written by hand: two tasks, for training and for testing. In iteration k, the joint actions
+    of the first task have the rewards 1k.0 to 1k.3, and those of the second one 2k.0 to 2k.3."""
     folder.mkdir()
     (folder / "args.json").write_text(ARGS)
     with open(folder / "metrics.jsonl", "w") as metrics, open(folder / "rollouts.jsonl", "w") as rollouts:
         for k in range(1, iterations + 1):
             metrics.write(METRICS.substitute(k=k))
-            for n, task in enumerate(["easy", "hard"], 1):
-                rollouts.write(NODE.substitute(k=k, n=n, task=task, odd=k % 2, evil=EVIL))
+            for split in "train", "test":
+                for n, task in enumerate(["easy", "hard"], 1):
+                    rollouts.write(NODE.substitute(k=k, split=split, n=n, task=task, evil=EVIL))
     return folder
 
 
@@ -84,9 +86,6 @@ def compare(folder, runs, texts):
     assert run["columns"] == columns
     for node, line in zip(run["nodes"], sorted(lines_of(folder, "rollouts.jsonl"), key=TIME), strict=True):
         line["rewards"] = [x if isinstance(x, list) else [x] for x in line["rewards"]]
-        if isinstance(line["parts"], list):  # a dict for each joint action
-            names = {name for parts in line["parts"] for name in parts}
-            line["parts"] = {name: [parts.get(name) for parts in line["parts"]] for name in names}
         returns = node.pop("returns")
         node["feedback"] = [json.loads(texts[place]) for place in node["feedback"]]
         node["task"] = json.loads(texts[node["task"]])
@@ -125,19 +124,25 @@ def test_a_cut_line_and_folders_without_rollouts(tmp_path):
     rollouts = make_run(tmp_path / "run") / "rollouts.jsonl"
     rollouts.write_bytes(rollouts.read_bytes()[:-9])
     ((cut,), _) = page_of([tmp_path, tmp_path / "run"], tmp_path)
-    assert cut["logged"] == 9
+    assert cut["logged"] == 19
+
+
+def test_what_parts_pay(capsys):
+    """Fails if an environment that has no PARTS, or is not here, stops the page or is passed over in silence."""
+    assert [*read_parts(["nowhere:Own", "tests.toy:Letters", "tests.toy:Paying"])] == ["tests.toy:Paying"]
+    assert capsys.readouterr().out.count("\n") == 2
 
 
 # Turn | task | path | the parts of its joint actions; two trajectories of a task
 PASSED = """
-1 | 1 | [] | {"all_passed": [1.0, 0.0]}
-1 | 2 | [] | {"all_passed": [1.0, 0.0]}
-1 | 3 | [] | {"all_passed": [0.0, 0.0]}
-1 | 4 | [] | {}
-2 | 1 | [1] | {"all_passed": [0.0]}
-2 | 2 | [0] | {"all_passed": [0.0]}
-2 | 2 | [1] | {"all_passed": [0.0]}
-2 | 3 | [1] | {"all_passed": [1.0]}
+1 | 1 | [] | [{"all_passed": 1.0}, {"all_passed": 0.0}]
+1 | 2 | [] | [{"all_passed": 1.0}, {"all_passed": 0.0}]
+1 | 3 | [] | [{"all_passed": 0.0}, {"all_passed": 0.0}]
+1 | 4 | [] | [{}, {}]
+2 | 1 | [1] | [{"all_passed": 0.0}]
+2 | 2 | [0] | [{"all_passed": 0.0}]
+2 | 2 | [1] | [{"all_passed": 0.0}]
+2 | 3 | [1] | [{"all_passed": 1.0}]
 """
 MEASURED = """{"iteration": 1}
 {"iteration": 2, "eval/return": 2.4481, "eval/return_se": 0.0796}
@@ -180,8 +185,9 @@ def test_why_the_reward_does_not_rise(name, values, known):
 
 @pytest.mark.optional("playwright")
 def test_the_page_in_a_browser(tmp_path):
-    """Fails if a script fails, fetches or comes from a model, if a cell shows other texts, or if a curve
-    or its standard errors are missing."""
+    """Fails if a script fails, fetches or comes from a model, if a cell shows other texts, if a curve or its standard
+    errors are missing, if a paid part is not marked or stands behind a diagnostic, or if the button does not show the
+    same task at the first and the last evaluation, its prompts once, and the next one with an arrow key."""
     from playwright.sync_api import sync_playwright
 
     path = shutil.which("chromium") or pytest.skip("no browser is installed")
@@ -200,5 +206,12 @@ def test_the_page_in_a_browser(tmp_path):
         assert dots[-1].endswith("evaluation, iteration 5\nreturn 5.00 \u00b1 0.500")
         bars = page.locator(".big .error").last.get_attribute("d")
         assert bars.count("M") == 5
+        assert page.inner_text(".title b >> nth=1") == "size paid, at most 0.5"
+        page.click("#pair")
+        page.keyboard.press("ArrowRight")
+        assert page.locator(".tree pre").count() == 3  # the task, and the prompt of each agent
+        assert page.inner_text(".parts tr >> nth=1") == "reward\t21.3\t25.3\t+4.00"
+        page.click("#pair")
+        assert page.inner_text("#where") == "iteration 5"
         assert page.evaluate("[document.body.id, document.querySelectorAll('script, img').length]") == ["", 2]
     assert events == [address]

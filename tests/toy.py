@@ -27,6 +27,13 @@ def play(env, task, write):
     return turns, steps
 
 
+PARTS = {"odd": (0, "a diagnostic"), "size": (0.5, "half of the reward")}
+
+
+class Paying:  # what a page shows of its runs
+    PARTS = PARTS
+
+
 class Letters:
     """Agents earn by using a given letter; more than 14 characters of agent 0 end the branch. Any number of turns."""
 
