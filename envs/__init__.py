@@ -10,12 +10,15 @@ An environment is any class with these members; a user's own class needs only `S
     demonstrations() -> list[dict]                optional, for sft.py: prompts of train tasks, and a completion each
     state(task, history) -> str                   optional, for critics of mappo.py; not in mixtures
     num_turns: int                                optional: how many turns it has, in place of --num-turns
+    PARTS: dict                                   optional: name of a part -> (the most that it pays, or less than 0 if
+                                                  it only costs, 0 if it is only logged; what it means)
 
 An environment keeps no mutable state, so a rollout can branch: one task and history may continue in many ways.
 """
 
 import importlib
 import inspect
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,35 +54,178 @@ def scored_step(score, history, num_turns):
     return Step(reward, score.parts | repaired, done, feedback=score.findings)
 
 
-# name -> class; one line adds an environment.
+def need_sample(dataset, why):
+    """Raises ValueError with one sentence for all but the sample tasks."""
+    if dataset != "sample":
+        raise ValueError(f"--dataset {dataset}: {why}; use sample.")
+
+
+class BuiltIn(NamedTuple):
+    """What `python -m envs` lists of an environment."""
+
+    path: str  # module:Class
+    sentence: str
+    agents: tuple[int, float]  # fewest and most
+    turns: tuple[int, float]
+    largest_return: str  # with two agents, or as many as there have to be
+    needs: str = ""  # beyond requirements.txt
+
+
+ANY = (1, inf)
+SANDBOX = "Linux, or --env-kwargs allow_unsafe_code yes"
 ENVIRONMENTS = {
-    "tldr": "envs.writing:Writing",
-    "arxiv": "envs.writing:Writing",
-    "mbpp": "envs.coding:Coding",
-    "humaneval": "envs.coding:Coding",
-    "coophumaneval": "envs.coding:Coding",
-    "classeval": "envs.classeval:ClassEval",
-    "gsm8k": "envs.reasoning:Reasoning",
-    "reasoning": "envs.generated:Generated",
-    "debate": "envs.debate:Debate",
-    "remote": "envs.remote:Remote",
-    "tools": "envs.tools:Tools",
-    "bfcl": "envs.bfcl:Parallel",
-    "bugfix": "envs.bugfix:BugFix",
-    "reference": "envs.games:Reference",
-    "dilemma": "envs.games:Dilemma",
-    "judged": "envs.judged:Judged",
+    "tldr": BuiltIn(
+        "envs.writing:Writing",
+        "The first agent writes a concise summary of a post, each further agent a more detailed one.",
+        ANY,
+        (1, 1),
+        "2.98",
+    ),
+    "arxiv": BuiltIn(
+        "envs.writing:Writing",
+        "Agents divide the background, motivation, methods and implications of an introduction.",
+        (1, 4),
+        (1, 1),
+        "2.98",
+    ),
+    "humaneval": BuiltIn(
+        "envs.coding:Coding",
+        "The last agent writes a Python function for a docstring, each other agent a helper.",
+        ANY,
+        ANY,
+        "4 for each turn",
+        SANDBOX,
+    ),
+    "coophumaneval": BuiltIn(
+        "envs.coding:Coding",
+        "Helpers, and a function whose two steps can be divided between helper and function.",
+        ANY,
+        ANY,
+        "4 for each turn",
+        SANDBOX,
+    ),
+    "mbpp": BuiltIn(
+        "envs.coding:Coding",
+        "Helpers, and a function that a sentence and one example describe.",
+        ANY,
+        ANY,
+        "4 for each turn",
+        SANDBOX,
+    ),
+    "classeval": BuiltIn(
+        "envs.classeval:ClassEval",
+        "Agents divide the methods of a class, and each writes its own.",
+        ANY,
+        ANY,
+        "6 for each turn",
+        SANDBOX,
+    ),
+    "gsm8k": BuiltIn(
+        "envs.reasoning:Reasoning",
+        "Solvers answer a word problem; then a checker reads and judges their solutions, and answers.",
+        ANY,
+        (1, 2),
+        "1.2",
+    ),
+    "reasoning": BuiltIn(
+        "envs.generated:Generated",
+        "The roles of gsm8k for problems of one of reasoning-gym's generators.",
+        ANY,
+        (1, 2),
+        "1.2",
+        "pip install reasoning-gym",
+    ),
+    "debate": BuiltIn(
+        "envs.debate:Debate",
+        "Agents answer a question, read each other's answers, and answer again.",
+        ANY,
+        (2, inf),
+        "1.3",
+    ),
+    "tools": BuiltIn(
+        "envs.tools:Tools",
+        "A caller uses tools, one in each turn; then an answerer reads what came out.",
+        (1, 3),
+        (2, inf),
+        "1",
+        SANDBOX,
+    ),
+    "bfcl": BuiltIn(
+        "envs.bfcl:Parallel",
+        "Agents write parts of the function calls that a request needs.",
+        ANY,
+        (1, 1),
+        "1",
+    ),
+    "bugfix": BuiltIn(
+        "envs.bugfix:BugFix",
+        "A localiser says in which line a bug is; then a fixer rewrites the function.",
+        (1, 3),
+        (1, 3),
+        "2",
+        SANDBOX,
+    ),
+    "reference": BuiltIn(
+        "envs.games:Reference",
+        "Speakers tell a listener with one word each which of four people is meant.",
+        (2, 3),
+        (2, 2),
+        "1",
+    ),
+    "dilemma": BuiltIn(
+        "envs.games:Dilemma",
+        "Two suspects each say whether the other is guilty or a friend: the prisoner's dilemma.",
+        (2, 2),
+        (1, 1),
+        "3",
+    ),
+    "judged": BuiltIn(
+        "envs.judged:Judged",
+        "Agents write parts of an answer to any task, and another model scores it by a rubric.",
+        ANY,
+        (1, 1),
+        "1",
+        "--dataset FILE --env-kwargs url URL model NAME rubric TEXT",
+    ),
+    "remote": BuiltIn(
+        "envs.remote:Remote",
+        "Any environment, graded on another machine.",
+        ANY,
+        ANY,
+        "what the other machine's environment pays",
+        "a server: python -m envs.remote NAME",
+    ),
 }
+
+
+def span(fewest, most):
+    """Two numbers as one reads them."""
+    if fewest == most:
+        return str(fewest)
+    return f"{fewest} or more" if most == inf else f"{fewest} to {most}"
 
 
 def find_class(name):
     """The class of an environment, by its key in ENVIRONMENTS or as module:Class."""
-    module, _, class_name = ENVIRONMENTS.get(name, name).partition(":")
+    path = ENVIRONMENTS[name].path if name in ENVIRONMENTS else name
+    module, _, class_name = path.partition(":")
     if not class_name:
         path = name.removesuffix(".py").replace("/", ".")
         own = f"{path}:{path.split('.')[-1].capitalize()} for a class of your own"
         raise ValueError(f"unknown environment {name}; use {', '.join(ENVIRONMENTS)}, or {own}.")
     return getattr(importlib.import_module(module), class_name)
+
+
+def check_counts(name, num_agents, num_turns):
+    """Raises ValueError with one sentence for numbers that a built-in environment does not take.
+
+    Where it needs more turns, its class takes as many as it needs.
+    """
+    agents, turns = ENVIRONMENTS[name].agents, ENVIRONMENTS[name].turns
+    if not agents[0] <= num_agents <= agents[1]:
+        raise ValueError(f"--num-agents {num_agents}: {name} has {span(*agents)}.")
+    if num_turns > turns[1]:
+        raise ValueError(f"--num-turns {num_turns}: {name} has {span(*turns)}.")
 
 
 def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, protocol="simultaneous", **options):
@@ -113,7 +259,15 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, protocol="si
         own = unknown.union(parameters[each]) if each in takes_others else parameters[each]
         arguments = common | {key: value for key, value in options.items() if key in own}
         if each in ENVIRONMENTS:
+            check_counts(each, num_agents, own_turns)
             arguments["name"] = each
+        missing = []
+        for key, p in parameters[each].items():
+            required = p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+            if required and key not in arguments:
+                missing.append(f"{key} VALUE")
+        if missing:
+            raise ValueError(f"--env {each}: it needs --env-kwargs {' '.join(missing)}.")
         env = find_class(each)(**arguments)
         if protocol != "simultaneous":
             env = Protocol(env, each, protocol, num_agents, num_turns)

@@ -1,7 +1,7 @@
 """Checks an environment before a model is loaded, by playing a few of its tasks.
 
     python -m envs                             lists the built-in ones
-    python -m envs tldr                        checks it, and shows what agents read first
+    python -m envs tldr                        checks it, and shows what agents read first and what parts mean
     python -m envs my:Env --num-turns 2        the same for class Env in my.py of the working folder
 
 A check ends at the first fault, with a sentence that says what is wrong.
@@ -15,7 +15,7 @@ from types import NoneType
 import numpy as np
 import tyro
 
-from envs import ENVIRONMENTS, find_class, make
+from envs import ENVIRONMENTS, find_class, make, span
 
 # names that the scripts log
 METRICS = r"return(_se)?|reward_turn\d+|critical_tokens|zero_variance_groups|agent_\d+/.*"
@@ -43,16 +43,18 @@ def is_finite(value, *shapes):
     return array.shape in shapes and array.dtype.kind in "biuf" and np.isfinite(array).all()
 
 
-def check_step(step, N):
+def check_step(step, N, meanings):
+    """meanings: PARTS of its class, or None."""
     demand(is_finite(step.reward, (), (N,)), f"reward has to be a finite number, or a list of {N}", step.reward)
     demand(isinstance(step.parts, dict), "parts has to be a dict, name -> number", step.parts)
     for name, number in step.parts.items():
         demand(not re.fullmatch(METRICS, name), "a part has to have a name that no metric has", name)
         demand(is_finite(number, ()), f"part {name} has to be a finite number", number)
+        demand(meanings is None or name in meanings, "each part has to have a meaning in PARTS", name)
     demand(step.done in (True, False), "done has to be True or False", step.done)
 
 
-def play(env, tasks, N, T):
+def play(env, tasks, N, T, meanings):
     """Plays tasks together, and scores each branch alone too: both have to give the same prompts and rewards.
 
     At each task and history agents give no answer in one branch, and repeat their prompts in another one. A third of
@@ -81,7 +83,7 @@ def play(env, tasks, N, T):
         played += steps
         children = []
         for branch, prompts, step in zip(branches, seen, steps):
-            check_step(step, N)
+            check_step(step, N, meanings)
             task, history, actions = branch
             again = env.observe(task, history)
             alone = env.step([branch])[0].reward
@@ -101,26 +103,47 @@ def play(env, tasks, N, T):
     return played
 
 
+def print_list():
+    """What the built-in environments are."""
+    for name, about in ENVIRONMENTS.items():
+        print(f"{name}: {about.sentence}")
+        print(f"    agents: {span(*about.agents)}; turns: {span(*about.turns)}; return: up to {about.largest_return}")
+        if about.needs:
+            print(f"    needs {about.needs}")
+
+
+def print_parts(name, meanings):
+    """What the parts of an environment mean; those that are paid come first."""
+    print(f"parts of {name}:")
+    for part, (most, meaning) in sorted(meanings.items(), key=lambda item: item[1][0] == 0):
+        kind = f"paid, up to {most:g}" if most else "only logged"
+        print(f"    {part} ({kind}): {meaning}")
+
+
 if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
     N = args.num_agents
     if not args.env:
-        for name in ENVIRONMENTS:
-            print(f"{name}: {find_class(name).__doc__.splitlines()[0]}")
+        print_list()
         sys.exit()
     try:
         env = make(args.env, N, args.num_turns, args.dataset, args.seed, **args.env_kwargs)
-    except ValueError as error:
+    except (ModuleNotFoundError, ValueError) as error:
         sys.exit(f"error: {error}")
     T = getattr(env, "num_turns", args.num_turns)
     train = env.tasks("train")
     test = env.tasks("test")
     demand(train and test, "tasks() has to return a list of tasks for train and for test", (train, test))
-    steps = play(env, train[:4] + test[:4], N, T)
+    meanings = {name: getattr(find_class(name), "PARTS", None) for name in args.env.split("+")}
+    # a mixture's parts have other names
+    steps = play(env, train[:4] + test[:4], N, T, meanings.get(args.env))
     rewards = [np.mean(step.reward) for step in steps]
     unparsed = {number for step in steps for name, number in step.parts.items() if name.endswith("unparsed")}
     for i, prompt in enumerate(env.observe(test[0], [])):
         print(f"agent {i} reads:\n{prompt}\n")
+    for name, parts in meanings.items():
+        if parts:
+            print_parts(name, parts)
     print(f"{args.env}: no fault found; {len(train)} + {len(test)} tasks, turns: {T}")
     print(f"rewards of no answer, and of the prompt as the answer: {min(rewards):g} to {max(rewards):g}")
     if unparsed == {1}:

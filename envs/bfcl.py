@@ -6,11 +6,12 @@ our own; the reward and what differs from the published one are in rewards/bfcl.
 
 import json
 import random
+from functools import partial
 
-from envs import Step, one_of
-from envs.data import clean, read_rows
+from envs import Step, need_sample, one_of
+from envs.data import clean, parse_rows, read_rows
 from envs.samples import split_of
-from rewards.bfcl import parallel_reward
+from rewards.bfcl import PARTS, parallel_reward
 
 SAMPLE_COUNTS = {"train": 1000, "test": 200}
 MOST_GOLD = 10  # gold calls of a task: calls are matched to subsets of them
@@ -36,16 +37,16 @@ class Parallel:
     The reward, 0 to 1, is for right arguments, for the exact set of calls, and for an even division of right calls.
     """
 
+    PARTS = PARTS
+
     def __init__(self, name="bfcl", num_agents=2, num_turns=1, dataset="sample", seed=1, roles="self_select"):
-        if num_turns != 1:
-            raise ValueError(f"--num-turns {num_turns}: {name} has one turn; use --num-turns 1.")
         one_of("roles", roles, "self_select", "split_by_order")
         self.num_agents, self.dataset, self.seed, self.roles = num_agents, dataset, seed, roles
         if dataset == "sample":
             self.splits = {split: list(map(_task, _rows(split, n, seed))) for split, n in SAMPLE_COUNTS.items()}
         else:
             hub = "OpenMLRL/BFCL-V4-Parallel-Native", {"train": "train", "test": "eval"}
-            self.splits = read_rows(dataset, ["user_prompt"], *hub, judge=lambda rows: map(_task, rows))
+            self.splits = read_rows(dataset, ["user_prompt"], *hub, judge=partial(parse_rows, parse=_task))
 
     def tasks(self, split):
         return self.splits[split]
@@ -76,8 +77,7 @@ class Parallel:
         one part, or (in one of ten answers) all, or its part with a wrong number, whatever its role: who writes what
         is to be learned. Raises ValueError for other datasets.
         """
-        if self.dataset != "sample":
-            raise ValueError(f"--dataset {self.dataset}: its calls are not shared out to imitate; use sample.")
+        need_sample(self.dataset, "its calls are not shared out to imitate")
         rng = random.Random(f"calls {self.seed}")
         pairs = []
         for task in self.tasks("train"):
@@ -150,19 +150,17 @@ def _rows(split, count, seed):
 
 
 def _task(row):
-    """The task of a row, or why it cannot be used."""
-    gold = row.get("ground_truth")
-    try:
-        if isinstance(gold, str):
-            gold = clean(json.loads(gold))
-        if not gold or any(len(call) != 1 for call in gold) or len(gold) > MOST_GOLD:
-            return f"ground_truth is no list of 1 to {MOST_GOLD} calls, each an object with one name"
-        if not all(values for call in gold for accepted in call.values() for values in accepted.values()):
-            return "ground_truth lists no value for an argument"
-        for call in gold:
-            gold_call(call)  # raises what malformed values raise
-    except (ValueError, TypeError, AttributeError):
-        return "ground_truth does not list accepted values for the arguments of calls"
+    """The task of a row. Raises what a malformed one raises."""
+    gold = row["ground_truth"]
+    if isinstance(gold, str):
+        gold = clean(json.loads(gold))
+    if not 0 < len(gold) <= MOST_GOLD:
+        raise ValueError(f"ground_truth has to hold 1 to {MOST_GOLD} calls")
+    for call in gold:
+        gold_call(call)
+        (accepted,) = call.values()
+        if not all(accepted.values()):
+            raise ValueError("ground_truth lists no value for an argument")
     function = row.get("function")
     if not isinstance(function, str):
         function = json.dumps(function, sort_keys=True)  # in a .parquet file all objects have one order

@@ -9,12 +9,12 @@ import itertools
 import random
 import re
 
-from envs import Step, one_of
+from envs import Step, need_sample, one_of
 from envs.coding import HUMANEVAL, SAMPLE_COUNTS, defined
 from envs.data import read_rows
 from envs.samples import bugfix as samples
 from envs.vetting import RULES, example_asserts, load_or_find, read_limits, vet
-from rewards.bugfix import Repair, bugfix_rewards
+from rewards.bugfix import PARTS, Repair, bugfix_rewards
 from rewards.coding import Answer, coding_rewards
 from rewards.sandbox import require_protection
 from rewards.texts import drop_thoughts
@@ -41,6 +41,8 @@ class BugFix:
     timeout, allow_unsafe_code: as in envs/coding.py
     """
 
+    PARTS = PARTS
+
     def __init__(
         self,
         name="bugfix",
@@ -53,8 +55,6 @@ class BugFix:
         allow_unsafe_code="no",
     ):
         one_of("feedback", feedback, "plain", "level")
-        if num_agents > 3:
-            raise ValueError(f"--num-agents {num_agents}: bugfix has three roles; use 1, 2 or 3.")
         if num_turns > num_agents:
             raise ValueError(f"--num-turns {num_turns}: in bugfix each agent speaks once; use at most {num_agents}.")
         self.limits = read_limits(timeout, allow_unsafe_code)
@@ -123,8 +123,7 @@ class BugFix:
 
         The answers are not all right: see envs/samples/bugfix.py. Raises ValueError for other datasets.
         """
-        if self.dataset != "sample":
-            raise ValueError(f"--dataset {self.dataset}: it holds no answers for each role; use sample.")
+        need_sample(self.dataset, "it holds no answers for each role")
         rng = random.Random(f"repairs {self.seed}")
         pairs = []
         for task in self.tasks("train"):

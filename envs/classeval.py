@@ -9,12 +9,12 @@ import ast
 import re
 from functools import partial
 
-from envs import Step, one_of, scored_step
+from envs import Step, need_sample, one_of, scored_step
 from envs.coding import defined, syntax_remarks
 from envs.data import read_rows
 from envs.samples import coding as samples
 from envs.vetting import TRIVIAL, example_asserts, read_limits, vet
-from rewards.classeval import ClassAnswer, class_rewards
+from rewards.classeval import PARTS, ClassAnswer, class_rewards
 from rewards.programs import FUNCTIONS, IMPORTS, is_stub
 from rewards.sandbox import require_protection
 from rewards.texts import drop_thoughts
@@ -43,6 +43,8 @@ class ClassEval:
     num_turns: with deal "choose" at least 2, as the first turn is for choosing
     timeout, allow_unsafe_code: as in envs/coding.py
     """
+
+    PARTS = PARTS
 
     def __init__(
         self,
@@ -130,8 +132,7 @@ class ClassEval:
         agent's: agents that imitate them still have to learn to keep to their own. With two turns or more there are
         also prompts of a second turn, after one that failed. Raises ValueError for other datasets.
         """
-        if self.dataset != "sample":
-            raise ValueError(f"--dataset {self.dataset}: it holds no answers for each role; use sample.")
+        need_sample(self.dataset, "it holds no answers for each role")
         rows = samples.class_tasks("train", SAMPLE_COUNTS["train"], self.seed)
         tasks = self.tasks("train")
         dealt = self._in_turn(tasks[0])  # all sample tasks have the same methods

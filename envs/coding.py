@@ -12,12 +12,12 @@ import ast
 import re
 from functools import partial
 
-from envs import one_of, scored_step
+from envs import need_sample, one_of, scored_step
 from envs.chat import Chat, suggestions
 from envs.data import read_rows
 from envs.samples import coding as samples
 from envs.vetting import TRIVIAL, example_asserts, read_limits, vet, with_shown
-from rewards.coding import Answer, coding_rewards
+from rewards.coding import PARTS, Answer, coding_rewards
 from rewards.sandbox import require_protection
 from rewards.texts import drop_thoughts
 
@@ -64,6 +64,8 @@ class Coding:
     timeout: processor seconds that the tests of one answer may take
     allow_unsafe_code: "yes" or "no", run model-written code even if the system offers no protection from it
     """
+
+    PARTS = PARTS
 
     def __init__(
         self,
@@ -152,8 +154,7 @@ class Coding:
         Of several helpers only the first is used. With two turns or more there are also prompts of a second turn,
         after a first one that failed. Raises ValueError for other datasets, which hold no helpers.
         """
-        if self.dataset != "sample":
-            raise ValueError(f"--dataset {self.dataset}: it holds no answers for each role; use sample.")
+        need_sample(self.dataset, "it holds no answers for each role")
         return samples.demonstrated(self, *samples.coding_answers(self.tasks("train"), self.helpers, self.seed))
 
 

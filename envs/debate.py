@@ -7,11 +7,11 @@ Only the answer in \boxed{} is compared with the right one (rewards/debate.py): 
 
 import random
 
-from envs import Step, one_of
+from envs import Step, need_sample, one_of
 from envs.data import read_rows
 from envs.samples import debate as samples
 from rewards.boxed import LONGEST, answer, is_right
-from rewards.debate import debate_reward, verdict_reward
+from rewards.debate import PARTS, debate_reward, verdict_reward
 from rewards.texts import drop_thoughts
 
 SAMPLE_COUNTS = {"train": 1000, "test": 200}
@@ -61,14 +61,15 @@ class Debate:
     Raises ValueError with one sentence for other arguments and for a dataset that cannot be used.
     """
 
+    PARTS = PARTS
+
     def __init__(
         self, name="debate", num_agents=2, num_turns=1, dataset="sample", seed=1, form="rounds", topic="number"
     ):
-        options = [("form", form, ["rounds", "judge"]), ("topic", topic, ["number", "choice"])]
-        for option, value, values in options:
-            one_of(option, value, *values)
-            if value != values[0] and dataset != "sample":
-                raise ValueError(f"--env-kwargs {option} {value}: only sample tasks have it; use --dataset sample.")
+        one_of("form", form, "rounds", "judge")
+        one_of("topic", topic, "number", "choice")
+        if (form, topic) != ("rounds", "number"):
+            need_sample(dataset, "it has no claims or options, as --env-kwargs form and topic ask for")
         if form == "judge" and (num_agents != 3 or num_turns > 2):
             raise ValueError(
                 f"--num-agents {num_agents}, --num-turns {num_turns}: with a judge there are 3 agents and 2 turns; "
@@ -136,8 +137,7 @@ class Debate:
         Half of the first answers are wrong, and agents keep, take over or change answers by chance; sides lie, and the
         judge believes either. When to do what is left to reinforcement learning.
         """
-        if self.dataset != "sample":
-            raise ValueError(f"--dataset {self.dataset}: debate demonstrates sample tasks only; use sample.")
+        need_sample(self.dataset, "it holds no debates to imitate")
         rng = random.Random(f"demonstrated debates {self.seed}")
         pairs = []
         for task in self._sample("train", DEMONSTRATED):

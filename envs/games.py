@@ -7,7 +7,7 @@ prisoner's dilemma.
 
 import random
 
-from envs import Step, one_of
+from envs import Step, need_sample, one_of
 from rewards.boxed import answer, is_right
 from rewards.texts import drop_thoughts, words
 
@@ -31,6 +31,19 @@ PAYOFFS = {
     ("friend", "guilty"): (0.0, 5.0),
     ("guilty", "friend"): (5.0, 0.0),
     ("guilty", "guilty"): (1.0, 1.0),
+}
+
+SAID = {  # parts of the dilemma, in which what is paid depends on both
+    "friend": (0, "share of the agents that say friend"),
+    "guilty": (0, "share of the agents that say guilty"),
+}
+PARTS = {  # as in rewards/coding.py, of the reference game
+    "success": (1, "the listener names the right person"),
+    "true_message": (0, "something was said, and it is true of the right person"),
+    "informative": (0, "it is true of nobody else"),
+    "literal": (0, "what a listener earns who picks at random among those of whom the message is true"),
+    "consistent": (0, "the listener names one of whom the message is true"),
+    "all_passed": (0, "the listener names the right person"),
 }
 
 
@@ -62,12 +75,7 @@ def true_people(people, message):
 
 
 def game_reward(task, messages, text):
-    """1 if the listener's text names the target, else 0. Returns (reward, parts); what is not paid is a diagnostic.
-
-    success, all_passed: the reward. true_message: something was said, and it is true of the target. informative: and
-    of nobody else. literal: what a listener would earn who picks at random among the people that the message is
-    true of. consistent: the listener names one of them.
-    """
+    """(reward, parts) of the listener's text."""
     target = task["target"]
     message = set(messages) - {""}
     choice = answer(text)
@@ -104,11 +112,10 @@ class Reference:
     Raises ValueError with one sentence for other arguments.
     """
 
+    PARTS = PARTS
+
     def __init__(self, name="reference", num_agents=2, num_turns=1, dataset="sample", seed=1):
-        if num_agents not in (2, 3):
-            raise ValueError(f"--num-agents {num_agents}: {name} has one or two speakers and a listener; use 2 or 3.")
-        if num_turns > 2 or dataset != "sample":
-            raise ValueError(f"{name} takes only --num-turns 2 and --dataset sample; use them.")
+        need_sample(dataset, f"{name} has no others")
         self.num_agents = num_agents
         self.num_turns = 2
         self.seed = seed
@@ -178,9 +185,10 @@ class Dilemma:
     Raises ValueError with one sentence for other arguments.
     """
 
+    PARTS = SAID
+
     def __init__(self, name="dilemma", num_agents=2, num_turns=1, dataset="sample", seed=1, rewards="shared"):
-        if (num_agents, num_turns, dataset) != (2, 1, "sample"):
-            raise ValueError(f"{name} takes only --num-agents 2, --num-turns 1 and --dataset sample; use them.")
+        need_sample(dataset, f"{name} has no others")
         one_of("rewards", rewards, "shared", "own")
         self.shared = rewards == "shared"
 
@@ -191,7 +199,6 @@ class Dilemma:
         return [task["prompt"]] * 2
 
     def step(self, branches):
-        """Parts, only logged: friend, guilty: the share of the agents who say it."""
         steps = []
         for _, _, actions in branches:
             said = tuple(message(text, {"guilty", "friend"}) for text in actions)

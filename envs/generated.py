@@ -5,6 +5,7 @@ from importlib import import_module
 
 import yaml
 
+from envs import need_sample
 from envs.reasoning import SAMPLE_COUNTS, Reasoning
 
 # Some of the package's scorers evaluate an answer as Python. Of these signs nothing can be called, and without
@@ -39,8 +40,7 @@ class Generated(Reasoning):
         super().__init__(name, num_agents, num_turns, dataset, seed, roles)
 
     def load(self, dataset):
-        if dataset != "sample":
-            raise ValueError(f"--dataset {dataset}: reasoning makes its own problems; use --dataset sample.")
+        need_sample(dataset, "reasoning makes its own problems")
         try:
             package = import_module("reasoning_gym")
         except ModuleNotFoundError:

@@ -30,6 +30,11 @@ JUDGE = (
     "Say in at most three sentences how well it meets the rubric. Then end with one line of the form "
     "SCORE: n, where n is a whole number from 0 (worst) to 10 (best)."
 )
+PARTS = {  # as in rewards/coding.py; what the judge may be gamed by: length, and a score of the agents' own
+    "unparsed": (0, "none of three verdicts has a score, which is worth 0"),
+    "words": (0, "number of words; if it rises with the return, the judge may pay for length"),
+    "says_score": (0, "the answer has the word score"),
+}
 
 
 class Judged:
@@ -43,11 +48,11 @@ class Judged:
     Raises ValueError with one sentence for arguments that cannot be used.
     """
 
+    PARTS = PARTS
+
     def __init__(
         self, name="judged", num_agents=2, num_turns=1, dataset="sample", seed=1, *, rubric, url, model, timeout=300
     ):
-        if num_turns != 1:
-            raise ValueError(f"--num-turns {num_turns}: {name} has one turn; use --num-turns 1.")
         if dataset in ("sample", "hub"):
             raise ValueError(f"--dataset {dataset}: {name} has no tasks; give a file or hub id with a column prompt.")
         self.chat = Chat(url, model, timeout)
@@ -75,7 +80,6 @@ class Judged:
         for (_, _, actions), verdict in zip(branches, self.chat.ask(prompts, parse_score)):
             score = parse_score(verdict)
             answer = words(" ".join(map(drop_thoughts, actions)))
-            # what the judge may be gamed by: length, and a score of the agents' own
             parts = {"unparsed": score is None, "words": len(answer), "says_score": "score" in answer}
             parts = {name: float(part) for name, part in parts.items()}
             steps.append(Step((score or 0) / 10, parts, done=True, feedback=verdict))

@@ -11,7 +11,7 @@ from functools import partial
 from envs import Step, one_of
 from envs.data import read_rows
 from envs.samples.reasoning import problems
-from rewards.boxed import LONGEST, answer, is_right, team_reward
+from rewards.boxed import LONGEST, PARTS, answer, is_right, team_reward
 from rewards.texts import drop_thoughts
 
 SAMPLE_COUNTS = {"train": 1000, "test": 200}
@@ -89,12 +89,12 @@ class Reasoning:
     Raises ValueError with one sentence for other arguments and for a dataset that cannot be used.
     """
 
+    PARTS = PARTS
+
     def __init__(self, name="gsm8k", num_agents=2, num_turns=1, dataset="sample", seed=1, roles="check"):
         one_of("roles", roles, "check", "split")
         if roles == "split" and num_agents == 1:
             raise ValueError("--num-agents 1: roles split deals a problem out; use 2 or more, or roles check.")
-        if num_turns > 2:
-            raise ValueError(f"--num-turns {num_turns}: {name} has at most two turns; use --num-turns 2.")
         self.num_agents, self.num_turns = num_agents, 2 if num_agents > 1 else num_turns
         self.roles, self.seed = roles, seed
         self.splits = self.load(dataset)

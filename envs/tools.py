@@ -6,16 +6,17 @@ completion, so no tool's token is ever trained. Reward, calculator and search ar
 
 import json
 import re
+from functools import partial
 from urllib.parse import unquote
 
-from envs import Step
-from envs.data import read_rows
+from envs import Step, need_sample
+from envs.data import parse_rows, read_rows
 from envs.samples import tools as samples
 from envs.vetting import read_limits
 from rewards.boxed import answer, is_right
 from rewards.sandbox import Job, require_protection, run_tests
 from rewards.texts import drop_thoughts
-from rewards.tools import Search, calculator, read_call, split_message, tools_reward
+from rewards.tools import PARTS, Search, calculator, read_call, split_message, tools_reward
 
 SAMPLE_COUNTS = {"train": 1000, "test": 200}
 TOOLS = {  # name -> (its arguments, what it gives)
@@ -70,6 +71,8 @@ class Tools:
     The reward, 0 to 1, comes with the answer and asks only whether that is right, less 0.05 for each superfluous call.
     """
 
+    PARTS = PARTS
+
     def __init__(
         self,
         name="tools",
@@ -81,8 +84,6 @@ class Tools:
         timeout=5,
         allow_unsafe_code="no",
     ):
-        if num_agents > 3:
-            raise ValueError(f"--num-agents {num_agents}: planner, caller and answerer are three; use at most 3.")
         if dataset == "hub":
             raise ValueError("--dataset hub: there is no public set of tools; use sample or a file.")
         self.num_agents = num_agents
@@ -95,7 +96,7 @@ class Tools:
             self.splits = {s: samples.tool_tasks(s, n, seed, calls) for s, n in SAMPLE_COUNTS.items()}
         else:
             columns = ["question", "tools", "answer"]
-            self.splits = read_rows(dataset, columns, None, None, judge=lambda rows: map(_task, rows))
+            self.splits = read_rows(dataset, columns, None, None, judge=partial(parse_rows, parse=_task))
         if any("python" in task["tools"].split() for part in self.splits.values() for task in part):
             require_protection(self.limits[1])
         self.search = Search(samples.articles(corpus, seed))
@@ -171,8 +172,7 @@ class Tools:
 
     def demonstrations(self):
         """What agents could say in sample training tasks, flawed in three of ten texts: dict(prompt, completion)."""
-        if self.dataset != "sample":
-            raise ValueError(f"--dataset {self.dataset}: it holds no calls to imitate; use sample.")
+        need_sample(self.dataset, "it holds no calls to imitate")
         return samples.demonstrated(self, self.tasks("train"), self.seed)
 
 
@@ -229,18 +229,15 @@ def _job(task, calls):
 
 
 def _task(row):
-    """The task of a row, or why it cannot be used."""
+    """The task of a row. Raises what a malformed one raises."""
     files = row.get("files") or {}
     needed = row.get("needed") or ""
-    gold = row.get("answer")
-    try:
-        files = dict(json.loads(files) if isinstance(files, str) else files)
-        unknown = {*row["tools"].split(), *needed.split()} - TOOLS.keys()
-    except (ValueError, TypeError, AttributeError):
-        return "files is no object, or needed no text"
+    gold = row["answer"]
+    files = dict(json.loads(files) if isinstance(files, str) else files)
+    unknown = {*row["tools"].split(), *needed.split()} - TOOLS.keys()
     if unknown:
-        return f"it names the tool {min(unknown)}, and there are only {', '.join(TOOLS)}"
+        raise ValueError(f"it names the tool {min(unknown)}, and there are only {', '.join(TOOLS)}")
     if not is_right(answer(f"\\boxed{{{gold}}}"), gold):
-        return "its answer is no number and no string"
+        raise ValueError("its answer is no number and no string")
     files = {name: text for name, text in files.items() if isinstance(text, str)}  # others are names of other rows
     return row | {"needed": needed, "files": files}

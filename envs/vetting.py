@@ -6,9 +6,9 @@ import hashlib
 import json
 import os
 import tempfile
-import warnings
 from contextlib import suppress
 
+from envs.data import parse_rows
 from rewards.sandbox import Job, run_tests
 
 # What the trivial answers return: a constant, or their first argument. An object equal to everything is none of them:
@@ -56,13 +56,7 @@ def vet(rows, parse, answer, score, limits):
     asserts one is to be shown and not scored: the first without which no trivial answer passes. What `trivial` holds
     beyond TRIVIAL, such as the constants of the asserts, is only a preference.
     """
-    results = []  # for each row
-    for row in rows:
-        try:
-            with warnings.catch_warnings(action="ignore"):  # some regular expressions in the benchmarks are not raw
-                results.append(parse(row))
-        except Exception as error:  # including the parser's MemoryError and RecursionError
-            results.append(f"{type(error).__name__}: {error}".splitlines()[0][:200])
+    results = parse_rows(rows, parse)
     parsed = [place for place, result in enumerate(results) if isinstance(result, dict)]
     tasks = [results[place] for place in parsed]
     key = ["references and trivial answers", RULES, limits, tasks]

@@ -13,7 +13,7 @@ from envs import Step, one_of
 from envs.data import read_rows
 from envs.samples import writing as samples
 from rewards.texts import drop_thoughts
-from rewards.writing import ARXIV, TLDR, Scale, ladder_reward
+from rewards.writing import ARXIV, PARTS, TLDR, Scale, ladder_reward
 
 SAMPLE_COUNTS = {"train": 1000, "test": 200}
 DEMONSTRATED_POSTS = 4000
@@ -27,11 +27,11 @@ DETAILED = "Write a detailed summary with more different words and some transiti
 RUNG = "Write summary {i} of {n}: more detailed than summary {before}, with more different words and transition words."
 ALONE = f"Write a concise, factual summary, then a line {MARKER}, then a detailed summary with more different words."
 
-PARTS = ["background", "motivation", "methods", "implications"]  # of an introduction, in order
-PART = "Expand this abstract into the {mine} of an introduction. Other writers cover {others}: leave that to them."
-ALL_PARTS = (
-    f"Expand this abstract into an introduction: a paragraph with {PARTS[0]} and {PARTS[1]}, then a line {MARKER}, "
-    f"then a paragraph with {PARTS[2]} and {PARTS[3]}."
+SECTIONS = ["background", "motivation", "methods", "implications"]  # of an introduction, in order
+SECTION = "Expand this abstract into the {mine} of an introduction. Other writers cover {others}: leave that to them."
+ALL_SECTIONS = (
+    f"Expand this abstract into an introduction: a paragraph with background and motivation, then a line {MARKER}, "
+    "then a paragraph with methods and implications."
 )
 
 
@@ -47,16 +47,11 @@ def ladder_roles(num_agents):
 
 def part_roles(num_agents):
     """The four parts of an introduction in order, divided as evenly as possible; later agents get larger shares."""
-    if num_agents > len(PARTS):
-        raise ValueError(
-            f"--num-agents {num_agents}: an introduction has {len(PARTS)} parts ({', '.join(PARTS)}); use at most "
-            f"{len(PARTS)} agents."
-        )
     if num_agents == 1:
-        return [ALL_PARTS]
-    cuts = [len(PARTS) * i // num_agents for i in range(num_agents + 1)]
+        return [ALL_SECTIONS]
+    cuts = [len(SECTIONS) * i // num_agents for i in range(num_agents + 1)]
     return [
-        PART.format(mine=" and ".join(PARTS[start:end]), others=" and ".join(PARTS[:start] + PARTS[end:]))
+        SECTION.format(mine=" and ".join(SECTIONS[start:end]), others=" and ".join(SECTIONS[:start] + SECTIONS[end:]))
         for start, end in pairwise(cuts)
     ]
 
@@ -65,13 +60,13 @@ class Kind(NamedTuple):
     """What one of the writing tasks consists of."""
 
     hub: str
-    hub_splits: dict[str, str]
-    columns: list[str]  # the first holds the text that all agents read
+    hub_splits: dict
+    columns: list  # the first holds the text that all agents read
     reference: str | None  # the column with a human answer, if there is one
     scale: Scale
-    roles: Callable[[int], list[str]]  # (number of agents)
-    sample: Callable[..., list[dict]]  # (split, count, seed)
-    demonstrated: Callable[..., list[dict]]  # (count, texts for each, seed)
+    roles: Callable  # (number of agents) -> list of str
+    sample: Callable  # (split, count, seed) -> list of dict
+    demonstrated: Callable  # (count, texts for each, seed) -> list of dict
 
 
 KINDS = {
@@ -119,11 +114,9 @@ class Writing:
     Raises ValueError with one sentence for other arguments and for a dataset that cannot be used.
     """
 
+    PARTS = PARTS
+
     def __init__(self, name="tldr", num_agents=2, num_turns=1, dataset="sample", seed=1, reward="plain"):
-        if name not in KINDS:
-            raise ValueError(f"--env {name}: the writing tasks are {', '.join(KINDS)}; use one of them.")
-        if num_turns != 1:
-            raise ValueError(f"--num-turns {num_turns}: {name} has one turn; use --num-turns 1.")
         one_of("reward", reward, "plain", "grounded")
         self.kind = kind = KINDS[name]
         self.num_agents, self.num_turns, self.dataset, self.seed = num_agents, num_turns, dataset, seed

@@ -13,6 +13,15 @@ from collections import Counter
 from rewards.tools import OPEN, read_call, split_message
 
 MOST_CALLS = 16  # of one message
+PARTS = {  # as in rewards/coding.py
+    "arguments": (0.5, "share of the arguments that are right"),
+    "exact": (0.3, "exactly the gold calls were written"),
+    "division": (0.2, "the right calls are divided evenly among the agents"),
+    "names": (0, "functions in common with the gold calls (F1)"),
+    "written": (0, "number of calls"),
+    "malformed": (0, "number of calls that cannot be read"),
+    "all_passed": (0, "exactly the gold calls were written"),
+}
 
 
 def read_calls(message):
@@ -43,7 +52,6 @@ def parallel_reward(messages, gold):
         calls. One agent is even by itself
     So writing a call twice, or by two agents, lowers all parts, and one agent that does all earns 0.8. Every call is
     matched to at most one gold call, in the way that makes the sum of shares the greatest.
-    Diagnostics: names (F1 of the names), written, malformed, all_passed (exact).
     """
     calls = []  # pairs (agent, call)
     malformed = 0

@@ -56,6 +56,17 @@ VERDICT_LINE = re.compile(
 )
 LONGEST = 64  # characters of an answer
 VERDICT, SOLVER = 0.1, 0.1  # in addition to 1.0 for the team's answer
+PARTS = {  # as in rewards/coding.py; those after all_passed: with roles check only
+    "correct": (1, "the last answer is right"),
+    "parsed": (0, "the last completion has an answer"),
+    "all_passed": (0, "the last answer is right"),
+    "verdict": (VERDICT, "the verdict on the solutions is true"),
+    "solver_correct": (SOLVER, "share of the solutions that are right"),
+    "agree": (0, "the verdict is right, be it true or not"),
+    "answer_copied": (0, "share of the solutions that have the last agent's answer"),
+    "fixed": (0, "share of the solutions that are wrong, where the last agent is right"),
+    "broken": (0, "share of the solutions that are right, where the last agent is wrong"),
+}
 
 
 def answer(completion):
@@ -123,11 +134,7 @@ def team_reward(completion, right, solutions=()):
     right: function, (answer or None) -> bool
     solutions: the completions that were written before it, if any; VERDICT: right claims that all of them are right
 
-    Returns (reward, parts). The reward is the sum of correct (0 or 1), verdict (0.1 if there is one and it is true)
-    and solver_correct (0.1 x the share of solutions that are right). Diagnostics: parsed (the last completion has an
-    answer), all_passed, and with solutions agree (the verdict is right, true or not), answer_copied (the share of
-    solutions with the last completion's answer), fixed (the share that is wrong, where the team is right) and broken
-    (the share that is right, where the team is wrong).
+    Returns (reward, parts), the reward being correct + verdict + solver_correct.
     """
     final = answer(completion)
     correct = float(right(final))

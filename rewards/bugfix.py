@@ -1,25 +1,28 @@
 """The reward for a program with a bug, rewritten: which of its tests pass now and which passed before. Ours, 0 to 2.
 
-    level                                                                            value
-    defined: the asked function is defined and returns something                     0.1
-    parses: the answer compiles                                                      0.1
-    fixed: of the tests that failed before, the share that passes now, less that
-        of the tests that passed before and fail now; not below 0                    0 to 1
-    kept: no test that passed before fails now                                       0.3 times the share that was fixed
-    complete: all tests pass                                                         0.5
-
-The program with the bug, as it is or with more beside it, earns nothing, and what behaves as it does earns the first
-two levels. A share of all tests would pay for doing nothing: HumanEvalFix's programs pass 39% of theirs. Why the
+The program with the bug, as it is or with more beside it, earns nothing, and what behaves as it does earns `defined`
+and `parses`. A share of all tests would pay for doing nothing: HumanEvalFix's programs pass 39% of theirs. Why the
 losses count in `fixed`: where one test failed, `return []` may pass it and no other. Why `kept` depends on what was
 fixed: where no test passed before, none can be lost. As in the coding reward, examples of a prompt may be scored too.
 """
 
 from typing import NamedTuple
 
-from rewards.coding import Answer, equal_ones_once, make_score
+from rewards.coding import TESTED, Answer, equal_ones_once, make_score
 from rewards.sandbox import Job, run_tests
 
-DEFINED, PARSES, FIXED, KEPT, COMPLETE = 0.1, 0.1, 1.0, 0.3, 0.5
+PARTS = {  # as in rewards/coding.py
+    "defined": (0.1, "the function is defined and returns something"),
+    "parses": (0.1, "the answer compiles"),
+    "fixed": (1, "share of the failing tests that pass now, minus that of the passing ones that fail now"),
+    "kept": (0.3, "the share that was fixed, if no passing test fails now"),
+    "complete": (0.5, "all tests pass"),
+    "regressed": (0, "share of the tests that passed before and fail now"),
+    "unchanged": (0, "the answer is the program with the bug, which earns nothing"),
+    "edit_distance": (0, "number of lines in which the answer differs from the program"),
+    "located": (0, "the last note names the line of the bug or one next to it"),
+    **TESTED,
+}
 
 
 class Repair(NamedTuple):
@@ -33,12 +36,7 @@ class Repair(NamedTuple):
 
 @equal_ones_once
 def bugfix_rewards(repairs, timeout=10.0, allow_unsafe_code=False):
-    """Scores the repairs in parallel: list of Score, in order; arguments as in `coding_rewards`.
-
-    Diagnostics in `parts` that are not in the reward: `all_passed` (0 or 1), `passed_share` (of all tests),
-    `regressed` (the share of the tests that passed before and fail now), `unchanged` (0 or 1), and `edit_distance`
-    (lines of what the program binds that are not its own).
-    """
+    """Scores the repairs in parallel: list of Score, in order; arguments as in `coding_rewards`."""
     results = run_tests(map(_job, repairs), timeout, allow_unsafe_code)
     return list(map(_score, repairs, results))
 
@@ -56,14 +54,14 @@ def _score(repair, result):
     lost = sum(number not in result.passing for number in repair.passing) / max(1, len(repair.passing))
     # what was added to it may be what it lacked
     unchanged = facts["syntax"] and not facts["edits"] and not fixed
-    levels = {
-        "defined": DEFINED * facts["defined"][0],
-        "parses": PARSES * facts["syntax"],
-        "fixed": FIXED * max(0.0, fixed - lost),
-        "kept": KEPT * fixed * (lost == 0),
-        "complete": COMPLETE * (not result.reason),
+    shares = {
+        "defined": facts["defined"][0],
+        "parses": facts["syntax"],
+        "fixed": max(0.0, fixed - lost),
+        "kept": fixed * (lost == 0),
+        "complete": not result.reason,
     }
     if unchanged:
-        levels = dict.fromkeys(levels, 0.0)
+        shares = dict.fromkeys(shares, 0)
     diagnostics = {"regressed": lost, "unchanged": float(unchanged), "edit_distance": float(facts["edits"])}
-    return make_score(levels, diagnostics, facts, [], result)
+    return make_score(PARTS, shares, diagnostics, facts, [], result)

@@ -3,21 +3,24 @@
 After MAGRPO's ClassEval experiment (Liu et al., 2025), -1 to 6. Each agent's own methods are put into the given
 skeleton of the class; an answer that is not Python, or a class that does not compile, is worth 0.
 
-    level                                                                    value
-    methods that their agent wrote / all methods to be written               0 to 2
-    tests passed / tests                                                     0 to 4
-    methods that more than one agent wrote / all methods to be written      -1 to 0
-
 Unlike in the published code, a stub (pass, a bare return, raise NotImplementedError) does not count as a written
 method, and the class cannot reach the tests; see docs/sandbox.md.
 """
 
 from typing import NamedTuple
 
-from rewards.coding import equal_ones_once, make_score
+from rewards.coding import TESTED, equal_ones_once, make_score
 from rewards.sandbox import Job, run_tests
 
-WRITTEN, TESTS, DOUBLED = 2.0, 4.0, -1.0
+PARTS = {  # as in rewards/coding.py; shares are those of the methods that are to be written
+    "written": (2, "share of the methods that their agent wrote"),
+    "tests": (4, "share of the tests that pass"),
+    "doubled": (-1, "share of the methods that several agents wrote"),
+    "compiles": (0, "the class compiles"),
+    "balance": (0, "with deal choose: the smallest number of methods that an agent has, divided by the largest"),
+    "repaired": (0, "after turns that failed, this one passes all tests"),
+    **TESTED,
+}
 
 
 class ClassAnswer(NamedTuple):
@@ -33,19 +36,11 @@ class ClassAnswer(NamedTuple):
     examples: list[str] | tuple = ()  # sources that end in an assert, which may be shown to the agents
 
 
-def run_classes(answers, timeout=10.0, allow_unsafe_code=False):
-    """Runs the tests of each answer: list of Result. See rewards/sandbox.py for Result, arguments and errors."""
-    return run_tests([_job(answer) for answer in answers], timeout, allow_unsafe_code)
-
-
 @equal_ones_once
 def class_rewards(answers, timeout=10.0, allow_unsafe_code=False):
-    """Scores the answers in parallel: list of Score, in order; arguments as in `run_classes`.
-
-    Diagnostics in `parts` that are not in the reward: `compiles`, `all_passed` (0 or 1) and `passed_share`.
-    """
-    results = run_classes(answers, timeout, allow_unsafe_code)
-    return [_score(answer, result) for answer, result in zip(answers, results)]
+    """Scores the answers in parallel: list of Score, in order; arguments as in `coding_rewards`."""
+    results = run_tests(map(_job, answers), timeout, allow_unsafe_code)
+    return list(map(_score, answers, results))
 
 
 def _job(answer):
@@ -67,9 +62,10 @@ def _score(answer, result):
     facts |= {"errors": [""] * len(answer.texts), "error": result.reason}
     facts |= result.facts  # empty if reading the text killed the process
     total = sum(map(len, answer.assigned))
-    levels = dict.fromkeys(("written", "tests", "doubled"), 0.0)
-    if facts["syntax"]:
-        levels["written"] = WRITTEN * sum(map(sum, facts["written"])) / total
-        levels["tests"] = TESTS * result.passed / result.total
-        levels["doubled"] = 0 + DOUBLED * len(facts["doubled"]) / total  # never -0.0
-    return make_score(levels, {"compiles": float(facts["syntax"])}, facts, answer.examples, result)
+    compiles = float(facts["syntax"])
+    shares = {
+        "written": compiles * sum(map(sum, facts["written"])) / total,
+        "tests": compiles * result.passed / result.total,
+        "doubled": compiles * len(facts["doubled"]) / total,
+    }
+    return make_score(PARTS, shares, {"compiles": compiles}, facts, answer.examples, result)

@@ -3,19 +3,11 @@
 After MAGRPO (Liu et al., 2025), 0 to 4, and 0 to 2.1 for one agent. In the published code, regular expressions take
 the functions out of the texts, and a comment that says "aux(" counts as a call; here the tests decide.
 
-    level                                                                    value
-    each helper is defined and returns something                             0.4, shared among them
-    the asked function is defined and returns something                      0.6, or else nothing more
-    the joint program compiles                                               0.5, or else nothing more
-    tests passed                                                             0 to 1
-    if at least one test passed, and all helpers are defined:
-      the asked function's text names a helper, and fewer pass with stubs    0.5, shared among the helpers
-      ... and fewer pass with a helper in place of the asked function        1.0
-      it only calls a helper and drops the result, and as many pass         -0.5, shared among the helpers
-
-The last three are ours: in the published formula, a call whose result is thrown away still earns 1.0. What the helpers
-are worth is what the tests lose with the best kind of stubs in their place. So a call that changes no test earns
-nothing, however it looks; but a program that fails on purpose when it meets a stub goes undetected.
+Without the asked function only helpers are paid, and nothing more if the program does not compile. `uses_helper`,
+`no_wrapper` and `ignored` count if at least one test passes and all helpers are defined. They are ours: in the
+published formula, a call whose result is thrown away still earns 1.0. What the helpers are worth is what the tests
+lose with the best kind of stubs in their place. So a call that changes no test earns nothing, however it looks; but a
+program that fails on purpose when it meets a stub goes undetected.
 """
 
 import functools
@@ -24,7 +16,27 @@ from typing import NamedTuple
 from rewards.programs import SCHEMES
 from rewards.sandbox import Job, run_tests
 
-HELPER, MAIN, SYNTAX, TESTS, USES, NO_WRAPPER, IGNORED = 0.4, 0.6, 0.5, 1.0, 0.5, 1.0, -0.5
+TESTED = {  # of all rewards that run tests
+    "all_passed": (0, "all tests pass"),
+    "passed_share": (0, "share of the tests that pass"),
+}
+# Part -> (the most that it pays, or takes if it is below 0; 0 if it is only logged, what it means)
+PARTS = {
+    "helper_defined": (0.4, "share of the helpers that are defined and return something"),
+    "main_defined": (0.6, "the asked function is defined and returns something"),
+    "syntax": (0.5, "the joint program compiles"),
+    "tests": (1, "share of the tests that pass"),
+    "uses_helper": (0.5, "share of the helpers that the function names, if fewer tests pass with dummies for them"),
+    "no_wrapper": (1, "the helpers are needed, and fewer tests pass with one of them in place of the function"),
+    "ignored": (-0.5, "share of the helpers that the function calls for nothing, dropping the result"),
+    "useful_helper": (0, "share of the tests that need the helpers, below 0 if these do harm"),
+    "fallback": (0, "a helper is used in a try, or an if tests its kept result"),
+    "strategy_filter": (0, "a helper is used in an if or a condition"),
+    "coordinator": (0, "a helper is used in a loop, or helpers several times"),
+    "decorator": (0, "none of these three, but more is done with a helper's result, as in sorted(aux(x))"),
+    "repaired": (0, "after turns that failed, this one passes all tests"),
+    **TESTED,
+}
 
 # A stub raises after so many calls, since a loop that only the helper would end would otherwise run forever.
 STUB = """
@@ -91,10 +103,6 @@ def coding_rewards(answers, timeout=10.0, allow_unsafe_code=False):
 
     timeout: seconds for each answer's tests
     allow_unsafe_code: see rewards/sandbox.py, also for what is raised
-
-    Diagnostics in `parts` that are not in the reward: `all_passed` (0 or 1), `passed_share`, and `useful_helper`, the
-    share of tests that pass with the helpers less the share that pass with stubs: negative if the helpers do harm;
-    and with helpers, 0 or 1 for each of SCHEMES in rewards/programs.py, of which a program may show several or none.
     """
     run = functools.partial(run_tests, timeout=timeout, allow_unsafe_code=allow_unsafe_code)
     results = run([_job(answer) for answer in answers])
@@ -144,21 +152,22 @@ def _score(answer, result, without, wrapper):
     facts["uses"] = [(useful or without is None) and use for use in (kept if any(kept) else facts["called"])]
     facts["ignored"] = [ignored and not useful for ignored in facts["ignored"]]
     facts["wrapper"] = wrapper
-    levels = {"helper_defined": HELPER * sum(helpers_defined) / count} if count else {}
-    levels |= {"main_defined": MAIN * main_defined, "syntax": SYNTAX * facts["syntax"], "tests": TESTS * share}
+    shares = {"helper_defined": sum(helpers_defined) / count} if count else {}
+    shares |= {"main_defined": main_defined, "syntax": facts["syntax"], "tests": share}
     diagnostics = {}
     if count:
         paid = result.passed > 0 and all(helpers_defined)
-        levels["uses_helper"] = paid * USES * sum(facts["uses"]) / count
-        levels["no_wrapper"] = paid * NO_WRAPPER * (useful and not wrapper)
-        levels["ignored"] = 0 + paid * IGNORED * sum(facts["ignored"]) / count  # never -0.0
+        shares["uses_helper"] = paid * sum(facts["uses"]) / count
+        shares["no_wrapper"] = paid and useful and not wrapper
+        shares["ignored"] = paid * sum(facts["ignored"]) / count
         diagnostics["useful_helper"] = 0.0 if without is None else share - without
         diagnostics |= facts["schemes"]
-    return make_score(levels, diagnostics, facts, answer.examples, result)
+    return make_score(PARTS, shares, diagnostics, facts, answer.examples, result)
 
 
-def make_score(levels, diagnostics, facts, examples, result):
-    """The Score with these levels, and what both coding rewards report about the tests."""
+def make_score(meanings, shares, diagnostics, facts, examples, result):
+    """The Score where each part is paid by its share, 0 to 1, and what all rewards of code report about the tests."""
+    levels = {name: 0.0 + meanings[name][0] * share for name, share in shares.items()}  # never -0.0
     diagnostics = {"all_passed": float(not result.reason), "passed_share": _share(result), **diagnostics}
     findings = {
         **facts,

@@ -12,6 +12,19 @@ from rewards.boxed import answer, is_right, is_same
 
 ALL_RIGHT = 0.2
 STEADY = 0.1
+PARTS = {  # as in rewards/coding.py
+    "correct": (1, "share of the agents that are right at the end"),
+    "all_passed": (ALL_RIGHT, "all agents are right at the end; with form judge: the judge is right, which pays 1"),
+    "steady": (STEADY, "share of the agents that are right at first and at the end"),
+    "parsed": (0, "share of the agents, or with form judge the judge, whose last completion has an answer"),
+    "round1_correct": (0, "share of the agents that are right at first"),
+    "corrected": (0, "share of the agents that are wrong at first and right at the end"),
+    "persuaded_wrongly": (0, "share of the agents that are right at first and wrong at the end"),
+    "majority_correct": (0, "more than half of the agents are right at the end"),
+    "agree": (0, "all give the same answer at the end, right or wrong"),
+    "flips": (0, "share of the answers that differ from the agent's answer before"),
+    "said_true": (0, "form judge: the judge says true; at a mean of 0 or 1 it does not read"),
+}
 CHOICE = re.compile(
     r"(?:(?:option|choice|answer):? )?\(?([A-D])(?:[).:]| ?$| -?\d)"  # A, (A), A) 9, A: 9, A. 9, A 9 or Option A
     r"(?!.*\b[A-D]\b)",  # and no other letter
@@ -27,13 +40,6 @@ def debate_reward(rounds, gold):
 
     Returns (reward, parts), with reward = correct + 0.2 all_passed + 0.1 steady, 0 to 1.3. An agent is right in a
     round if the one answer that its completion gives (see rewards/boxed.py) equals gold.
-        correct: share of agents that are right in the last round
-        all_passed: 1 if all are, else 0
-        steady: share that is right in the first and in the last round
-    Diagnostics: parsed (share of agents whose last completion has an answer); round1_correct; corrected (share that is
-    wrong in the first round, right in the last); persuaded_wrongly (right, then wrong); majority_correct (1 if more
-    than half are right in the last round); agree (1 if all give the same answer there, right or wrong); flips (share
-    of answers that differ from the agent's answer of the round before).
     """
     read = choice if gold in {*"ABCD"} else answer
     answers = [[read(completion) for completion in completions] for completions in rounds]
@@ -67,11 +73,7 @@ def choice(completion):
 
 
 def verdict_reward(completion, truth):
-    """Score a judge on a claim: (1.0 if its answer is `truth`, "true" or "false", else 0.0, parts).
-
-    Parts: all_passed, the reward; parsed, 1 if there is an answer; said_true, 1 if the answer is true: with a mean of
-    0 or 1 the judge does not read.
-    """
+    """Score a judge on a claim: (1.0 if its answer is `truth`, "true" or "false", else 0.0, parts)."""
     attempt = answer(completion)
     right = float(is_right(attempt, truth))
     said_true = float(is_right(attempt, "true"))

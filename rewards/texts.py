@@ -22,7 +22,7 @@ def as_typed(text):
     return text.translate(TYPED)
 
 
-def words(text: str) -> list[str]:
-    """Lower-case words without punctuation."""
+def words(text):
+    """The list of lower-case words, without punctuation."""
     lower = text.lower().replace("’", "'")
     return WORD.findall(lower)

@@ -22,6 +22,15 @@ LONGEST_CALL = 2000  # characters of a call's JSON
 LONGEST_EXPRESSION = 200  # text that nests deeper can crash the parser, and with it the trainer
 DEEPEST = 50
 LARGEST = 10**30
+PARTS = {  # as in rewards/coding.py
+    "all_passed": (1, "the answer is right; each superfluous call costs 0.05, all together at most half"),
+    "calls": (0, "number of calls"),
+    "malformed": (0, "number of calls that cannot be read"),
+    "tool_errors": (0, "number of well-formed calls whose output is an error"),
+    "repeated_calls": (0, "number of calls that were made before"),
+    "answer_in_output": (0, "the right answer is in the output of a call"),
+    "needed_tools_used": (0, "share of the needed calls whose tool was called without an error"),
+}
 
 
 def split_message(completion):
@@ -149,9 +158,7 @@ def tools_reward(attempt, gold, calls, needed):
     needed: names of the tools, one for each call that the task takes; empty if that is not known
 
     The reward, 0 to 1, is 1 for a right answer, times max(0.5, 1 - 0.05 a call) for calls (also malformed ones) beyond
-    those needed. Nothing is paid for a call, for JSON or for the choice of a tool. Diagnostics: calls, malformed,
-    tool_errors (outputs that are errors of well-formed calls), repeated_calls, answer_in_output (the gold answer is in
-    some output), needed_tools_used (share of the needed calls whose tool was called without an error).
+    those needed. Nothing is paid for a call, for JSON or for the choice of a tool.
     """
     right = is_right(attempt, gold)
     surplus = max(0, len(calls) - len(needed)) if needed else 0

@@ -5,8 +5,7 @@ ratio, style. A ratio out of range makes its level and all later ones 0. Unlike 
 whole words ("has" does not contain "as"), and stop words are left out of both the unique-word count and the overlap.
 
 The plain reward ignores the source text: eight Greek letters, and then a list of transition words with one of these
-letters, score the maximum. So `parts` also has diagnostics (`grounded`, `content`, `repetition`, `rouge`), and
-`grounded=True` makes the reward use the first three.
+letters, score the maximum. With `grounded=True` it also reads `grounded`, `content` and `repetition`.
 """
 
 import re
@@ -17,13 +16,28 @@ from typing import NamedTuple
 
 from rewards.texts import words
 
+PARTS = {  # as in rewards/coding.py
+    "structure": (0.5, "both texts have an allowed number of words"),
+    "length": (1, "the second text is as long as it should be next to the first"),
+    "unique": (0.5, "the second text has as many different words as it should next to the first"),
+    "style": (0.98, "transition words, and words that both texts share"),
+    "length_ratio": (0, "characters of the second text, divided by those of the first"),
+    "unique_ratio": (0, "different content words of the second text, divided by those of the first"),
+    "transitions": (0, "number of the twelve kinds of transition words that occur"),
+    "overlap": (0, "share of the different content words that are in both texts"),
+    "grounded": (0, "share of the different content words that are also in the source"),
+    "content": (0, "different content words of each text, divided by all words"),
+    "repetition": (0, "share of sequences of three words that were there before"),
+    "rouge": (0, "words in common with the human summary (F1); tldr only"),
+}
+
 
 class Scale(NamedTuple):
     """The constants of one reward. A ramp (a, b, c, d) is 0 at a, 1 from b to c, 0 at d; outside a..d the sum ends."""
 
-    words: tuple[int, int]  # whitespace-separated words of each text, both ends included
-    length: tuple[float, float, float, float]  # ramp for characters of text 2 / characters of text 1
-    unique: tuple[float, float, float, float]  # ramp for unique content words of text 2 / those of text 1
+    words: tuple  # whitespace-separated words of each text, both ends included
+    length: tuple  # ramp for characters of text 2 / characters of text 1
+    unique: tuple  # ramp for unique content words of text 2 / those of text 1
     overlap_cap: float  # Jaccard overlap that earns the full score
     transitions_in_both: bool  # look for transition phrases in both texts, or only in the second
 
@@ -76,12 +90,12 @@ STOP_WORDS = set(
 )
 
 
-def content_words(text: str) -> set[str]:
-    """The distinct words of a text, without stop words."""
+def content_words(text):
+    """The set of a text's words, without stop words."""
     return set(words(text)) - STOP_WORDS
 
 
-def ramp(x: float, zero_from: float, one_from: float, one_to: float, zero_at: float) -> float | None:
+def ramp(x, zero_from, one_from, one_to, zero_at):
     """0 at `zero_from`, rising to 1 at `one_from`, 1 until `one_to`, falling to 0 at `zero_at`; None outside."""
     if not zero_from <= x <= zero_at:
         return None
@@ -92,23 +106,23 @@ def ramp(x: float, zero_from: float, one_from: float, one_to: float, zero_at: fl
     return 1.0
 
 
-def transition_categories(text: str) -> int:
+def transition_categories(text):
     """The number of the twelve categories of which the text has a transition phrase, matched as whole words."""
     flat = " ".join(text.lower().split())
     return sum(pattern.search(flat) is not None for pattern in TRANSITION_PATTERNS)
 
 
-def jaccard(one: set[str], two: set[str]) -> float:
+def jaccard(one, two):
     return len(one & two) / max(1, len(one | two))
 
 
-def rouge1(text: str, reference: str) -> float:
+def rouge1(text, reference):
     """Unigram F1 of `text` and `reference`, counting repeated words, 0 to 1."""
     ours, theirs = Counter(words(text)), Counter(words(reference))
     return 2 * sum((ours & theirs).values()) / max(1, ours.total() + theirs.total())
 
 
-def repetition(text: str) -> float:
+def repetition(text):
     """Share of three-word sequences that already occurred in the text, 0 to 1."""
     sequence = words(text)
     triples = list(zip(sequence, sequence[1:], sequence[2:]))
@@ -144,14 +158,12 @@ def pair_reward(text1, text2, scale=TLDR, source="", reference=None, grounded=Fa
         factors are about 1 for ordinary prose: without them, one source word among stop words or dots would do, or a
         few in every order. This variant is ours.
 
-    Returns (reward, parts). The reward is the sum of the levels structure (0 or 0.5), length (0 to 1), unique (0 to
-    0.5) and style (0 to 0.98). `parts` holds these four, 0 from a failing level on; the raw numbers length_ratio,
-    unique_ratio, transitions (categories, 0 to 12) and overlap (Jaccard), 0 where they were not reached; and the
-    diagnostics grounded (the share), content, repetition, and rouge if there is a reference.
+    Returns (reward, parts). The levels structure, length, unique and style are 0 from a failing one on, and so are the
+    numbers that they go by.
     """
-    levels = ("structure", "length", "unique", "style")
-    ratios = ("length_ratio", "unique_ratio", "transitions", "overlap")
-    parts = dict.fromkeys(levels + ratios, 0.0) | diagnostics(text1, text2, source, reference)
+    parts = dict.fromkeys(PARTS, 0.0) | diagnostics(text1, text2, source, reference)
+    if reference is None:
+        del parts["rouge"]
     weight = 1.0
     if grounded:
         weight = min(1.0, parts["grounded"] / 0.5) * min(1.0, parts["content"] / 0.3) * (1 - parts["repetition"])
@@ -195,11 +207,8 @@ def pair_reward(text1, text2, scale=TLDR, source="", reference=None, grounded=Fa
 def ladder_reward(texts, scale=TLDR, source="", reference=None, grounded=False):
     """Score a sequence of texts, such as a ladder of ever richer ones: the mean `pair_reward` of neighbours.
 
-    texts: list of at least two str. Returns (reward, parts), every part a mean over neighbours. Raises ValueError for
-    fewer than two texts.
+    texts: list of at least two str. Returns (reward, parts), every part a mean over neighbours.
     """
-    if len(texts) < 2:
-        raise ValueError(f"A ladder needs at least two texts, not {len(texts)}.")
     pairs = [pair_reward(a, b, scale, source, reference, grounded) for a, b in pairwise(texts)]
     rewards, parts = zip(*pairs)
     mean_parts = {name: sum(each[name] for each in parts) / len(parts) for name in parts[0]}

@@ -50,20 +50,23 @@ def test_a_mixture_has_equal_shares_and_each_environment_scores_its_own():
     assert step.parts == {"all_passed": 1.0, "passed/reward": step.reward}
 
 
-# What is asked for | what is said of it
-UNKNOWN = """
-tldr+arxiv | --env-kwargs feedback
-humaneval | --env-kwargs feedback
-examples.shout | examples.shout:Shout .
-examples/shout.py | examples.shout:Shout .
+# What is asked for | its options | what is said of it
+REFUSED = """
+tldr+arxiv | {"feedback": "much"} | --env-kwargs feedback
+humaneval | {"feedback": "much"} | --env-kwargs feedback
+judged | {"model": "m"} | --env-kwargs rubric VALUE url VALUE.
+arxiv | {"num_agents": 5} | --num-agents 5: .* 1 to 4
+gsm8k+arxiv | {"num_turns": 2} | --num-turns 2: arxiv
+examples.shout | {} | examples.shout:Shout .
+examples/shout.py | {} | examples.shout:Shout .
 """
 
 
-@pytest.mark.parametrize("name, said", rows_of(UNKNOWN))
-def test_an_unknown_environment_option_or_value_is_refused(name, said):
-    """Fails if it is ignored in silence, or if what is advised cannot be used."""
+@pytest.mark.parametrize("name, options, said", rows_of(REFUSED))
+def test_what_an_environment_does_not_take_is_refused(name, options, said):
+    """Fails if an option or a number is ignored in silence or a traceback, or if what is advised cannot be used."""
     with pytest.raises(ValueError, match=said):
-        envs.make(name, feedback="much")
+        envs.make(name, **json.loads(options))
 
 
 def check(monkeypatch, *words):
@@ -72,19 +75,32 @@ def check(monkeypatch, *words):
     runpy.run_module("envs", run_name="__main__")
 
 
-RIGHT = [
-    "tldr",
-    "tldr+gsm8k --num-agents 3",
-    "toy:SelfishInTurn --num-turns 3",
-    "test_envs:Faulty --env-kwargs fault unparsed",
-]
+# all forms of the built-in ones that have other parts
+RIGHT = """
+tldr
+arxiv --num-agents 1
+tldr+gsm8k --num-agents 3
+mbpp --num-turns 2
+mbpp --num-agents 1 --env-kwargs protocol discussion
+classeval --num-turns 2 --env-kwargs deal choose
+gsm8k --env-kwargs roles split
+debate
+debate --num-agents 3 --env-kwargs form judge
+tools
+bfcl
+bugfix
+reference
+dilemma
+toy:SelfishInTurn --num-turns 3
+test_envs:Faulty --env-kwargs fault unparsed
+"""
 
 
-@pytest.mark.parametrize("words", RIGHT)
+@pytest.mark.parametrize("words", RIGHT.strip().splitlines())
 def test_a_right_environment_passes_its_check(words, monkeypatch, capsys):
     """Fails if an environment with silent agents, rewards of their own or several turns is refused.
 
-    Or if a judge whose verdicts cannot be read looks like a strict one.
+    Or if a part of a built-in one has no meaning, or a judge whose verdicts cannot be read looks like a strict one.
     """
     check(monkeypatch, *words.split())
     output = capsys.readouterr().out
@@ -136,6 +152,7 @@ parts | {"odd": null} | odd
 parts | {"odd": Infinity} | odd
 parts | {"return": 1.0} | return
 parts | {"agent_0/entropy": 1.0} | agent_0/entropy
+parts | {"known": 1.0, "unknown": 1.0} | unknown
 done | null | done
 """
 
@@ -148,6 +165,7 @@ def test_the_check_names_what_is_wrong(place, value, named, monkeypatch):
         value = [Step(0.0, {}, False)._replace(**{place: value})] * 16  # two branches of eight tasks
         place = "step"
     monkeypatch.setattr(Letters, place, lambda *args: value)
+    monkeypatch.setattr(Letters, "PARTS", {"known": (0, "it has a meaning")}, raising=False)
     with pytest.raises(SystemExit, match=f"error: .*{named}"):
         check(monkeypatch, "toy:Letters")
 
