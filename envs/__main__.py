@@ -138,7 +138,6 @@ if __name__ == "__main__":
     # a mixture's parts have other names
     steps = play(env, train[:4] + test[:4], N, T, meanings.get(args.env))
     rewards = [np.mean(step.reward) for step in steps]
-    unparsed = {number for step in steps for name, number in step.parts.items() if name.endswith("unparsed")}
     for i, prompt in enumerate(env.observe(test[0], [])):
         print(f"agent {i} reads:\n{prompt}\n")
     for name, parts in meanings.items():
@@ -146,5 +145,5 @@ if __name__ == "__main__":
             print_parts(name, parts)
     print(f"{args.env}: no fault found; {len(train)} + {len(test)} tasks, turns: {T}")
     print(f"rewards of no answer, and of the prompt as the answer: {min(rewards):g} to {max(rewards):g}")
-    if unparsed == {1}:
+    if all(step.parts.get("unparsed") for step in steps):
         print("in none of these could a verdict be read: the part unparsed is 1; ask the judge what it answers")

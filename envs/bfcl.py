@@ -10,10 +10,9 @@ from functools import partial
 
 from envs import Step, need_sample, one_of
 from envs.data import clean, parse_rows, read_rows
-from envs.samples import split_of
+from envs.samples import SAMPLE_COUNTS, split_of
 from rewards.bfcl import PARTS, parallel_reward
 
-SAMPLE_COUNTS = {"train": 1000, "test": 200}
 MOST_GOLD = 10  # gold calls of a task: calls are matched to subsets of them
 FORM = '<tool_call>{"name": "...", "arguments": {"...": ...}}</tool_call>'
 # name -> (request, what one call asks for, its two arguments, the values of the first one; the second is 10 to 99)

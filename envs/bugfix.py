@@ -10,13 +10,12 @@ import random
 import re
 
 from envs import Step, need_sample, one_of
-from envs.coding import HUMANEVAL, SAMPLE_COUNTS, defined
+from envs.coding import HUMANEVAL, SAMPLE_COUNTS, defined, make_answer
 from envs.data import read_rows
 from envs.samples import bugfix as samples
 from envs.vetting import RULES, example_asserts, load_or_find, read_limits, vet
 from rewards.bugfix import PARTS, Repair, bugfix_rewards
-from rewards.coding import Answer, coding_rewards
-from rewards.sandbox import require_protection
+from rewards.coding import coding_rewards
 from rewards.texts import drop_thoughts
 
 WORDS = 30  # of a note that are read
@@ -55,10 +54,7 @@ class BugFix:
         allow_unsafe_code="no",
     ):
         one_of("feedback", feedback, "plain", "level")
-        if num_turns > num_agents:
-            raise ValueError(f"--num-turns {num_turns}: in bugfix each agent speaks once; use at most {num_agents}.")
         self.limits = read_limits(timeout, allow_unsafe_code)
-        require_protection(self.limits[1])
         self.num_agents = num_agents
         self.num_turns = num_agents
         self.dataset = dataset
@@ -103,7 +99,7 @@ class BugFix:
         repairs = []
         for task, history, actions in branches:
             if len(history) == self.num_agents - 1:
-                answer = _answer(task, actions[-1:])
+                answer = make_answer(task, actions[-1:], [])
                 repairs.append(Repair(answer, task["program"], task["passing"], task["failing"]))
         scores = iter(bugfix_rewards(repairs, *self.limits))
         steps = []
@@ -136,11 +132,11 @@ class BugFix:
 
     def _judged(self, rows):
         """For each row its task, or why it cannot be used; its reference and its program are run once."""
-        tasks = vet(rows, _task, lambda task, texts, _: _answer(task, texts), coding_rewards, self.limits)
+        tasks = vet(rows, _task, make_answer, coding_rewards, self.limits)
         usable = [task for task in tasks if isinstance(task, dict)]
 
         def run_programs():
-            scores = coding_rewards([_answer(task, [task["program"]]) for task in usable], *self.limits)
+            scores = coding_rewards([make_answer(task, [task["program"]], []) for task in usable], *self.limits)
             return [[score.findings[key] for key in ("passing", "total", "examples")] for score in scores]
 
         outcomes = iter(load_or_find(["programs with a bug", RULES, self.limits, usable], run_programs))
@@ -162,10 +158,6 @@ def _line(history):
     """The number of the line that the last note names, or 0."""
     match = re.search(r"\bLINE (\d{1,6})\b", _note(history), re.IGNORECASE | re.ASCII)
     return int(match[1]) if match else 0
-
-
-def _answer(task, texts):
-    return Answer(texts, [], **{key: task[key] for key in Answer._fields[2:]})
 
 
 def _task(row):

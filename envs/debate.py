@@ -9,12 +9,12 @@ import random
 
 from envs import Step, need_sample, one_of
 from envs.data import read_rows
+from envs.samples import SAMPLE_COUNTS
 from envs.samples import debate as samples
 from rewards.boxed import LONGEST, answer, is_right
 from rewards.debate import PARTS, debate_reward, verdict_reward
 from rewards.texts import drop_thoughts
 
-SAMPLE_COUNTS = {"train": 1000, "test": 200}
 DEMONSTRATED = 3000  # questions; there are fewer claims
 SHOWN = 400  # characters of a text that others read: the last ones, where the answer is
 
@@ -85,8 +85,7 @@ class Debate:
             self.splits = {split: self._sample(split, count) for split, count in SAMPLE_COUNTS.items()}
         else:
             columns = ["question", "answer"]
-            splits = {"train": "train", "test": "test"}
-            self.splits = read_rows(dataset, columns, "openai/gsm8k", splits, hub_config="main", judge=right_answers)
+            self.splits = read_rows(dataset, columns, "openai/gsm8k", hub_config="main", judge=right_answers)
 
     def _sample(self, split, count):
         rng = random.Random(f"debate {split} {self.seed}")

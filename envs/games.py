@@ -8,10 +8,10 @@ prisoner's dilemma.
 import random
 
 from envs import Step, need_sample, one_of
+from envs.samples import SAMPLE_COUNTS
 from rewards.boxed import answer, is_right
 from rewards.texts import drop_thoughts, words
 
-SAMPLE_COUNTS = {"train": 1000, "test": 200}
 MOODS = ["angry", "tired", "lonely", "guilty", "hurt", "nervous"]  # words that models/tiny knows
 ROLES = ["sister", "brother", "boss", "friend", "neighbor", "cousin"]
 WORDS = {*MOODS, *ROLES}  # all that a message can say: no positions, no joined words

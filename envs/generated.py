@@ -1,12 +1,12 @@
 """The generators of the package reasoning-gym, about a hundred, with the roles of envs/reasoning.py."""
 
 import re
-from importlib import import_module
 
 import yaml
 
 from envs import need_sample
-from envs.reasoning import SAMPLE_COUNTS, Reasoning
+from envs.reasoning import Reasoning
+from envs.samples import SAMPLE_COUNTS
 
 # Some of the package's scorers evaluate an answer as Python. Of these signs nothing can be called, and without
 # exponents no number grows out of bounds; other answers are wrong.
@@ -41,15 +41,13 @@ class Generated(Reasoning):
 
     def load(self, dataset):
         need_sample(dataset, "reasoning makes its own problems")
-        try:
-            package = import_module("reasoning_gym")
-        except ModuleNotFoundError:
-            raise ValueError("--env reasoning: it needs a package; run pip install reasoning-gym.") from None
+        import reasoning_gym  # here, since the other environments do not need it
+
         given = " ".join(["task", self.generator, *(f"{key} {value}" for key, value in self.options.items())])
         try:
             options = {key: yaml.safe_load(str(value)) for key, value in self.options.items()}
             count = sum(SAMPLE_COUNTS.values())
-            self.source = package.create_dataset(self.generator, size=count, seed=self.seed, **options)
+            self.source = reasoning_gym.create_dataset(self.generator, size=count, seed=self.seed, **options)
             entries = {entry["question"]: entry for entry in self.source if isinstance(entry["answer"], str)}
         except (ValueError, AssertionError, TypeError, yaml.YAMLError) as error:
             why = " ".join(str(error).split())

@@ -59,7 +59,7 @@ class Judged:
         self.rubric = rubric
         self.num_turns = num_turns
         self.roles = [PART.format(i=i, n=num_agents) for i in range(1, num_agents + 1)] if num_agents > 1 else [ALONE]
-        self.splits = read_rows(dataset, ["prompt"], hub=None, hub_splits=None)
+        self.splits = read_rows(dataset, ["prompt"])
 
     def tasks(self, split):
         return self.splits[split]

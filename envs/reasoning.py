@@ -10,11 +10,11 @@ from functools import partial
 
 from envs import Step, one_of
 from envs.data import read_rows
+from envs.samples import SAMPLE_COUNTS
 from envs.samples.reasoning import problems
 from rewards.boxed import LONGEST, PARTS, answer, is_right, team_reward
 from rewards.texts import drop_thoughts
 
-SAMPLE_COUNTS = {"train": 1000, "test": 200}
 SHOWN = 400  # characters of a solution that others read: the last ones, where its answer is
 WORDS = 16  # of a message
 FLAWED = 0.4  # share of the demonstrated solutions
@@ -102,8 +102,7 @@ class Reasoning:
     def load(self, dataset):
         if dataset == "sample":
             return {split: problems(split, count, self.seed) for split, count in SAMPLE_COUNTS.items()}
-        parts = {"train": "train", "test": "test"}
-        return read_rows(dataset, ["question", "answer"], "openai/gsm8k", parts, "main", judge=self.judge)
+        return read_rows(dataset, ["question", "answer"], "openai/gsm8k", hub_config="main", judge=self.judge)
 
     def judge(self, rows):
         """For each row its task, or why it cannot be used."""

@@ -6,22 +6,18 @@
 The server keeps nothing between two requests: a client names a task by its number, and sends the branch's history
 each time. So the branches of several clients cannot mix, and the tests of a task stay where they are.
 
-A Step may hold any object, so the server makes it a pickle, which the client keeps and sends back unread. It is signed
-with a key that the server tells nobody, and no other is loaded: who has the token can have answers graded, no more.
-Nothing is encrypted: between two machines, use `ssh -L 8765:localhost:8765 HOST`, or a proxy with https.
+All that crosses is JSON, so feedback has to be what JSON keeps. Who has the token can have answers graded, no more: a
+Step that the server did not make changes only what its sender reads. Nothing is encrypted: between two machines, use
+`ssh -L 8765:localhost:8765 HOST`, or a proxy with https.
 """
 
 import hmac
 import json
 import os
-import pickle
-import secrets
 import sys
 import threading
 import time
 import traceback
-from base64 import b64decode, b64encode
-from collections import namedtuple
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,8 +32,6 @@ import envs
 TOKEN = "TUTTI_TOKEN"  # the environment variable with the token, on both machines
 LIMIT = 64_000_000  # bytes of a request
 PATIENCE = 60  # seconds in which the client tries a refused connection again: the server may be starting
-# A Step at the client: feedback is only for rollouts.jsonl, and sealed is the joint action with its Step.
-Received = namedtuple("Received", (*envs.Step._fields, "sealed"))
 
 
 @dataclass
@@ -68,30 +62,25 @@ class Remote:
         if self.url.scheme not in ("http", "https"):
             raise ValueError(f"--env-kwargs url {url}: it has to start with http:// or https://.")
         about = self._ask("about")
-        for key, value in ("num_agents", num_agents), ("num_turns", num_turns):
-            if value != about[key] and (key, value) != ("num_turns", 1):
-                flag = f"--{key.replace('_', '-')}"
-                raise ValueError(f"{flag} {value}: what {url} serves has {about[key]}; use {flag} {about[key]}.")
         self.num_turns = about["num_turns"]
+        if num_agents != about["num_agents"] or num_turns not in (1, self.num_turns):
+            served = f"--num-agents {about['num_agents']} --num-turns {self.num_turns}"
+            raise ValueError(f"--env-kwargs url {url}: what it serves has {served}; use these.")
         self.counts = about["tasks"]  # split -> how many
-        self.observe = partial(self._read, "observe")
+        self.observe = partial(self._ask, "observe")
         if about["state"]:
-            self.state = partial(self._read, "state")
+            self.state = partial(self._ask, "state")
 
     def tasks(self, split):
         return [{"split": split, "number": number} for number in range(self.counts[split])]
 
     def step(self, branches):
-        sealed = [(task, [step.sealed for _, step in history], actions) for task, history, actions in branches]
-        return [Received(*values) for values in self._ask("step", branches=sealed)]
+        return [envs.Step(*values) for values in self._ask("step", *branches)]
 
-    def _read(self, method, task, history):
-        return self._ask(method, task=task, history=[step.sealed for _, step in history])
-
-    def _ask(self, method, **request):
+    def _ask(self, method, *arguments):
         for second in range(PATIENCE + 1):
             try:
-                status, answer = self._exchange(method, request)
+                status, answer = self._exchange(method, arguments)
                 break
             except ConnectionRefusedError as error:
                 if second == PATIENCE:
@@ -107,13 +96,13 @@ class Remote:
             raise ValueError(f"{self.url.geturl()}: {answer}")
         return answer
 
-    def _exchange(self, method, request):
+    def _exchange(self, method, arguments):
         """(status, answer) of one request."""
         kind = HTTPSConnection if self.url.scheme == "https" else HTTPConnection
         headers = {"Authorization": f"Bearer {os.environ.get(TOKEN, '').strip()}"}
         with closing(kind(self.url.netloc, timeout=3600)) as connection:
             with suppress(BrokenPipeError, ConnectionResetError):  # it can refuse before it has read all
-                connection.request("POST", f"{self.url.path}/{method}", json.dumps(request).encode(), headers)
+                connection.request("POST", f"{self.url.path}/{method}", json.dumps(arguments).encode(), headers)
             response = connection.getresponse()
             return response.status, json.loads(response.read())
 
@@ -139,46 +128,30 @@ class Server(ThreadingHTTPServer):
             "tasks": {split: len(tasks) for split, tasks in self.splits.items()},
             "state": state is not None,
         }
-        self.key = secrets.token_bytes(32)
         self.batch = threading.Lock()
         super().__init__((args.host, args.port), Handler)
 
     def understand(self, path, body):
         """What a request asks for, as a function without arguments. Many types of errors mean that it is malformed."""
-        request = json.loads(body)
+        arguments = json.loads(body)
         if path == "/about":
             return lambda: self.about
-        if path != "/step":
-            return partial(self.readers[path], *self._restore(request["task"], request["history"]))
-        branches = []
-        for task, history, actions in request["branches"]:
-            if [type(text) for text in actions] != [str] * self.about["num_agents"]:
-                raise ValueError("actions are one string for each agent")
-            branches.append((*self._restore(task, history), actions))
-        return partial(self._step, branches)
+        if path == "/step":
+            return partial(self._step, [(*self._restore(*place), actions) for *place, actions in arguments])
+        return partial(self.readers[path], *self._restore(*arguments))
 
     def _step(self, branches):
         with self.batch:  # two at once would slow each other's tests down, beyond their limits of time
             steps = self.env.step(branches)
-        pairs = [(actions, step) for (_, _, actions), step in zip(branches, steps)]
-        return [(s.reward, s.parts, s.done, s.feedback, self._seal(pickle.dumps((a, s)))) for a, s in pairs]
-
-    def _seal(self, data):
-        return b64encode(hmac.digest(self.key, data, "sha256") + data).decode()
+        feedback = [step.feedback for step in steps]
+        if json.loads(json.dumps(feedback, default=str)) != feedback:
+            raise ValueError("feedback has to consist of strings, numbers, lists, and dicts whose keys are strings")
+        return [(step.reward, step.parts, step.done, step.feedback) for step in steps]
 
     def _restore(self, task, history):
         """The environment's own task and history."""
-        tasks = self.splits[task["split"]]
-        number = task["number"]
-        pairs = []
-        if not 0 <= number < len(tasks):
-            raise IndexError(f"there is no task {number}")
-        for sealed in history:
-            data = b64decode(sealed)[32:]
-            if not hmac.compare_digest(sealed.encode(), self._seal(data).encode()):
-                raise ValueError("this server has made no such Step; if it was restarted, --resume the run")
-            pairs.append(pickle.loads(data))
-        return tasks[number], pairs
+        own = self.splits[task["split"]][task["number"]]
+        return own, [(actions, envs.Step(*step)) for actions, step in history]
 
 
 class Handler(BaseHTTPRequestHandler):

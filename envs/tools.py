@@ -11,14 +11,14 @@ from urllib.parse import unquote
 
 from envs import Step, need_sample
 from envs.data import parse_rows, read_rows
+from envs.samples import SAMPLE_COUNTS
 from envs.samples import tools as samples
 from envs.vetting import read_limits
 from rewards.boxed import answer, is_right
-from rewards.sandbox import Job, require_protection, run_tests
+from rewards.sandbox import Job, run_tests
 from rewards.texts import drop_thoughts
 from rewards.tools import PARTS, Search, calculator, read_call, split_message, tools_reward
 
-SAMPLE_COUNTS = {"train": 1000, "test": 200}
 TOOLS = {  # name -> (its arguments, what it gives)
     "calculator": (["expression"], "the value of arithmetic, such as 2 * (3 + 4)"),
     "search": (["query"], "the articles that fit best"),
@@ -84,21 +84,18 @@ class Tools:
         timeout=5,
         allow_unsafe_code="no",
     ):
-        if dataset == "hub":
-            raise ValueError("--dataset hub: there is no public set of tools; use sample or a file.")
         self.num_agents = num_agents
         self.dataset = dataset
         self.seed = seed
         self.num_turns = max(num_turns, 3 if num_agents == 3 else 2)
-        self.limits = read_limits(timeout, allow_unsafe_code)
         if dataset == "sample":
             calls = self.num_turns - (2 if num_agents == 3 else 1)
             self.splits = {s: samples.tool_tasks(s, n, seed, calls) for s, n in SAMPLE_COUNTS.items()}
         else:
             columns = ["question", "tools", "answer"]
-            self.splits = read_rows(dataset, columns, None, None, judge=partial(parse_rows, parse=_task))
-        if any("python" in task["tools"].split() for part in self.splits.values() for task in part):
-            require_protection(self.limits[1])
+            self.splits = read_rows(dataset, columns, judge=partial(parse_rows, parse=_task))
+        runs_code = any("python" in task["tools"].split() for part in self.splits.values() for task in part)
+        self.limits = read_limits(timeout, allow_unsafe_code, runs_code)
         self.search = Search(samples.articles(corpus, seed))
 
     def tasks(self, split):

@@ -9,7 +9,7 @@ import tempfile
 from contextlib import suppress
 
 from envs.data import parse_rows
-from rewards.sandbox import Job, run_tests
+from rewards.sandbox import Job, require_protection, run_tests
 
 # What the trivial answers return: a constant, or their first argument. An object equal to everything is none of them:
 # the sandbox lets no object of an answer's be equal to another.
@@ -34,12 +34,18 @@ def passes(returned, number):
 RULES = 3  # counts the changes of how tasks are vetted
 
 
-def read_limits(timeout, allow_unsafe_code):
-    """(processor seconds, whether code may run unprotected) from two options, which may be strings."""
+def read_limits(timeout, allow_unsafe_code, runs_code=True):
+    """(processor seconds, whether code may run unprotected) from two options, which may be strings.
+
+    Raises ValueError if code runs, and neither is it allowed nor does the system offer protection.
+    """
     word = str(allow_unsafe_code).lower()  # YAML makes True of yes
     if word not in ("yes", "true", "no", "false"):
         raise ValueError(f"--env-kwargs allow_unsafe_code {allow_unsafe_code}: it is yes or no; use one of them.")
-    return float(timeout), word in ("yes", "true")
+    allowed = word in ("yes", "true")
+    if runs_code:
+        require_protection(allowed)
+    return float(timeout), allowed
 
 
 def vet(rows, parse, answer, score, limits):

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from envs import Step, one_of
 from envs.data import read_rows
+from envs.samples import SAMPLE_COUNTS
 from envs.samples import writing as samples
 from rewards.texts import drop_thoughts
 from rewards.writing import ARXIV, PARTS, TLDR, Scale, ladder_reward
 
-SAMPLE_COUNTS = {"train": 1000, "test": 200}
 DEMONSTRATED_POSTS = 4000
 MARKER = "---"  # between the two paragraphs of a single agent
 FIELD = re.compile(r"^(SUBREDDIT|TITLE|POST|TL;DR):", re.MULTILINE)  # labels of a post's form, not words of the post

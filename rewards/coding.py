@@ -175,6 +175,6 @@ def make_score(meanings, shares, diagnostics, facts, examples, result):
         "total": result.total,
         "passing": [*result.passing],
         "reason": result.reason,
-        "examples": [(source, what) for source, what in zip(examples, result.examples) if what],
+        "examples": [pair for pair in map(list, zip(examples, result.examples)) if pair[1]],
     }
     return Score(sum(levels.values()), {**levels, **diagnostics}, findings)

@@ -112,10 +112,6 @@ def transition_categories(text):
     return sum(pattern.search(flat) is not None for pattern in TRANSITION_PATTERNS)
 
 
-def jaccard(one, two):
-    return len(one & two) / max(1, len(one | two))
-
-
 def rouge1(text, reference):
     """Unigram F1 of `text` and `reference`, counting repeated words, 0 to 1."""
     ours, theirs = Counter(words(text)), Counter(words(reference))
@@ -197,7 +193,7 @@ def pair_reward(text1, text2, scale=TLDR, source="", reference=None, grounded=Fa
     searched = f"{text1} | {text2}" if scale.transitions_in_both else text2  # no phrase spans both
     categories = transition_categories(searched)
     transition = 0.4 + 0.05 * (categories - 1) if categories else 0.0
-    overlap = jaccard(content1, content2)
+    overlap = len(content1 & content2) / max(1, len(content1 | content2))  # Jaccard
     parts["transitions"] = float(categories)
     parts["overlap"] = overlap
     parts["style"] = weight * (0.4 * transition + 0.6 * min(overlap, scale.overlap_cap) / scale.overlap_cap)

@@ -291,7 +291,7 @@ def test_feedback_names_the_agent_that_broke_the_program_and_the_example_that_fa
     failing = ["def aux(x):\n    return None or x + 5\n", USER.replace("sum", "str")]
     broken, wrong, failed = scores(["Let us think.", USER], [AUX, USER], failing, examples=shown)
     assert [bool(error) for error in broken.findings["errors"]] == [True, False]
-    assert wrong.findings["examples"] == [(shown[1], "returned 0")]
+    assert wrong.findings["examples"] == [[shown[1], "returned 0"]]
     assert wrong.reward == 4.0
     assert wrong.parts["useful_helper"] == 0.75
     assert (failed.findings["passed"], failed.findings["uses"]) == (0, [True])

@@ -6,6 +6,8 @@ combinations of choices (person x problem x attempt, method x obstacle x field, 
 "train", so test asks for a new combination of known choices.
 """
 
+SAMPLE_COUNTS = {"train": 1000, "test": 200}
+
 
 def split_of(*choices):
     """The split of a combination of choices, given as indices: test and validation get a sixth each."""
