@@ -224,7 +224,7 @@ def check_counts(name, num_agents, num_turns):
     agents, turns = ENVIRONMENTS[name].agents, ENVIRONMENTS[name].turns
     if not agents[0] <= num_agents <= agents[1]:
         raise ValueError(f"--num-agents {num_agents}: {name} has {span(*agents)}.")
-    if num_turns > turns[1]:
+    if not 1 <= num_turns <= turns[1]:
         raise ValueError(f"--num-turns {num_turns}: {name} has {span(*turns)}.")
 
 
@@ -241,8 +241,6 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, protocol="si
     """
     from envs.protocols import PROTOCOLS, Protocol  # here, since it needs Step
 
-    if min(num_agents, num_turns) < 1:
-        raise ValueError(f"--num-agents {num_agents}, --num-turns {num_turns}: both must be at least 1.")
     one_of("protocol", protocol, *PROTOCOLS)
     own_turns = num_turns if protocol == "simultaneous" else 1
     common = {"num_agents": num_agents, "num_turns": own_turns, "dataset": dataset, "seed": seed}

@@ -115,7 +115,7 @@ class Reference:
     PARTS = PARTS
 
     def __init__(self, name="reference", num_agents=2, num_turns=1, dataset="sample", seed=1):
-        need_sample(dataset, f"{name} has no others")
+        need_sample(dataset, "it has no others")
         self.num_agents = num_agents
         self.num_turns = 2
         self.seed = seed
@@ -188,7 +188,7 @@ class Dilemma:
     PARTS = SAID
 
     def __init__(self, name="dilemma", num_agents=2, num_turns=1, dataset="sample", seed=1, rewards="shared"):
-        need_sample(dataset, f"{name} has no others")
+        need_sample(dataset, "it has no others")
         one_of("rewards", rewards, "shared", "own")
         self.shared = rewards == "shared"
 

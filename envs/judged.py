@@ -80,8 +80,11 @@ class Judged:
         for (_, _, actions), verdict in zip(branches, self.chat.ask(prompts, parse_score)):
             score = parse_score(verdict)
             answer = words(" ".join(map(drop_thoughts, actions)))
-            parts = {"unparsed": score is None, "words": len(answer), "says_score": "score" in answer}
-            parts = {name: float(part) for name, part in parts.items()}
+            parts = {
+                "unparsed": float(score is None),
+                "words": float(len(answer)),
+                "says_score": float("score" in answer),
+            }
             steps.append(Step((score or 0) / 10, parts, done=True, feedback=verdict))
         return steps
 

@@ -44,7 +44,6 @@ class Args:
     env_kwargs: dict[str, str] = field(default_factory=dict)  # its own options, such as: feedback plain
     host: str = "127.0.0.1"  # who can connect: this machine alone; 0.0.0.0: all machines
     port: int = 8765
-    token: str = ""  # by default that of TUTTI_TOKEN: others can read a command line in the list of processes
 
 
 class Remote:
@@ -114,9 +113,9 @@ class Server(ThreadingHTTPServer):
     """Serves one environment to all who know the token. Raises ValueError with one sentence."""
 
     def __init__(self, args):
-        self.token = args.token or os.environ.get(TOKEN, "").strip()
+        self.token = os.environ.get(TOKEN, "").strip()
         if not self.token:
-            raise ValueError(f"--token: there is none; set {TOKEN} to a long random text, here and at the client.")
+            raise ValueError(f"set {TOKEN} to a long random text, here and at the client.")
         env = envs.make(args.env, args.num_agents, args.num_turns, args.dataset, args.seed, **args.env_kwargs)
         state = getattr(env, "state", None)  # only some have it
         self.env = env

@@ -8,6 +8,7 @@ import os
 import tempfile
 from contextlib import suppress
 
+from envs import one_of
 from envs.data import parse_rows
 from rewards.sandbox import Job, require_protection, run_tests
 
@@ -40,8 +41,7 @@ def read_limits(timeout, allow_unsafe_code, runs_code=True):
     Raises ValueError if code runs, and neither is it allowed nor does the system offer protection.
     """
     word = str(allow_unsafe_code).lower()  # YAML makes True of yes
-    if word not in ("yes", "true", "no", "false"):
-        raise ValueError(f"--env-kwargs allow_unsafe_code {allow_unsafe_code}: it is yes or no; use one of them.")
+    one_of("allow_unsafe_code", word, "yes", "no", "true", "false")
     allowed = word in ("yes", "true")
     if runs_code:
         require_protection(allowed)

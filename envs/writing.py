@@ -139,8 +139,10 @@ class Writing:
         kind, steps = self.kind, []
         for task, _, actions in branches:
             texts = [drop_thoughts(action) for action in actions]
-            texts = MARKER_LINE.split(LEADING_MARKERS.sub("", texts[0]), 1) if self.num_agents == 1 else texts
-            texts = texts if len(texts) > 1 else [*texts, ""]  # without the marker there is no second paragraph
+            if self.num_agents == 1:
+                texts = MARKER_LINE.split(LEADING_MARKERS.sub("", texts[0]), 1)
+            if len(texts) == 1:
+                texts.append("")  # without the marker there is no second paragraph
             reference = task[kind.reference] if kind.reference else None
             source = FIELD.sub("", task[kind.columns[0]])
             reward, parts = ladder_reward(texts, kind.scale, source, reference, self.grounded)

@@ -130,7 +130,8 @@ FUNCTIONS = {"abs": abs, "min": min, "max": max, "round": rounded, "sqrt": squar
 class Search:
     """Okapi BM25 over a list of articles: search(query) is the start of the three that fit best, one a line."""
 
-    def __init__(self, articles, k1=1.2, b=0.75):
+    def __init__(self, articles):
+        k1, b = 1.2, 0.75
         self.articles = articles
         self.weights = defaultdict(dict)  # word -> {number of an article: its weight there}
         counts = [Counter(words(article)) for article in articles]

@@ -60,22 +60,21 @@ ARXIV = Scale(
 )
 
 TRANSITIONS = {
-    "elaboration": ["moreover", "furthermore", "in addition", "additionally", "also", "besides", "what is more"],
-    "examples": ["for example", "for instance", "such as", "namely", "to illustrate", "in particular"],
-    "explanation": ["in other words", "that is", "that means", "put simply", "to clarify", "which means", "basically"],
-    "cause_effect": ["because", "therefore", "as a result", "for this reason", "thus", "hence", "consequently"],
-    "contrast": ["however", "but", "on the other hand", "in contrast", "instead", "yet", "whereas"],
-    "sequence": ["at first", "first", "second", "next", "then", "finally", "lastly", "after that"],
-    "emphasis": ["in fact", "indeed", "above all", "especially", "importantly", "certainly", "clearly"],
-    "summary": ["in short", "overall", "in summary", "to sum up", "in conclusion", "all in all", "in general"],
-    "comparison": ["similarly", "likewise", "in the same way", "just like", "as", "compared to", "equally"],
-    "concession": ["although", "even though", "nevertheless", "despite", "still", "admittedly", "granted"],
-    "condition": ["if", "unless", "provided that", "in case", "as long as", "otherwise", "whether"],
-    "time": ["meanwhile", "when", "while", "since", "until", "during", "before", "later", "eventually"],
+    "elaboration": "moreover, furthermore, in addition, additionally, also, besides, what is more",
+    "examples": "for example, for instance, such as, namely, to illustrate, in particular",
+    "explanation": "in other words, that is, that means, put simply, to clarify, which means, basically",
+    "cause_effect": "because, therefore, as a result, for this reason, thus, hence, consequently",
+    "contrast": "however, but, on the other hand, in contrast, instead, yet, whereas",
+    "sequence": "at first, first, second, next, then, finally, lastly, after that",
+    "emphasis": "in fact, indeed, above all, especially, importantly, certainly, clearly",
+    "summary": "in short, overall, in summary, to sum up, in conclusion, all in all, in general",
+    "comparison": "similarly, likewise, in the same way, just like, as, compared to, equally",
+    "concession": "although, even though, nevertheless, despite, still, admittedly, granted",
+    "condition": "if, unless, provided that, in case, as long as, otherwise, whether",
+    "time": "meanwhile, when, while, since, until, during, before, later, eventually",
 }
 TRANSITION_PATTERNS = [
-    re.compile(r"(?<!\w)(?:" + "|".join(re.escape(p) for p in phrases) + r")(?!\w)")
-    for phrases in TRANSITIONS.values()
+    re.compile(rf"(?<!\w)(?:{phrases.replace(', ', '|')})(?!\w)") for phrases in TRANSITIONS.values()
 ]
 
 STOP_WORDS = set(
