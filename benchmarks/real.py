@@ -13,8 +13,8 @@ Two speakers each know half of what describes one of four people; a listener rea
    those of the next task (examples/messages.py): results/cooperation_messages.csv.
 5. What the agents wrote before and after about each seed's first held-out task: results/cooperation_texts.csv.
 
-All settings but those of step 2, which were chosen by what it leaves, were fixed before any run. --scripts, --env, --num-iterations and --name are for
-another algorithm.
+Step 2 was chosen by what it leaves; all other settings were fixed before any run. For another algorithm: --scripts,
+--env, --num-iterations and --name.
 """
 
 import importlib.util
