@@ -1,11 +1,7 @@
-from typing import NamedTuple
+from collections import namedtuple
 
-
-class Step(NamedTuple):
-    reward: object  # a number, or a list with one per agent
-    parts: dict  # numbers for the log
-    done: bool  # ends the branch early
-    feedback: object = None  # for the next observe()
+# reward: a number, or a list with one per agent; parts: numbers for the log; done: ends the branch early
+Step = namedtuple("Step", "reward parts done feedback", defaults=[None])
 
 
 class Shout:

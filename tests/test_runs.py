@@ -150,8 +150,9 @@ def test_a_copied_script_trains_on_the_readmes_environment_in_an_empty_folder(tm
     options = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": ""}, "capture_output": True, "text": True}
     # by runpy, as %run starts it, where __file__ is a relative path
     command = [sys.executable, "-c", "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')", script]
-    refused = subprocess.run([*command, *flags.split()], **options)
-    assert "--model" in refused.stderr + refused.stdout and "Traceback" not in refused.stderr
+    if script in ("nano.py", "magrpo.py"):
+        refused = subprocess.run([*command, *flags.split()], **options)
+        assert "--model" in refused.stderr + refused.stdout and "Traceback" not in refused.stderr
     subprocess.run([*command, *flags.split(), "--model", "model"], **options, check=True)
     (run_dir,) = tmp_path.glob("runs/shout.Shout__*")
     assert (run_dir / "agent_1").is_dir()
