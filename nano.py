@@ -219,10 +219,10 @@ def rollout(args, env, policies, tasks, group_sizes, joint_mode):
 def compare_trajectories(turns):
     """Compares each completion with all trajectories of its task: with their returns from the same turn on."""
     for root in turns[0]:
-        nodes = root.children
+        nodes = root.children  # where the task's trajectories are after the first turn
         for _ in turns[1:]:
             # an ended trajectory keeps its last return: unbiased, as no completion of this turn changes it
-            peers = [node.children[0] if node.children else node for node in nodes]
+            peers = [node.children[0] if node.children else node for node in nodes]  # and after the next
             for node in nodes:
                 for i, group in node.groups.items():
                     group.peer_returns = np.array([peer.returns[i] for peer in peers])  # (G,)

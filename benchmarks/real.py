@@ -92,9 +92,11 @@ if __name__ == "__main__":
     about = stamp(args)
     model = f"{args.keep}/smollm2-135m-instruct"
     if not os.path.exists(model):
+        print(f"makes {model}", flush=True)
         make_model(model)
     warm = f"{args.keep}/*__sft__*/agent"
     if not glob(warm):
+        print("sft.py and magrpo.py take minutes each; what they earned is printed when they end", flush=True)
         run_script(f"{ROOT}/sft.py", *WARM_UP.split(), "--model", model, "--output-dir", args.keep)
     # --flags come last, and win
     args.flags = f"--model {glob(warm)[0]} {SETTINGS} {args.flags}"
