@@ -25,7 +25,19 @@ from stamp import ROOT, stamp, write_rows
 
 from envs import Step
 
-VARIANTS = ["nano_z", "nano_difference", "nano_rae", "nano_drmas", "nano_gdpo", "nano_maxrl", "nano_gigpo"]
+VARIANTS = [
+    "nano_z",
+    "nano_difference",
+    "nano_rae",
+    "nano_drmas",
+    "nano_gdpo",
+    "nano_maxrl",
+    "nano_gigpo",
+    "nano_by_task",
+    "nano_at_grpo",
+]
+# the first changes only trajectories, the second only trees
+UNUSED = [("nano_by_task", "tree"), ("nano_at_grpo", "trajectories")]
 
 
 @dataclass
@@ -208,7 +220,8 @@ def row_of(method, env, *what):
 def rows_of(env):
     for name in "nano", *VARIANTS:
         for branching, G in ("tree", 2), ("trajectories", 3):
-            yield row_of(f"{name}, {branching}", env, G, branching, load(name))
+            if (name, branching) not in UNUSED:
+                yield row_of(f"{name}, {branching}", env, G, branching, load(name))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import CRITIC_FREE, ROOT, metrics_of
 from test_gradient import TOY, advantages_of, slow_gradient
+from torch.nn.utils import parameters_to_vector
 from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -69,16 +70,12 @@ def test_maxrl_learns_more_from_what_seldom_succeeds():
     np.testing.assert_allclose(list(found.values()), 1 + failure)
 
 
-class Own(credit.Game):
-    """Each agent has a reward of its own."""
+class Alike(credit.Game):
+    """Both agents read the same, and each has a reward of its own."""
 
     def reward(self, history, actions):
         past = [earlier for earlier, _ in history]
         return np.array([credit.uniform(self.seed, past, actions, i) for i in range(2)])
-
-
-class Alike(Own):
-    """Both agents read the same."""
 
     def observe(self, task, history):
         return [str([actions for actions, _ in history])] * 2
@@ -91,6 +88,17 @@ def test_gigpo_compares_visits_of_a_state():
     assert found["[]"] == pytest.approx(1)
     meets = credit.chance("[]", "a") * credit.chance("[]", "b")
     assert found["[['a', 'b']]"] == pytest.approx(1 / 2 + meets / 2)
+
+
+def test_at_grpo_learns_for_the_turn_alone_and_goes_on_with_the_best():
+    """Fails if a turn is also paid for later ones, or not the best joint action goes on, or the next turn weighs less.
+
+    In this game agent 0's better paid first word costs more later than it earns, and ("a", "a") is paid most.
+    """
+    found = scales(credit.Game(1), "tree", "nano_at_grpo", gamma=1.0)
+    assert found["0 []"] < 0
+    # 0.5 if it went on as often as it is played
+    assert found["1 [['a', 'a']]"] > 0.5
 
 
 @pytest.mark.parametrize(
@@ -106,9 +114,8 @@ def test_what_advantages_are_divided_by(name, expected):
 
     In a later turn of trajectories.
     """
-    learner, idle = object(), object()
     groups = []
-    for policy, returns in (learner, [1, 3]), (learner, [0, 6]), (learner, [0, 12]), (idle, [5, 5]):
+    for policy, returns in ("learner", [1, 3]), ("learner", [0, 6]), ("learner", [0, 12]), ("idle", [5, 5]):
         returns = np.array(returns)
         if name == "nano_gdpo":
             # the reward, which is only logged, and two parts, of which the larger is equal for 1 and 3
@@ -124,11 +131,13 @@ def path(node):
     return [node, *path(node.children[0])] if node.children else [node]
 
 
-COMPARED = list(product([ROOT / "nano.py", MAGRPO], ["toy:Letters", "toy:Sequential", "toy:SelfishInTurn"]))
-COMPARED += [(script, "toy:Selfish") for script in OTHERS]  # their advantages; the rest is equal
+COMPARED = [
+    *product([ROOT / "nano.py", MAGRPO], ["toy:Letters", "toy:Sequential", "toy:SelfishInTurn"]),
+    *product(OTHERS, ["toy:Selfish"]),  # their advantages; the rest is equal
+]
 
 
-@pytest.mark.parametrize("script, env", COMPARED, ids=lambda x: x if isinstance(x, str) else x.stem)
+@pytest.mark.parametrize("script, env", COMPARED, ids=str)
 def test_trajectories_of_a_task_are_compared(script, env, run, model_dir):
     """Fails if a trajectory is compared with others' turns or tasks, or not at all once it has ended."""
     names = run(script, *TOY, "--model", model_dir, *TRAJECTORIES, "--env", env)
@@ -150,7 +159,7 @@ def test_trajectories_of_a_task_are_compared(script, env, run, model_dir):
 @pytest.mark.parametrize("base", ["nano", "magrpo"])
 def test_each_variant_of_the_lesson_runs_and_is_another(base, run, model_dir, tmp_path, monkeypatch):
     """Fails if a patch no longer applies or runs, or a script no longer calls what a variant replaces."""
-    flags = [*TOY, "--model", model_dir, "--num-iterations", 2, "--num-turns", 2]
+    flags = [*TOY, "--model", model_dir, "--num-iterations", 2, *TRAJECTORIES]
     needed = {
         "nano_gdpo": ["--parts", "share"],
         "magrpo_seats": ["--share-policy"],
@@ -175,6 +184,6 @@ def test_the_cosine_is_that_of_two_seats(run, updates, model_dir, tmp_path):
     for agent in 0, 2:
         model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64)
         gradient = slow_gradient(MAGRPO, model, replace(update, agents=[agent]))
-        gradients.append(torch.cat([values.flatten() for values in gradient]))
+        gradients.append(parameters_to_vector(gradient))
     cosine = torch.cosine_similarity(*gradients, dim=0).item()
     assert names["metrics"]["seats_cosine"] == pytest.approx(cosine, abs=1e-4)
