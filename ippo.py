@@ -17,7 +17,8 @@ each turn, on the actor's last hidden states or on those of a critic with weight
 it reads the state before a token, never the token. pi_old is what the sampling loop used.
 
 Left out on purpose: a centralised critic (MAPPO), a KL penalty, division by a completion's length, normalised
-advantages. Sources: PPO, arXiv 1707.06347; GAE, arXiv 1506.02438; IPPO, arXiv 2011.09533. With one agent this is PPO.
+advantages. Sources: PPO, arXiv 1707.06347; GAE, arXiv 1506.02438; IPPO, arXiv 2011.09533; for language
+models CoLLM-DC, arXiv 2601.21972. With one agent this is PPO.
 """
 
 import copy

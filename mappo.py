@@ -17,7 +17,8 @@ each turn, on the last hidden states of a critic with weights of its own, which 
 env.state(task, history)), then s_t, never the token. pi_old is what the sampling loop used.
 
 Left out on purpose: a critic of actions (COMA), a KL penalty, division by a completion's length, normalised
-advantages. Sources: PPO, arXiv 1707.06347; GAE, arXiv 1506.02438; MAPPO, arXiv 2103.01955. With one agent this is PPO.
+advantages. Sources: PPO, arXiv 1707.06347; GAE, arXiv 1506.02438; MAPPO, arXiv 2103.01955; for language
+models CoLLM-CC, arXiv 2601.21972. With one agent this is PPO.
 """
 
 import copy

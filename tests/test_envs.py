@@ -92,6 +92,8 @@ bugfix
 reference
 dilemma
 toy:SelfishInTurn --num-turns 3
+examples.proposer:Proposer --num-agents 3
+examples.router:Router --num-agents 3
 test_envs:Faulty --env-kwargs fault unparsed
 """
 
