@@ -19,12 +19,14 @@ from itertools import chain, product
 
 import pandas as pd
 import tyro
-from stamp import ROOT, run_script, stamp, write_rows
+from stamp import ROOT, make_stamp, run_script, write_rows
+
+SCRIPTS = ("magrpo", "marloo", "maremax", "mareinforce", "ippo", "mappo", "madpo")
 
 
 @dataclass
 class Args:
-    scripts: tuple[str, ...] = ("magrpo", "marloo", "maremax", "mareinforce", "ippo")
+    scripts: tuple[str, ...] = SCRIPTS
     env: tuple[str, ...] = ("tldr",)  # each is trained on, with flags of its own: "gsm8k --num-turns 2"
     seeds: int = 5  # 1, 2, ...
     jobs: int = 2  # runs at a time
@@ -46,12 +48,12 @@ def train(args, folder, seed, env, script):
     if run_script(*words):
         return []
     logs = glob(f"{runs}/metrics.jsonl")
-    rows = evaluations(os.path.dirname(max(logs)))  # the last one by its time
+    rows = read_evaluations(os.path.dirname(max(logs)))  # the last one by its time
     print(f"{env} {script} seed {seed}: {rows[0]['return']:.3f} -> {rows[-1]['return']:.3f}", flush=True)
     return [{"env": env, "script": script, "seed": seed} | row for row in rows]
 
 
-def evaluations(run_dir):
+def read_evaluations(run_dir):
     """A row for each evaluation of a run."""
     lines = pd.read_json(f"{run_dir}/metrics.jsonl", lines=True)
     # nano.py logs no times
@@ -69,7 +71,7 @@ def evaluations(run_dir):
 
 def main(args):
     """Trains several runs at a time, and writes the rows of all."""
-    about = stamp(args)  # before the runs, which take long: the code may change meanwhile
+    about = make_stamp(args)  # before the runs, which take long: the code may change meanwhile
     runs = list(product(range(1, args.seeds + 1), args.env, args.scripts))
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(args.jobs) as threads:
         parts = list(threads.map(lambda run: train(args, args.keep or temporary, *run), runs))

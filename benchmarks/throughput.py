@@ -10,8 +10,8 @@ begin), and when it asks for the next prompts. The evaluation before training an
 our runs end before they would save.
 
 The two sides alternate, and what counts is their ratio within a round; a row is the median of a round's iterations.
-Workloads are those of workloads.py. Where completions stop by themselves the sides sample other ones, so see how far
-their tokens differ.
+Workloads are those of workloads.py. Where completions stop by themselves (tldr, split) the sides sample other ones, so
+see how far their tokens differ.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from typing import Literal
 
 import pandas as pd
 import tyro
-from stamp import ROOT, checkout, stamp, write_rows
+from stamp import ROOT, checkout, make_stamp, write_rows
 from workloads import PEERS, measure, prepare
 
 MEASURES = ["sampling_s", "update_s", "iteration_s", "tokens", "peak_mib"]
@@ -34,7 +34,7 @@ MEASURES = ["sampling_s", "update_s", "iteration_s", "tokens", "peak_mib"]
 class Args:
     script: str = "magrpo"
     baseline: str = "nano"  # what it is compared with: another script, a commit, comlrl, trl, or nothing ("")
-    workloads: list[str] = field(default_factory=lambda: ["tldr", "split", "a", "b", "c"])
+    workloads: list[str] = field(default_factory=lambda: ["tldr", "split", "a", "b"])
     rounds: int = 5
     updates: int = 6  # measured in each process, after one that warms up; at most 18
     seed: int = 1  # for models and prompts; sampling uses seed + round
@@ -72,7 +72,7 @@ def compare(args, job, commands, folder):
 
 
 def main(args):
-    about = stamp(args)  # before the runs, which take long: the code may change meanwhile
+    about = make_stamp(args)  # before the runs, which take long: the code may change meanwhile
     rows = []
     with tempfile.TemporaryDirectory() as work:
         commands = commands_of(args, work)

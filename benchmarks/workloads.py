@@ -1,29 +1,29 @@
 """Workloads of throughput.py and gpu.py: random models and prompts, and how a contestant runs on them.
 
 Speed depends on what a model has learnt only through where its completions end, so weights are random and that is
-fixed: completions run to their full length, in c they stop with the same probability at every token.
+fixed: completions run to their full length.
 """
 
 import glob
 import json
-import math
 import os
 from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
+from itertools import count, islice, pairwise, product
 from string import ascii_lowercase
 
 import torch
 import transformers
 from stamp import run_script
-from tokenizers.pre_tokenizers import ByteLevel
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Tokenizer
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-LEARNING_RATE = 1e-6  # so small that the probability of stopping does not change
+LEARNING_RATE = 1e-6  # so small that completions keep their full length
 PEERS = {"comlrl": 2, "trl": 1}  # trainers of peers.py -> agents
 CHAT = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}<|im_start|>"
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # the first tokens
 PAD, STOP = 0, 2  # ids of <|endoftext|> and <|im_end|>
-FIRST_WORD = 259  # the id after those of 3 special tokens and 256 bytes
-SPACE = "Ġ"  # as the byte level writes it
 
 
 @dataclass
@@ -35,18 +35,16 @@ class Workload:
     completion_tokens: int = 100  # C
     num_generations: int = 8  # G
     num_tasks: int = 4  # B, per update
-    stop: float = 0.0  # probability of the stop token at every step
 
 
 TINY = {
     "model_type": "qwen2", "vocab_size": 1075, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True,
 }  # fmt: skip
 # the shapes of the real models, from their config.json
-LARGE = TINY | {"vocab_size": 151_936, "max_position_embeddings": 32_768}
+LARGE = TINY | {"vocab_size": 151_936}
 QWEN_05B = LARGE | {
-    "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14, "head_dim": 64,
+    "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
 }  # fmt: skip
 QWEN_17B = LARGE | {
     "model_type": "qwen3", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28,
@@ -65,8 +63,6 @@ WORKLOADS = {
         num_generations=4,
         num_tasks=2,
     ),
-    # completions of 1 to 100 tokens, 30 on average
-    "c": Workload(TINY, num_tasks=8, stop=1 / 31),
     # for a GPU
     "qwen2.5-0.5b": Workload(QWEN_05B, prompt_tokens=512, completion_tokens=256),
     "qwen3-1.7b": Workload(QWEN_17B, num_agents=1, prompt_tokens=512, completion_tokens=256),
@@ -77,41 +73,30 @@ WORKLOADS = {
 
 
 def make_tokenizer(size):
-    """A byte-level BPE in which every word, a space and letters, is one token."""
-    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(ByteLevel.alphabet())]
-    words = [SPACE]
-    # each word has 26 that are a letter longer, until there are enough
-    for stem in words:
-        words += [stem + letter for letter in ascii_lowercase][: size - FIRST_WORD + 1 - len(words)]
-    tokens += words[1:]
-    tokenizer = Qwen2Tokenizer(
-        {token: k for k, token in enumerate(tokens)},
-        [(word[:-1], word[-1]) for word in words[1:]],
-        eos_token="<|im_end|>",
-        extra_special_tokens=["<|im_start|>"],
-    )
+    """Each word of small letters is one token: a, b, ... aa, ab, ..."""
+    words = ("".join(letters) for length in count(1) for letters in product(ascii_lowercase, repeat=length))
+    tokens = [*SPECIAL, *islice(words, size - len(SPECIAL))]
+    raw = Tokenizer(WordLevel({token: k for k, token in enumerate(tokens)}, unk_token=SPECIAL[PAD]))
+    raw.pre_tokenizer = WhitespaceSplit()
+    raw.add_special_tokens(SPECIAL)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token=SPECIAL[STOP], pad_token=SPECIAL[PAD])
     tokenizer.chat_template = CHAT
     return tokenizer
 
 
-def make_model(config, stop):
-    """A random model that stops with probability `stop` at every token, whatever it has read.
+def make_model(config):
+    """A random model that never stops.
 
     Coordinate 0 of every embedding is 8, far above the others, which are about 0.02. So it dominates every hidden
     state, and because the head is the embedding (tied, as in the models that this stands for), all logits share the
-    same large term. In the stop token's row, coordinate 0 is chosen so that this token gets probability `stop`; the
-    pad token, which some trainers take for the end of a completion, gets practically none.
+    same large term; but not those of the stop token, and of the pad token, which some trainers take for an end.
     """
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32).eval()
     model.generation_config.update(eos_token_id=STOP, pad_token_id=PAD)
-    weight = model.get_input_embeddings().weight
     with torch.no_grad():
+        weight = model.get_input_embeddings().weight
         weight[:, 0] = 8.0
-        weight[PAD, 0] = 0.0
-        shared = model.base_model(torch.arange(3, 23)[None]).last_hidden_state[0, -1, 0]
-        # the stop logit less that of the other tokens, which are all but stop and pad
-        above = math.log(stop / (1 - stop) * (len(weight) - 2)) if stop else -100.0
-        weight[STOP, 0] = 8.0 + above / shared
+        weight[[PAD, STOP], 0] = 0.0
     return model
 
 
@@ -119,8 +104,8 @@ def make_prompts(job, tokenizer):
     """As many as tasks, each used once, and one for our evaluation, which always runs."""
     # the template adds a token before the words, and two after them
     shape = (job["num_tasks"] * (job["updates"] + 1) + 1, job["prompt_tokens"] - 3)
-    ids = torch.randint(FIRST_WORD, len(tokenizer), shape).tolist()
-    return ["".join(tokenizer.convert_ids_to_tokens(row)).replace(SPACE, " ") for row in ids]
+    ids = torch.randint(len(SPECIAL), len(tokenizer), shape).tolist()
+    return [" ".join(tokenizer.convert_ids_to_tokens(row)) for row in ids]
 
 
 def prepare(name, folder, args):
@@ -136,7 +121,7 @@ def prepare(name, folder, args):
         torch.manual_seed(args.seed)
         transformers.utils.logging.disable_progress_bar()
         job["model"] = f"{folder}/model"
-        make_model(workload.config, workload.stop).save_pretrained(job["model"])
+        make_model(workload.config).save_pretrained(job["model"])
         tokenizer = make_tokenizer(workload.config["vocab_size"])
         tokenizer.save_pretrained(job["model"])
         job["prompts"] = make_prompts(job, tokenizer)
@@ -150,7 +135,7 @@ def run(job, words, folder, seconds=None):
     """What a process wrote to result.json; {} if it failed."""
     os.makedirs(folder, exist_ok=True)
     with open(f"{folder}/job.json", "w") as file:
-        json.dump(job, file)
+        json.dump(job | {"folder": folder}, file)
     # none for the CPU, since our scripts use a GPU if they see one; else one, since trl refuses several in one process
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] if job["device"] == "cuda" else ""
     variables = {"HF_HUB_OFFLINE": "1", "BENCH_JOB": f"{folder}/job.json", "CUDA_VISIBLE_DEVICES": visible}
