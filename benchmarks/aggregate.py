@@ -40,13 +40,20 @@ def find_p(differences):
 
 
 if __name__ == "__main__":
-    scores = np.stack([read_scores(*task) for task in TASKS], 1)  # (script, task, seed)
-    tests = [find_p((own - scores[0]).ravel()) for own in scores[1:]]
-    p = pd.Series(tests, SCRIPTS[1:]).sort_values()
+    scores = np.stack([read_scores(*task) for task in TASKS])  # (task, script, seed)
+    differences = scores - scores[:, :1]
+    p = pd.Series({script: find_p(differences[:, k].ravel()) for k, script in enumerate(SCRIPTS) if k > 0})
+    p = p.sort_values()
     # Holm: times the number of comparisons that are left, and at least as large as those before it
     corrected = (p * np.arange(len(p), 0, -1)).cummax().clip(upper=1)
-    table = pd.DataFrame(scores.mean(1), SCRIPTS, range(1, scores.shape[2] + 1)).stack().rename("score")
-    table = table.rename_axis(["script", "seed"]).reset_index()
-    table.insert(1, "corrected", table["script"].map(corrected))
-    write_rows(f"{ROOT}/results/aggregate.csv", make_stamp("aggregate"), table)
-    print(table.to_string())
+    rows = []
+    for script, means in zip(SCRIPTS, scores.mean(0)):
+        for seed, score in enumerate(means, 1):
+            row = {
+                "script": script,
+                "corrected": corrected.get(script),
+                "seed": seed,
+                "score": score,
+            }
+            rows.append(row)
+    write_rows(f"{ROOT}/results/aggregate.csv", make_stamp("aggregate"), rows)
