@@ -201,7 +201,7 @@ def test_an_advantage_that_is_not_a_number_ends_the_run(name, run, updates, mode
     end = "# <<< ALGORITHM"
     script.write_text((ROOT / name).read_text().replace(end, f"groups[0].advantages *= np.nan\n            {end}"))
     with pytest.raises(SystemExit, match="grad_norm"):
-        run(script, *TOY, "--model", model_dir)
+        run(script, *TOY, "--model", model_dir, "--num-agents", 1)
     assert not updates
 
 

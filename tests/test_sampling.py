@@ -382,7 +382,7 @@ def test_prompts_are_split_as_the_models_own_file_says(name, tmp_path):
 LOSSES = [  # chat template, the letters or words of a vocabulary, a prompt, and whether it can be written in them
     (CHAT, None, "Say h\u00e9 \U0001f600", True),
     (CHAT, None, "E\u0301t\u00e9 \ufb01 \u3000x", True),
-    (test_faults.PARTS, None, "say", False),
+    (test_faults.PARTS, None, "hello", False),
     (CHAT, "abcdefghijklmnopqrstuvwxyz\u0120\u010a", "say h\u00e9", False),
     (CHAT, ["user", "assistant", "say", "hi", "<unk>"], "say hi", True),
     (CHAT, ["user", "assistant", "say", "hi", "<unk>"], "say hello", False),
@@ -406,7 +406,7 @@ def test_a_prompt_that_loses_letters_is_refused(template, tokens, prompt, is_rea
     if is_read:
         assert sft.encode_pair(policy.tokenizer, [STOP], [], prompt, prompt)[0] == list(magrpo.encode(policy, prompt))
         return
-    with pytest.raises(SystemExit, match=prompt):
+    with pytest.raises(SystemExit, match="--model"):
         magrpo.encode(policy, prompt)
-    with pytest.raises(SystemExit, match=prompt):
+    with pytest.raises(SystemExit, match="--model"):
         sft.encode_pair(policy.tokenizer, [STOP], [], "say", prompt)
