@@ -93,7 +93,6 @@ PROMPTS = {"a prompt too many": ["a", "b", "c"], "a prompt too few": ["a"]}
 REWARDS = {
     "nan": float("nan"),
     "infinite": [1.0, float("inf")],
-    "a string": "a",
     "one of three": [1.0, 2.0, 3.0],
     "float32": np.float32(0.5),
     "an array": np.array([0.5, 1.0]),

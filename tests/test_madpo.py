@@ -30,7 +30,10 @@ def test_pairs_are_of_strict_preferences_and_half_differ_in_one_answer():
         node = SimpleNamespace(weight=1.0, groups={0: None, 1: None}, children=children)
         pairs = madpo.choose_pairs(node, most, False)
         assert sum(pair.weight for pair in pairs) in (pytest.approx(1), 0)
-        return [tuple(4 * first.index + second.index for first, second in pair[:2]) for pair in pairs]
+        numbers = []
+        for better, worse, *_ in pairs:
+            numbers.append(tuple(4 * first.index + second.index for first, second in (better, worse)))
+        return numbers
 
     np.random.seed(0)
     returns = np.tile([0.0, 1.0, 1.0, 3.0], 4) + joint[:, 0]
@@ -166,5 +169,8 @@ def test_it_learns_from_the_training_lines_of_a_run(flags, run, model_dir):
         for i, group in node.groups.items():
             texts = group.policy.tokenizer.batch_decode(group.completion_ids)
             agent = line["agents"][i]
-            assert texts == [t + "<|im_end|>" * stopped for t, stopped in zip(agent["completions"], agent["stopped"])]
+            expected = []
+            for completion, stopped in zip(agent["completions"], agent["stopped"]):
+                expected.append(completion + "<|im_end|>" * stopped)
+            assert texts == expected
     assert names["metrics"]["preference/pairs"] > 0
