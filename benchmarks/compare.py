@@ -4,9 +4,9 @@
     python benchmarks/plot.py results/tldr.csv
 
 A row of results/<env>.csv is one evaluation of a run: env with its flags, script, seed, iteration, tokens (sampled by
-all agents so far), seconds (of training so far), train_zero_variance_groups and, of critics, train_explained_variance
-(means since the previous row), and the evaluation's metrics. The file's first line, after a #, has commit, versions
-and arguments. All scripts run with one thread, their defaults, and equal numbers of tasks, generations and iterations.
+all agents so far), seconds (of training so far), and the evaluation's metrics. The file's first line, after a #, has
+commit, versions and arguments. All scripts run with one thread, their defaults, and equal numbers of tasks,
+generations and iterations.
 """
 
 import os
@@ -19,12 +19,14 @@ from itertools import chain, product
 
 import pandas as pd
 import tyro
-from stamp import ROOT, run_script, stamp, write_rows
+from stamp import ROOT, make_stamp, run_script, write_rows
+
+SCRIPTS = ("magrpo", "marloo", "maremax", "mareinforce", "ippo", "mappo", "madpo")
 
 
 @dataclass
 class Args:
-    scripts: tuple[str, ...] = ("magrpo", "marloo", "maremax", "mareinforce", "ippo")
+    scripts: tuple[str, ...] = SCRIPTS
     env: tuple[str, ...] = ("tldr",)  # each is trained on, with flags of its own: "gsm8k --num-turns 2"
     seeds: int = 5  # 1, 2, ...
     jobs: int = 2  # runs at a time
@@ -46,30 +48,25 @@ def train(args, folder, seed, env, script):
     if run_script(*words):
         return []
     logs = glob(f"{runs}/metrics.jsonl")
-    rows = evaluations(os.path.dirname(max(logs)))  # the last one by its time
+    rows = read_evaluations(os.path.dirname(max(logs)))  # the last one by its time
     print(f"{env} {script} seed {seed}: {rows[0]['return']:.3f} -> {rows[-1]['return']:.3f}", flush=True)
     return [{"env": env, "script": script, "seed": seed} | row for row in rows]
 
 
-def evaluations(run_dir):
+def read_evaluations(run_dir):
     """A row for each evaluation of a run."""
     lines = pd.read_json(f"{run_dir}/metrics.jsonl", lines=True)
     # nano.py logs no times
     totals = lines.reindex(columns=["tokens", "time/iteration"]).fillna(0).cumsum()
     rows = lines[["iteration"]].assign(tokens=totals["tokens"].astype(int))
     rows["seconds"] = totals["time/iteration"].round(1)
-    evaluated = lines["eval/return"].notna()
-    period = evaluated[::-1].cumsum()  # of each iteration, how many evaluations are still to come
-    for name in ("zero_variance_groups", "explained_variance"):
-        means = lines.filter(regex=rf"^(train|agent_\d+)/{name}$").mean(axis=1)
-        rows[f"train_{name}"] = means.groupby(period).transform("mean").round(3)
     metrics = lines.filter(regex="^eval/").rename(columns=lambda name: name.removeprefix("eval/"))
-    return rows.join(metrics)[evaluated].to_dict("records")
+    return rows.join(metrics)[lines["eval/return"].notna()].to_dict("records")
 
 
 def main(args):
     """Trains several runs at a time, and writes the rows of all."""
-    about = stamp(args)  # before the runs, which take long: the code may change meanwhile
+    about = make_stamp(args)  # before the runs, which take long: the code may change meanwhile
     runs = list(product(range(1, args.seeds + 1), args.env, args.scripts))
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(args.jobs) as threads:
         parts = list(threads.map(lambda run: train(args, args.keep or temporary, *run), runs))

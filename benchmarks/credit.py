@@ -13,15 +13,13 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
-from dataclasses import dataclass, field
 from importlib.util import module_from_spec, spec_from_file_location
 from itertools import chain, product
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import numpy as np
-import tyro
-from stamp import ROOT, stamp, write_rows
+from stamp import ROOT, make_stamp, write_rows
 
 from envs import Step
 
@@ -38,14 +36,10 @@ VARIANTS = [
 ]
 # the first changes only trajectories, the second only trees
 UNUSED = [("nano_by_task", "tree"), ("nano_at_grpo", "trajectories")]
+SEEDS = range(1, 11)  # of the games
 
 
-@dataclass
-class Args:
-    seeds: list[int] = field(default_factory=lambda: list(range(1, 11)))  # of the games
-
-
-def uniform(*key):
+def draw_number(*key):
     """A number between 0 and 1 that depends on the key alone."""
     return int(hashlib.md5(repr(key).encode()).hexdigest()[:8], 16) / 2**32
 
@@ -64,8 +58,8 @@ class Game:
 
     def parts(self, history, actions):
         past = [earlier for earlier, _ in history]
-        alone = [uniform(self.seed, past, i, text) for i, text in enumerate(actions) if text]
-        together = uniform(self.seed, past, actions) if all(actions) else 0.0
+        alone = [draw_number(self.seed, past, i, text) for i, text in enumerate(actions) if text]
+        together = draw_number(self.seed, past, actions) if all(actions) else 0.0
         return {"alone": sum(alone), "together": together}
 
     def reward(self, history, actions):
@@ -90,7 +84,7 @@ class Passing(Game):
 
 def chance(prompt, word):
     """The policies: a logit for each prompt, which names the agent."""
-    b = 1 / (1 + np.exp(1.2 - 2.4 * uniform(prompt)))
+    b = 1 / (1 + np.exp(1.2 - 2.4 * draw_number(prompt)))
     return b if word == "b" else 1 - b
 
 
@@ -99,7 +93,7 @@ def score(prompt, word):
     return (word == "b") - chance(prompt, "b")
 
 
-def true_gradient(env, gamma=1.0):
+def find_true_gradient(env, gamma=1.0):
     """The derivative of each agent's expected return by its own logits: prompt -> number. Without nano.py."""
     gradient = defaultdict(float)
 
@@ -144,7 +138,7 @@ def load(name):
     return module
 
 
-def outcomes(env, G, branching, variant, gamma=1.0):
+def enumerate_outcomes(env, G, branching, variant, gamma=1.0):
     """Of each outcome of a task's sampling: its probability, gradient (prompt -> number) and completions."""
     nano = getattr(variant, "nano", variant)
     # the parts are for nano_gdpo
@@ -187,12 +181,12 @@ def outcomes(env, G, branching, variant, gamma=1.0):
         yield np.prod([chance(*word) for word in drawn]), gradient, len(drawn)
 
 
-def moments(*what, **options):
+def find_moments(*what, **options):
     """The mean gradient of a task (prompt -> number), the trace of its covariance, and the mean of completions."""
     mean = defaultdict(float)
     square = 0.0
     completions = 0.0
-    for p, gradient, drawn in outcomes(*what, **options):
+    for p, gradient, drawn in enumerate_outcomes(*what, **options):
         square += p * sum(value**2 for value in gradient.values())
         completions += p * drawn
         for prompt, value in gradient.items():
@@ -202,8 +196,8 @@ def moments(*what, **options):
 
 def row_of(method, env, *what):
     """The angle between the mean gradient and the true one, their ratio, and the variance at equal completions."""
-    mean, variance, completions = moments(env, *what)
-    true = true_gradient(env)
+    mean, variance, completions = find_moments(env, *what)
+    true = find_true_gradient(env)
     x = np.array([mean[prompt] for prompt in true])
     y = np.array(list(true.values()))
     scale = x @ y / (y @ y)
@@ -225,12 +219,11 @@ def rows_of(env):
 
 
 if __name__ == "__main__":
-    args = tyro.cli(Args, description=__doc__)
     rows = []
-    for game, seed in product([Game, Passing], args.seeds):
+    for game, seed in product([Game, Passing], SEEDS):
         own = list(rows_of(game(seed)))
         tree = own[0]["variance"]
         for row in own:
             row["variance"] /= tree
         rows += own
-    write_rows(f"{ROOT}/results/credit.csv", stamp(args), rows)
+    write_rows(f"{ROOT}/results/credit.csv", make_stamp(SEEDS), rows)

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import compare
-import plot
 import throughput
 import torch
 import tyro
@@ -48,7 +47,7 @@ def main(args):
         if step == "scripts":
             compare.main(
                 compare.Args(
-                    scripts=[*plot.SCRIPTS, "magrpo_fsdp", "nano"],
+                    scripts=[*compare.SCRIPTS, "magrpo_fsdp", "nano"],
                     seeds=1,
                     jobs=2 if args.shrink else 9,
                     num_iterations=2,

@@ -26,8 +26,8 @@ import transformers
 import tyro
 from comlrl.trainers.reinforce import MAGRPOTrainer
 from datasets import Dataset
-from peers import ALIKE, comlrl_arguments, trl_arguments
-from stamp import ROOT, stamp, write_rows
+from peers import ALIKE, make_comlrl_arguments, make_trl_arguments
+from stamp import ROOT, make_stamp, write_rows
 from torch.nn.utils import parameters_to_vector
 from trl import GRPOTrainer
 
@@ -78,7 +78,7 @@ def keep_update(folder, model, rollout, length):
 
 def train_trl(args, folder, options):
     job, tasks, reward = load_inputs(args, folder)
-    arguments = trl_arguments(job, **options)
+    arguments = make_trl_arguments(job, **options)
     rollout = []
 
     class Trainer(GRPOTrainer):
@@ -99,7 +99,7 @@ def train_trl(args, folder, options):
 
 def train_comlrl(args, folder, options, cut=False):
     job, tasks, reward = load_inputs(args, folder)
-    arguments = comlrl_arguments(job, **options)
+    arguments = make_comlrl_arguments(job, **options)
     pad = arguments["tokenizer"].pad_token_id
     transformers.set_seed(args.seed)
 
@@ -184,7 +184,7 @@ def compare(args, peer):
 
 
 def main(args):
-    about = stamp(args)
+    about = make_stamp(args)
     torch.set_num_threads(1)
     rows = []
     for peer, (num_agents, *_) in PEERS.items():

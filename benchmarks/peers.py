@@ -7,14 +7,13 @@ Both use the prompts unchanged, and update as often as the job says. When each u
 tokens it had, is noted.
 """
 
-import os
 import sys
 from itertools import pairwise
 
 import stamp  # noqa: F401, finds envs
 import transformers
 from datasets import Dataset
-from timed import clock, read_job, score, write_result
+from timed import read_clock, read_job, score, write_result
 from transformers import PreTrainedTokenizerFast
 
 ALIKE = {
@@ -23,7 +22,7 @@ ALIKE = {
 }  # options with which they compute what our scripts compute
 
 
-def comlrl_arguments(job, **options):
+def make_comlrl_arguments(job, **options):
     """Arguments of comlrl's MAGRPOTrainer, for two agents that are copies of one model."""
     from comlrl.trainers.reinforce import MAGRPOConfig
 
@@ -50,7 +49,7 @@ def comlrl_arguments(job, **options):
     }
 
 
-def trl_arguments(job, **options):
+def make_trl_arguments(job, **options):
     """Arguments of trl's GRPOTrainer."""
     from trl import GRPOConfig
 
@@ -87,7 +86,7 @@ tokens = [0]  # of completions, of each update; the last one runs
 
 
 def end_update(*_):
-    ends.append(clock())
+    ends.append(read_clock())
     tokens.append(0)
 
 
@@ -104,7 +103,7 @@ def train_comlrl(job, tasks):
         """One list of texts per agent, aligned; a number for each joint action."""
         return [score(texts) for texts in zip(*completions)]
 
-    trainer = Counted(reward_func=reward, train_dataset=tasks, **comlrl_arguments(job, **ALIKE["comlrl"]))
+    trainer = Counted(reward_func=reward, train_dataset=tasks, **make_comlrl_arguments(job, **ALIKE["comlrl"]))
     trainer.verbose = False
     # the last agent's step ends an update
     trainer.optimizers[-1].register_step_post_hook(end_update)
@@ -122,14 +121,13 @@ def train_trl(job, tasks):
         tokens[-1] += sum(map(len, completion_ids))
         return [score([text]) for text in completions]
 
-    arguments = trl_arguments(job, **ALIKE["trl"])
+    arguments = make_trl_arguments(job, **ALIKE["trl"])
     GRPOTrainer(reward_funcs=reward, train_dataset=tasks, callbacks=[Ticker()], **arguments).train()
 
 
 if __name__ == "__main__":
     job = read_job()
-    # the first one warms up
-    job |= {"folder": os.path.dirname(os.environ["BENCH_JOB"]), "updates": job["updates"] + 1}
+    job["updates"] += 1  # the first one warms up
     transformers.set_seed(job["seed"])
     # of all updates, each used once, in the chat template of workloads.py
     prompts = [f"<|im_start|>{prompt}<|im_end|><|im_start|>" for prompt in job["prompts"][:-1]]

@@ -28,7 +28,7 @@ import compare
 import pandas as pd
 import torch
 import tyro
-from stamp import ROOT, run_script, stamp, write_rows
+from stamp import ROOT, make_stamp, run_script, write_rows
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -89,7 +89,7 @@ def read_texts(run):
 
 if __name__ == "__main__":
     args = tyro.cli(compare.Args, default=DEFAULTS, description=__doc__)
-    about = stamp(args)
+    about = make_stamp(args)
     model = f"{args.keep}/smollm2-135m-instruct"
     if not os.path.exists(model):
         print(f"makes {model}", flush=True)

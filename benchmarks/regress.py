@@ -1,6 +1,6 @@
 """Do the scripts still learn what they did? One seed of each on tldr, ten minutes, against five stored ones.
 
-    FLAGS="--scripts magrpo marloo maremax mareinforce ippo mappo madpo --num-iterations 40 --eval-every 40"
+    FLAGS="--num-iterations 40 --eval-every 40"
     python benchmarks/compare.py $FLAGS --seeds 1 --name regress_now
     python benchmarks/regress.py results/regress.csv results/regress_now.csv
 
@@ -13,7 +13,7 @@ import sys
 import pandas as pd
 
 
-def last_returns(path):
+def read_last_returns(path):
     """The last return of each run, grouped by script."""
     rows = pd.read_csv(path, skiprows=1)
     last = rows.groupby(["script", "seed"])["return"].last()
@@ -21,7 +21,7 @@ def last_returns(path):
 
 
 if __name__ == "__main__":
-    stored, now = map(last_returns, sys.argv[1:])
+    stored, now = map(read_last_returns, sys.argv[1:])
     deviation = stored.var().mean() ** 0.5
     distances = (now.mean() - stored.mean()) / deviation
     print(distances.round(1).to_string())

@@ -18,18 +18,18 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)  # of the scripts and envs, which benchmarks import
 
 
-def commit():
+def describe_commit():
     """The current commit, with -dirty if the working tree differs from it."""
     git = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     return subprocess.run(git, cwd=ROOT, capture_output=True, text=True).stdout.strip() or "unknown"
 
 
-def versions():
+def list_versions():
     packages = [name for name in ("torch", "transformers", "comlrl", "trl") if find_spec(name)]
     return ", ".join(f"{name} {version(name)}" for name in packages)
 
 
-def machine():
+def describe_machine():
     processor = platform.processor()
     if os.path.exists("/proc/cpuinfo"):
         processor, *_ = re.findall("model name\\s*: (.*)", Path("/proc/cpuinfo").read_text()) or [processor]
@@ -39,8 +39,8 @@ def machine():
     return f"Python {platform.python_version()}, {platform.machine()}, {processor}, {os.cpu_count()} cores"
 
 
-def stamp(args):
-    return f"commit {commit()}; {versions()}, {machine()}; {date.today()}; {args}"
+def make_stamp(args):
+    return f"commit {describe_commit()}; {list_versions()}, {describe_machine()}; {date.today()}; {args}"
 
 
 def write_rows(path, stamp, rows):

@@ -19,7 +19,7 @@ from pathlib import Path
 import pandas as pd
 import plot
 import tyro
-from stamp import ROOT, checkout, run_script, stamp, write_rows
+from stamp import ROOT, checkout, make_stamp, run_script, write_rows
 
 
 @dataclass
@@ -41,13 +41,13 @@ def rows_of(number, words):
     sources = [path for word in words for path in sorted(glob(word)) or [word]]
     args = tyro.cli(plot.Args, args=sources)
     plot.main(args)
-    frame = pd.concat([plot.frame_of(path, args.labels) for path in args.sources])
+    frame = pd.concat([plot.read_frame(path, args.labels) for path in args.sources])
     frame = frame[frame["return"].notna() | (frame["iteration"] == 1)].filter(regex="^(?!train/|time/)")
     return frame.assign(exercise=number).rename(columns={"name": "script"}).to_dict("records")
 
 
 def main(args):
-    about = stamp(args)
+    about = make_stamp(args)
     shutil.rmtree(f"{ROOT}/runs/teaching", ignore_errors=True)
     os.chdir(checkout("HEAD", f"{ROOT}/runs/teaching"))
     for patch in Path("docs/lesson").glob("*.patch"):

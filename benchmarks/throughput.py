@@ -24,7 +24,7 @@ from typing import Literal
 
 import pandas as pd
 import tyro
-from stamp import ROOT, checkout, stamp, write_rows
+from stamp import ROOT, checkout, make_stamp, write_rows
 from workloads import PEERS, measure, prepare
 
 MEASURES = ["sampling_s", "update_s", "iteration_s", "tokens", "peak_mib"]
@@ -72,7 +72,7 @@ def compare(args, job, commands, folder):
 
 
 def main(args):
-    about = stamp(args)  # before the runs, which take long: the code may change meanwhile
+    about = make_stamp(args)  # before the runs, which take long: the code may change meanwhile
     rows = []
     with tempfile.TemporaryDirectory() as work:
         commands = commands_of(args, work)

@@ -19,7 +19,7 @@ def read_job():
         return json.load(file)
 
 
-def clock():
+def read_clock():
     """Seconds: on a GPU those after its queued work, on a CPU those of this process, whatever else runs there."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -27,7 +27,7 @@ def clock():
     return time.process_time()
 
 
-def peak_mib():
+def read_peak_mib():
     """Peak memory of the tensors on a GPU, or else of this process in main memory."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**20
@@ -36,9 +36,8 @@ def peak_mib():
 
 def write_result(**result):
     """Only the process itself can tell its peak on a GPU."""
-    path = os.path.join(os.path.dirname(os.environ["BENCH_JOB"]), "result.json")
-    with open(path, "w") as file:
-        json.dump(result | {"peak_mib": [peak_mib()]}, file)
+    with open(f"{read_job()['folder']}/result.json", "w") as file:
+        json.dump(result | {"peak_mib": [read_peak_mib()]}, file)
 
 
 def score(actions):
@@ -81,7 +80,7 @@ class Timed:
 
     def observe(self, task, history):
         if not history and (not self.marks or len(self.marks[-1]) > 1):
-            self.marks.append([clock()])
+            self.marks.append([read_clock()])
             # all that is measured has been logged by now; what would follow is a checkpoint, 55 GB for large agents
             if len(self.marks) == self.job["updates"] + 3:
                 write_result(marks=self.marks)
@@ -90,5 +89,5 @@ class Timed:
 
     def step(self, branches):
         steps = self.env.step(branches)
-        self.marks[-1].append(clock())
+        self.marks[-1].append(read_clock())
         return steps

@@ -40,13 +40,12 @@ class Workload:
 
 TINY = {
     "model_type": "qwen2", "vocab_size": 1075, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True,
 }  # fmt: skip
 # the shapes of the real models, from their config.json
-LARGE = TINY | {"vocab_size": 151_936, "max_position_embeddings": 32_768}
+LARGE = TINY | {"vocab_size": 151_936}
 QWEN_05B = LARGE | {
-    "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14, "head_dim": 64,
+    "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
 }  # fmt: skip
 QWEN_17B = LARGE | {
     "model_type": "qwen3", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28,
@@ -150,7 +149,7 @@ def run(job, words, folder, seconds=None):
     """What a process wrote to result.json; {} if it failed."""
     os.makedirs(folder, exist_ok=True)
     with open(f"{folder}/job.json", "w") as file:
-        json.dump(job, file)
+        json.dump(job | {"folder": folder}, file)
     # none for the CPU, since our scripts use a GPU if they see one; else one, since trl refuses several in one process
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] if job["device"] == "cuda" else ""
     variables = {"HF_HUB_OFFLINE": "1", "BENCH_JOB": f"{folder}/job.json", "CUDA_VISIBLE_DEVICES": visible}

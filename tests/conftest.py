@@ -78,7 +78,7 @@ def lines_of(run_dir, name="rollouts.jsonl"):
         return [json.loads(line) for line in file]
 
 
-def metrics_of(run_dir, without=("time/", "tokens_per_second")):
+def metrics_of(run_dir, without="time/"):
     """The lines of metrics.jsonl, without what depends on the clock."""
     lines = lines_of(run_dir, "metrics.jsonl")
     return [{key: value for key, value in line.items() if not key.startswith(without)} for line in lines]
@@ -147,7 +147,7 @@ def run_main(monkeypatch):
         turns = grow(args, env, policies, tasks, group_sizes, joint_mode)
         # not an evaluation
         if group_sizes[0] > 1:
-            vars(names).update(args=args, N=len(policies), policies=policies, turns=turns)
+            vars(names).update(args=args, policies=policies, turns=turns)
         return turns
 
     monkeypatch.setattr(nano, "rollout", rollout)

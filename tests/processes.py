@@ -38,4 +38,3 @@ def start(script, *args, cwd, count=1, code=0, **environment):
         process.join()
     printed = pathlib.Path(cwd, "printed.txt").read_text()
     assert [process.exitcode for process in processes] == [code] * count, printed
-    return printed

@@ -1,4 +1,4 @@
-"""A benchmark starts at its smallest size. Measurements are not checked."""
+"""A benchmark starts at its smallest size, and documents show what was measured."""
 
 import importlib
 import runpy
@@ -32,3 +32,10 @@ def test_prompts_have_their_length(monkeypatch, tmp_path):
     tokenizer = PreTrainedTokenizerFast.from_pretrained(job["model"])
     # the template adds three
     assert len(tokenizer(job["prompts"][0]).input_ids) == job["prompt_tokens"] - 3
+
+
+def test_tables_show_the_figures_of_their_files(monkeypatch):
+    """Fails if a document or a file in results/ was changed without the other."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    check = importlib.import_module("check")
+    assert sum(map(check.check, check.DOCUMENTS)) == 0

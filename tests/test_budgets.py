@@ -21,7 +21,7 @@ MOST = {  # nodes of a file; of a folder, all together
     "magrpo_fsdp.py": 5050,
     "sft.py": 1700,
     "tests": 28500,
-    "benchmarks": 8200,
+    "benchmarks": 8070,
 }
 MOST_A_LINE = dict.fromkeys(MOST, 7.9)  # of a file, or of each in a folder; else 8.6
 MOST_A_LINE |= {"nano.py": 7.6, "sft.py": 8.2, "tests": 9.0, "benchmarks": 9.0}

@@ -26,8 +26,8 @@ TRAJECTORIES = f"--branching trajectories --gamma {GAMMA} --num-turns 3 --num-ge
 
 def scales(env, branching, name, G=2, gamma=GAMMA):
     """The mean gradient of nano.py, or of a variant, as shares of the true one: prompt -> number."""
-    mean, *_ = credit.moments(env, G, branching, credit.load(name), gamma=gamma)
-    true = credit.true_gradient(env, gamma)
+    mean, *_ = credit.find_moments(env, G, branching, credit.load(name), gamma=gamma)
+    true = credit.find_true_gradient(env, gamma)
     return {prompt: mean[prompt] / true[prompt] for prompt in true}
 
 
@@ -62,7 +62,7 @@ def test_maxrl_learns_more_from_what_seldom_succeeds():
     """Fails if its scale is not the likelihood's to order G - 1 = 2, or one turn has another than the next."""
     env = credit.Passing(7)
     failure = 0.0
-    for p, gradient, _ in credit.outcomes(env, 1, "tree", credit.load("nano_rae")):
+    for p, gradient, _ in credit.enumerate_outcomes(env, 1, "tree", credit.load("nano_rae")):
         # less a baseline of 1, only failures have a gradient
         if any(gradient.values()):
             failure += p
@@ -75,7 +75,7 @@ class Alike(credit.Game):
 
     def reward(self, history, actions):
         past = [earlier for earlier, _ in history]
-        return np.array([credit.uniform(self.seed, past, actions, i) for i in range(2)])
+        return np.array([credit.draw_number(self.seed, past, actions, i) for i in range(2)])
 
     def observe(self, task, history):
         return [str([actions for actions, _ in history])] * 2

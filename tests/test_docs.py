@@ -7,9 +7,7 @@ from conftest import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 # of torchrun, tyro, vLLM, pip, and of the lesson's patches
-OTHERS_FLAGS = "nnodes nproc_per_node rdzv_backend rdzv_endpoint help enable_lora lora_modules deps"
-OTHERS_FLAGS += " kl_coef parts"
-USERS_FILES = {"runs.html"}
+OTHERS_FLAGS = "nnodes nproc_per_node rdzv_backend rdzv_endpoint help enable_lora lora_modules deps kl_coef parts"
 FLAGS = {*OTHERS_FLAGS.split()}
 for path in [*ROOT.glob("*.py"), *ROOT.glob("benchmarks/*.py"), *ROOT.glob("envs/*.py")]:
     FLAGS |= {*re.findall(r"^    (\w+): .* = ", path.read_text(), re.MULTILINE)}
@@ -21,7 +19,7 @@ def test_flags_and_files_exist(page):
     text = page.read_text()
     flags = re.findall(r"(?<![-\w])--(?:no-)?([a-z][a-z-]+)", text)
     assert {flag.replace("-", "_") for flag in flags} <= FLAGS
-    names = set(re.findall(r"`([\w/]+\.(?:py|md|csv|html))`", text)) - USERS_FILES
+    names = set(re.findall(r"`([\w/]+\.(?:py|md|csv|html))`", text)) - {"runs.html"}
     for name in names:
         assert (ROOT / name).exists() or (ROOT / "docs" / name).exists(), name
     for link in re.findall(r"\]\(([^):#]+)[^):]*\)", text):

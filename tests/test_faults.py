@@ -1,6 +1,6 @@
 """What a run must not train on in silence."""
 
-from collections import defaultdict
+import pathlib
 
 import numpy as np
 import pytest
@@ -40,18 +40,12 @@ def written(policy, text, monkeypatch):
 
 
 @pytest.mark.parametrize("marks, template", [("tool_call", CHAT), ("think", EMPTY_THOUGHT)])
-def test_marks_are_read_and_written_as_they_are(marks, template, tmp_path, monkeypatch):
-    """Fails if a reward cannot see a mark that is a special token, or the pad, or a prompt's is changed.
-
-    Or if a prompt ends its own turn.
-    """
+def test_marks_are_written_as_they_are(marks, template, tmp_path, monkeypatch):
+    """Fails if a reward cannot see a mark that is a special token, or the pad."""
     call = f"<{marks}>a != b</{marks}>"
     tokenizer = with_tokens(f"<{marks}>", f"</{marks}>", template=template)
     tokenizer.pad_token = "!"
     policy = load_policy(magrpo, save_model(tmp_path / "m", tokenizer=tokenizer, stops=[STOP], vocab_size=261))
-    text = policy.tokenizer.decode(magrpo.encode(policy, f"Write {call}.<|im_end|>\n<|im_start|>you"))
-    prompt = f"Write {call}.< |im_end|>\n< |im_start|>you"
-    assert text == f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
     group = written(policy, f"{call}<|im_end|>", monkeypatch)
     assert group.completions == [call]
     assert group.stopped == [True]
@@ -64,30 +58,24 @@ def test_what_a_template_opens_is_a_thought(model_dir, monkeypatch):
     assert written(policy, "so", monkeypatch).completions == ["<think>so"]
 
 
-def test_a_template_that_leaves_out_the_message_is_refused(run, tmp_path):
-    """Fails if all prompts become one sequence."""
-    path = save_model(tmp_path / "m", tokenizer=make_tokenizer(PARTS))
-    with pytest.raises(SystemExit, match="template"):
-        run(MAGRPO, *TOY, "--env", "toy:Letters", "--model", path)
-
-
-@pytest.mark.parametrize("name", ["nothing", "an empty folder"])
-def test_a_model_without_its_tokenizers_file_is_refused(name, tmp_path):
+def test_a_model_without_its_tokenizers_file_is_refused(tmp_path):
     """Fails if its words are split by a guess, or the sentence does not name the argument."""
-    (tmp_path / "an empty folder").mkdir()
-    with pytest.raises(SystemExit, match=f"--model {tmp_path}/{name}: .*tokenizer.json"):
-        load_policy(magrpo, f"{tmp_path}/{name}")
+    with pytest.raises(SystemExit, match=f"--model {tmp_path}: .*tokenizer.json"):
+        load_policy(magrpo, str(tmp_path))
 
 
 # ---- environments
 
 
 class Odd(Letters):
-    """Its rewards in training, or what else is named by `form`, have an odd form."""
+    """Its tasks and, in training, its rewards or what else is named by `form` have an odd form."""
 
     def __init__(self, num_agents, num_turns, dataset, seed, form):
         super().__init__(num_agents, num_turns, dataset, seed)
         self.form = form
+
+    def tasks(self, split):
+        return [task | {"grid": {(0, 1): 2, "a": torch.ones(2)}} for task in super().tasks(split)]
 
     def observe(self, task, history):
         return PROMPTS.get(self.form, super().observe(task, history))
@@ -105,8 +93,6 @@ PROMPTS = {"a prompt too many": ["a", "b", "c"], "a prompt too few": ["a"]}
 REWARDS = {
     "nan": float("nan"),
     "infinite": [1.0, float("inf")],
-    "a string": "a",
-    "None": None,
     "one of three": [1.0, 2.0, 3.0],
     "float32": np.float32(0.5),
     "an array": np.array([0.5, 1.0]),
@@ -130,21 +116,11 @@ def test_an_odd_environment_ends_the_run(script, form, run, model_dir, tmp_path)
 
 @pytest.mark.parametrize("form", WELL_FORMED)
 def test_rewards_of_libraries_are_numbers(form, run, model_dir):
-    """Fails if a log cannot hold them."""
+    """Fails if a log cannot hold them, or a key or an object of a task that JSON does not know."""
     names = run(MAGRPO, *TOY, "--env", "test_faults:Odd", "--env-kwargs", "form", form, "--model", model_dir)
-    rewards = [line["rewards"] for line in lines_of(names["run_dir"]) if line["split"] == "train"]
-    assert rewards[0] == [REWARDS[form].tolist()] * 4
-
-
-class Tupled(Letters):
-    def tasks(self, split):
-        return [task | {"grid": {(0, 1): 2, "a": torch.ones(2)}} for task in super().tasks(split)]
-
-
-def test_odd_tasks_are_logged(run, model_dir):
-    """Fails if a key or an object that JSON does not know ends the run."""
-    names = run(MAGRPO, *TOY, "--env", "test_faults:Tupled", "--num-iterations", 0, "--model", model_dir)
-    assert lines_of(names["run_dir"])[0]["task"]["grid"] == {"a": [1.0, 1.0]}
+    lines = [line for line in lines_of(names["run_dir"]) if line["split"] == "train"]
+    assert lines[0]["rewards"] == [REWARDS[form].tolist()] * 4
+    assert lines[0]["task"]["grid"] == {"a": [1.0, 1.0]}
 
 
 # ---- arguments and runs
@@ -162,6 +138,8 @@ CONFIGS = [  # the file, and what the arguments have then; None: the run is refu
     ('{"learning_rate": "1e-5", "seed": "3"}', {"learning_rate": [1e-5], "seed": 3}),
     ("learning_rate: 5e-6\nanneal_lr: false", {"learning_rate": [5e-6], "anneal_lr": False}),
     ('{"lr": 1}', None),
+    ("resume: runs/RUN", None),  # a run is resumed with its own arguments
+    ("config: more.yaml", None),
     ('{"model": "tiny", "max_new_tokens": null}', {"model": ["tiny"], "max_new_tokens": None}),
     ('{"args": {"env_kwargs": {"a": 1, "b": "c d"}}}', {"env_kwargs": {"a": "1", "b": "c d"}}),
     ('{"num_turns": 2, "num_agents": 9}', {"num_turns": 2, "num_agents": 3}),
@@ -170,7 +148,7 @@ CONFIGS = [  # the file, and what the arguments have then; None: the run is refu
 
 @pytest.mark.parametrize("text, expected", CONFIGS)
 def test_a_config_is_read_as_the_command_line_is(text, expected, tmp_path, monkeypatch):
-    """Fails if a value of another type is taken as it is, or a flag does not take precedence."""
+    """Fails if a value of another type is taken as it is, a flag does not take precedence, or a file names another."""
     path = tmp_path / "config.yaml"
     path.write_text(text)
     monkeypatch.setattr("sys.argv", ["magrpo.py", "--config", str(path), "--num-agents", "3"])
@@ -183,23 +161,15 @@ def test_a_config_is_read_as_the_command_line_is(text, expected, tmp_path, monke
 
 
 def test_a_resumed_run_takes_the_files_values_and_keeps_them(run, model_dir, tmp_path):
-    """Fails if --config is passed by at a resume, or a second resume falls back to the first values."""
+    """Fails if --config is passed by at a resume, or a second resume falls back to the first values.
+
+    Or if a resume fills up a log that is shorter than it was.
+    """
     names = run(MAGRPO, *TOY, "--env", "toy:Letters", "--model", model_dir)
+    pathlib.Path(names["run_dir"], "rollouts.jsonl").write_text("")
     (tmp_path / "more.yaml").write_text("num_iterations: 4\nseed: 7")
     for flags in (["--config", "more.yaml", "--seed", 1], []):
         args = run(MAGRPO, "--resume", names["run_dir"], *flags)["args"]
         assert (args.num_iterations, args.seed, args.num_turns) == (4, 1, 2)
     assert len(metrics_of(names["run_dir"])) == 5
-
-
-def test_evaluations_and_their_error(run, model_dir):
-    """Fails if there is one in between, or the error is not the standard error of the mean over tasks."""
-    names = run(MAGRPO, *TOY, "--env", "toy:Letters", "--eval-tasks", 3, "--eval-every", 0, "--model", model_dir)
-    returns = defaultdict(float)
-    for line in lines_of(names["run_dir"]):
-        if line["iteration"] == 3 and line["split"] == "test":
-            returns[line["task_number"]] += line["rewards"][0]
-    lines = metrics_of(names["run_dir"])
-    assert ["eval/return" in line for line in lines] == [True, False, False, True]
-    error = np.std(list(returns.values()), ddof=1) / 3**0.5
-    assert lines[-1]["eval/return_se"] == pytest.approx(error)
+    assert {line["iteration"] for line in lines_of(names["run_dir"])} == {4}

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import CHAT, END, ROOT, STOP, lines_of, load_policy, metrics_of, save_model, slow_logprobs
+from conftest import END, ROOT, STOP, lines_of, metrics_of, save_model, slow_logprobs
 from processes import start
-from test_faults import EMPTY_THOUGHT, GEMMA, THINKING, with_tokens
 from torch.nn.functional import softplus
 from transformers import AutoModelForCausalLM
 
@@ -31,7 +30,10 @@ def test_pairs_are_of_strict_preferences_and_half_differ_in_one_answer():
         node = SimpleNamespace(weight=1.0, groups={0: None, 1: None}, children=children)
         pairs = madpo.choose_pairs(node, most, False)
         assert sum(pair.weight for pair in pairs) in (pytest.approx(1), 0)
-        return [tuple(4 * first.index + second.index for first, second in pair[:2]) for pair in pairs]
+        numbers = []
+        for better, worse, *_ in pairs:
+            numbers.append(tuple(4 * first.index + second.index for first, second in (better, worse)))
+        return numbers
 
     np.random.seed(0)
     returns = np.tile([0.0, 1.0, 1.0, 3.0], 4) + joint[:, 0]
@@ -98,7 +100,8 @@ def test_the_gradient_is_that_of_joint_dpo(flags, run, updates, model_dir, tmp_p
     more = f"{flags} --num-pairs 1000 --learning-rate 0.01 --beta 0.5"
     names = run(SCRIPT, *TOY, "--model", *paths, *more.split())
     second = updates[len(names["learners"]) :]
-    references = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64) for path in paths] * names["N"]
+    num_agents = len(names["policies"])
+    references = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64) for path in paths] * num_agents
     models = []
     for update, reference in zip(second, references):
         model = copy.deepcopy(reference)
@@ -106,7 +109,7 @@ def test_the_gradient_is_that_of_joint_dpo(flags, run, updates, model_dir, tmp_p
         models.append(model)
     all_losses = []
     for node in names["turns"][0]:
-        losses, likelihoods = slow_losses(models * names["N"], references, node, names["args"])
+        losses, likelihoods = slow_losses(models * num_agents, references, node, names["args"])
         loss = (losses - likelihoods).mean() / 2  # two tasks
         loss.backward()
         all_losses.append(losses)
@@ -152,33 +155,6 @@ def test_two_processes_learn_from_a_file_as_one(run, model_dir, tmp_path):
     assert ours == pytest.approx(expected, rel=1e-4)
 
 
-QUOTED = "<think>a != b</think><tool_call>"
-NO_END = CHAT.replace("<|im_end|>", "")
-ANSWERS = [  # chat template, an answer of a file, and what is trained
-    (EMPTY_THOUGHT, QUOTED, f"{QUOTED}<|im_end|>"),
-    (EMPTY_THOUGHT, f"{QUOTED}<|im_end|>", f"{QUOTED}<|im_end|>"),
-    (EMPTY_THOUGHT, f"{QUOTED}<|im_end|>\n<|endoftext|>", f"{QUOTED}<|im_end|>"),
-    (EMPTY_THOUGHT, "cut off", "cut off"),
-    (EMPTY_THOUGHT, "", "<|im_end|>"),
-    (THINKING, "<think>a</think>b", "a</think>b<|im_end|>"),  # the prompt has opened the thought
-    (GEMMA, "a", "a<end_of_turn>"),
-    (NO_END, "a", "a<|im_end|>"),
-    (None, "a", "a<|im_end|>"),
-]
-
-
-@pytest.mark.parametrize("template, answer, trained", ANSWERS)
-def test_an_answer_of_a_file_is_trained_as_it_is(template, answer, trained, tmp_path):
-    """Fails if a mark, a thought or an ordinary pad is broken up, or an answer has no end, two, or one of its own."""
-    names = ["<think>", "</think>", "<tool_call>", "<start_of_turn>", "<end_of_turn>"]
-    tokenizer = with_tokens(*names, template=template)
-    tokenizer.pad_token = "!"
-    path = save_model(tmp_path / "m", tokenizer=tokenizer, vocab_size=len(tokenizer), stops=[STOP])
-    policy = load_policy(madpo, path)
-    group = madpo.read_group(policy, "p", [answer], [answer not in ("cut off", "")])
-    assert policy.tokenizer.batch_decode(group.completion_ids) == [trained]
-
-
 @pytest.mark.parametrize("flags", ["", "--env toy:SelfishInTurn --num-turns 2", "--share-policy --num-agents 3"])
 def test_it_learns_from_the_training_lines_of_a_run(flags, run, model_dir):
     """Fails if it trains on held-out answers, or reads others, or other rewards, than the run wrote."""
@@ -193,5 +169,8 @@ def test_it_learns_from_the_training_lines_of_a_run(flags, run, model_dir):
         for i, group in node.groups.items():
             texts = group.policy.tokenizer.batch_decode(group.completion_ids)
             agent = line["agents"][i]
-            assert texts == [t + "<|im_end|>" * stopped for t, stopped in zip(agent["completions"], agent["stopped"])]
+            expected = []
+            for completion, stopped in zip(agent["completions"], agent["stopped"]):
+                expected.append(completion + "<|im_end|>" * stopped)
+            assert texts == expected
     assert names["metrics"]["preference/pairs"] > 0

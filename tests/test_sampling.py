@@ -379,19 +379,20 @@ def test_prompts_are_split_as_the_models_own_file_says(name, tmp_path):
     assert (saved(prompt).input_ids == file.encode(prompt).ids) == (name != "Qwen2Tokenizer")
 
 
-LOSSES = [  # the letters or words of a vocabulary, a prompt, and whether it can be written in them
-    (None, "Say h\u00e9 \U0001f600", True),
-    (None, "E\u0301t\u00e9 \ufb01 \u3000x", True),
-    ("abcdefghijklmnopqrstuvwxyz\u0120\u010a", "say h\u00e9", False),
-    (["user", "assistant", "say", "hi", "<unk>"], "say hi", True),
-    (["user", "assistant", "say", "hi", "<unk>"], "say hello", False),
+LOSSES = [  # chat template, the letters or words of a vocabulary, a prompt, and whether it can be written in them
+    (CHAT, None, "Say h\u00e9 \U0001f600", True),
+    (CHAT, None, "E\u0301t\u00e9 \ufb01 \u3000x", True),
+    (test_faults.PARTS, None, "hello", False),
+    (CHAT, "abcdefghijklmnopqrstuvwxyz\u0120\u010a", "say h\u00e9", False),
+    (CHAT, ["user", "assistant", "say", "hi", "<unk>"], "say hi", True),
+    (CHAT, ["user", "assistant", "say", "hi", "<unk>"], "say hello", False),
 ]
 
 
-@pytest.mark.parametrize("tokens, prompt, is_read", LOSSES)
-def test_a_prompt_that_loses_letters_is_refused(tokens, prompt, is_read, tmp_path):
-    """Fails if an agent reads less than it is asked, as its vocabulary has no token for it, in silence."""
-    save_model(tmp_path / "m")
+@pytest.mark.parametrize("template, tokens, prompt, is_read", LOSSES)
+def test_a_prompt_that_loses_letters_is_refused(template, tokens, prompt, is_read, tmp_path):
+    """Fails if an agent reads less than it is asked, as its template or vocabulary leaves it out, in silence."""
+    save_model(tmp_path / "m", tokenizer=make_tokenizer(template))
     file = Tokenizer.from_file(f"{tmp_path}/m/tokenizer.json")
     file.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     if tokens:
@@ -405,7 +406,7 @@ def test_a_prompt_that_loses_letters_is_refused(tokens, prompt, is_read, tmp_pat
     if is_read:
         assert sft.encode_pair(policy.tokenizer, [STOP], [], prompt, prompt)[0] == list(magrpo.encode(policy, prompt))
         return
-    with pytest.raises(SystemExit, match=prompt):
+    with pytest.raises(SystemExit, match="--model"):
         magrpo.encode(policy, prompt)
-    with pytest.raises(SystemExit, match=prompt):
+    with pytest.raises(SystemExit, match="--model"):
         sft.encode_pair(policy.tokenizer, [STOP], [], "say", prompt)

@@ -1,17 +1,17 @@
 """sft.py: its loss against a slow, obvious one; which texts are imitated; and runs from end to end."""
 
 import json
-from datetime import datetime
 from string import Template
 
 import datasets
 import pytest
 import torch
-from conftest import CHAT, END, ROOT, STOP, lines_of, make_tokenizer, metrics_of, save_model, slow_logprobs
-from test_faults import EMPTY_THOUGHT, GEMMA, PARTS, THINKING, with_tokens
+from conftest import CHAT, END, ROOT, STOP, lines_of, load_policy, metrics_of, save_model, slow_logprobs
+from test_faults import EMPTY_THOUGHT, GEMMA, THINKING, with_tokens
 from toy import rows_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import madpo
 import sft
 from envs import read_training_rows
 
@@ -145,7 +145,9 @@ QUOTED = "<think>a != b</think><tool_call>"
 LONGER = f"{QUOTED}<|im_end|>\n<|endoftext|>"
 SHOWN = f"{QUOTED}< |im_end|>!"  # of a prompt that ends its turn
 CHATTED = f"<|im_start|>user\n{SHOWN}<|im_end|>\n<|im_start|>assistant\n"
+NO_END = CHAT.replace("<|im_end|>", "")
 TEXTS = [  # chat template, eos, stop token, completion, what is read and what is trained
+    (NO_END, "<|im_end|>", STOP, "a", CHATTED.replace("<|im_end|>", ""), "a<|im_end|>"),
     (None, "<|im_end|>", STOP, LONGER, SHOWN, f"{QUOTED}<|im_end|>"),
     (CHAT, "<|im_end|>", STOP, LONGER, CHATTED, f"{QUOTED}<|im_end|>"),
     (EMPTY_THOUGHT, "<|im_end|>", STOP, LONGER, CHATTED, f"{QUOTED}<|im_end|>"),
@@ -162,7 +164,8 @@ def test_marks_stay_and_an_answer_ends_as_in_the_chat_template(
 ):
     """Fails if a prompt ends its own turn, an answer has no end or two, a second thought, or a mark is broken up.
 
-    Or if an answer ends in eos where what is sampled ends in another token, as with Gemma.
+    Or if an answer ends in eos where what is sampled ends in another token, as with Gemma. madpo.py may be told that
+    an answer was cut off; an empty one has an end in any case.
     """
     names = ["<tool_call>", "<think>", "</think>", "<start_of_turn>", "<end_of_turn>"]
     tokenizer = with_tokens(*names, template=template)
@@ -171,52 +174,42 @@ def test_marks_stay_and_an_answer_ends_as_in_the_chat_template(
     path = save_model(tmp_path / "m", tokenizer=tokenizer, vocab_size=len(tokenizer), stops=[stop])
     tokenizer = AutoTokenizer.from_pretrained(path)
     special_tokens = sft.read_special_tokens(tokenizer, AutoModelForCausalLM.from_pretrained(path))
-    row = sft.encode_pair(tokenizer, *special_tokens, f"{QUOTED}<|im_end|>!", completion)
+    prompt = f"{QUOTED}<|im_end|>!"
+    row = sft.encode_pair(tokenizer, *special_tokens, prompt, completion)
     assert tokenizer.batch_decode(row) == [read, trained]
+    group = madpo.read_group(load_policy(madpo, path), prompt, [completion, "cut off", ""], [True, False, False])
+    end = trained[trained.rindex("<") :]
+    assert tokenizer.batch_decode([group.prompt_ids, *group.completion_ids]) == [read, trained, "cut off", end]
 
 
 @pytest.mark.parametrize(
-    "template, rows, flags, reason",
+    "rows, flags, reason",
     [
-        (PARTS, [PAIR], "", "--model"),
-        (CHAT, [PAIR | {"prompt": "<|im_start|>user\np"}], "", "give the user's message"),
-        (CHAT, [PAIR, PAIR | {"prompt": "q" * 99}], "--max-length 60", "higher --max-length"),
-        (CHAT, [json.loads(LINE)], "--min-reward 1 --agent 5", "--agent: .* agents 0 to 1"),
-        (CHAT, [json.loads(LINE)], "", "--min-reward"),
+        ([PAIR | {"prompt": "<|im_start|>user\np"}], "", "give the user's message"),
+        ([PAIR, PAIR | {"prompt": "q" * 99}], "--max-length 60", "higher --max-length"),
+        ([json.loads(LINE)], "--min-reward 1 --agent 5", "--agent: .* agents 0 to 1"),
+        ([json.loads(LINE)], "", "--min-reward"),
     ],
 )
-def test_what_cannot_be_imitated_is_refused_with_its_reason(template, rows, flags, reason, run, tmp_path):
-    """Fails if a prompt is left out of the template, or put into it twice, or the sentence names another cause."""
-    path = save_model(tmp_path / "model", tokenizer=make_tokenizer(template))
+def test_what_cannot_be_imitated_is_refused_with_its_reason(rows, flags, reason, run, model_dir, tmp_path):
+    """Fails if a prompt is put into the template twice, or the sentence names another cause."""
     data = save_lines(tmp_path / "pairs.jsonl", rows)
     with pytest.raises(SystemExit, match=reason):
-        run(ROOT / "sft.py", "--data", data, "--model", path, *flags.split())
+        run(ROOT / "sft.py", "--data", data, "--model", model_dir, *flags.split())
 
 
-class Clock(datetime):
-    """Two runs begin in the same second."""
-
-    microseconds = iter(range(1, 9))
-
-    @classmethod
-    def now(cls):
-        return datetime(2030, 1, 1, microsecond=next(cls.microseconds))
-
-
-def test_it_imitates_what_a_script_collected(run, model_dir, monkeypatch):
-    """Fails if sft.py cannot read what the scripts write, or two runs in the same second share a folder."""
-    monkeypatch.setattr("datetime.datetime", Clock)
+def test_it_imitates_what_a_script_collected(run, model_dir):
+    """Fails if sft.py cannot read what the scripts write, or saves a model that has not learned from it."""
     flags = "--env toy:Letters --num-iterations 0 --eval-split train --max-new-tokens 30 --eval-generations 8"
     run_dir = run(ROOT / "magrpo.py", "--model", model_dir, *flags.split())["run_dir"]
     flags = "--min-reward 0.1 --agent 1 --num-steps 2 --max-grad-norm 0 --learning-rate 1e-3 --eval-every 0"
-    flags = ["--data", f"{run_dir}/rollouts.jsonl", "--model", model_dir, *flags.split()]
-    first, second = [run(ROOT / "sft.py", *flags) for _ in range(2)]
-    assert first["run_dir"] != second["run_dir"]
-    prompts = [prompt for prompt, _ in first["sources"][0]]
+    data = f"{run_dir}/rollouts.jsonl"
+    imitated = run(ROOT / "sft.py", "--data", data, "--model", model_dir, *flags.split())["run_dir"]
+    prompts = [prompt for prompt, _ in sft.pairs_of_file(data, sft.Args(min_reward=0.1, agent=1))]
     assert len(prompts) > 2
     assert {line["agents"][1]["prompt"] for line in lines_of(run_dir)}.issuperset(prompts)
-    before = AutoModelForCausalLM.from_pretrained(model_dir).state_dict()
-    assert any(not torch.equal(weight, before[name]) for name, weight in first["model"].state_dict().items())
+    before, after = [AutoModelForCausalLM.from_pretrained(path) for path in (model_dir, f"{imitated}/agent")]
+    assert not torch.equal(before.lm_head.weight, after.lm_head.weight)
 
 
 def test_a_step_takes_the_mean_over_all_tokens_of_its_batch(run, tmp_path):

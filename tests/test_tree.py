@@ -192,7 +192,7 @@ class InTurn(Own):
 
 @functools.cache
 def chance_in_thirds(prompt, word):
-    thirds = 1 + round(credit.uniform(prompt))
+    thirds = 1 + round(credit.draw_number(prompt))
     return (thirds if word == "b" else 3 - thirds) / 3
 
 
@@ -227,7 +227,7 @@ def test_the_expected_update_is_the_policy_gradient(env, G, joint_mode, grow, mo
                 scores = [credit.score(group.prompt, word) for word in group.completions]
                 for script, gradient in gradients.items():
                     gradient[group.prompt] += weight * np.dot(cached_advantages(script, tuple(group.returns)), scores)
-    true = credit.true_gradient(env, GAMMA)
+    true = credit.find_true_gradient(env, GAMMA)
     for script, gradient in gradients.items():
         scales = [gradient[prompt] / true[prompt] for prompt in true]
         if script.stem == "maremax":  # is biased on purpose

@@ -7,10 +7,9 @@ import re
 import shutil
 import subprocess
 import sys
-from itertools import chain
+from itertools import chain, product
 from operator import itemgetter
 from pathlib import Path
-from string import Template
 
 import pytest
 from conftest import ROOT
@@ -20,33 +19,46 @@ from view import choose, find_warnings, read_parts
 
 FLAGS = "--num-iterations 2 --num-generations 3 --num-tasks 2 --eval-every 1 --max-new-tokens 12"
 EVIL = "</script><script>document.body.id = 'broken'</script><img src=x onerror='document.body.id = 1'>"
-ARGS = """{"script": "magrpo.py", "commit": "0123456789", "args": {"env": "tests.toy:Paying", "num_agents": 2,
-    "num_turns": 1, "gamma": 1.0, "seed": 1, "num_iterations": 9, "eval_split": "test"}}"""
-METRICS = Template("""{"iteration": $k, "train/return": $k, "train/odd": $k, "train/size": $k, \
-"eval/return": $k, "eval/return_se": 0.5}
-""")
-NODE = Template("""{"iteration": $k, "split": "$split", "turn": 1, "task_number": $n, "path": [], \
-"task": {"question": "$task", "answer": "gold $evil"}, "joint": [[0, 0], [0, 1], [1, 0], [1, 1]], \
-"rewards": [$n$k.0, $n$k.1, $n$k.2, $n$k.3], "parts": [{"odd": 1, "size": 0.$k}, {}, {}, {}], \
-"feedback": [null, {"said": "$evil"}, null, null], "agents": [{"prompt": "Solve $task", \
-"completions": ["$evil 0 of A", "$evil 1 of A"], "stopped": [true, true], "returns": [$n$k.05, $n$k.25]}, \
-{"prompt": "Solve $task", "completions": ["$evil 0 of B", "$evil 1 of B"], "stopped": [true, false], \
-"returns": [$n$k.1, $n$k.2], "advantages": null}]}
-""")
+ARGS = {"env": "tests.toy:Paying", "num_agents": 2, "num_turns": 1, "gamma": 1.0, "seed": 1, "num_iterations": 9}
 TIME = itemgetter("iteration", "split")
+
+
+def make_line(k, split, n, task):
+    """A line of rollouts.jsonl: all joint actions of two agents with two completions each."""
+    rewards = [10 * n + k + j / 10 for j in range(4)]
+    agents = []
+    for name in "AB":
+        texts = [f"{EVIL} {g} of {name}" for g in range(2)]
+        agent = {"prompt": f"Solve {task}", "completions": texts, "stopped": [True, True], "returns": rewards[:2]}
+        agents.append(agent)
+    return {
+        "iteration": k,
+        "split": split,
+        "turn": 1,
+        "task_number": n,
+        "path": [],
+        "task": {"question": task, "answer": f"gold {EVIL}"},
+        "joint": list(product(range(2), repeat=2)),
+        "rewards": rewards,
+        "parts": [{"odd": 1, "size": k / 10}, {}, {}, {}],
+        "feedback": [{"said": EVIL}] * 4,
+        "agents": agents,
+    }
 
 
 def make_run(folder, iterations=5):
     """A run of two agents, written by hand: two tasks, for training and for testing. In iteration k, the joint actions
     of the first task have the rewards 1k.0 to 1k.3, and those of the second one 2k.0 to 2k.3."""
     folder.mkdir()
-    (folder / "args.json").write_text(ARGS)
+    about = {"script": "magrpo.py", "commit": "0123456789", "args": ARGS | {"eval_split": "test"}}
+    (folder / "args.json").write_text(json.dumps(about))
     with open(folder / "metrics.jsonl", "w") as metrics, open(folder / "rollouts.jsonl", "w") as rollouts:
         for k in range(1, iterations + 1):
-            metrics.write(METRICS.substitute(k=k))
+            means = dict.fromkeys(["iteration", "train/return", "train/odd", "train/size", "eval/return"], k)
+            print(json.dumps(means | {"eval/return_se": 0.5}), file=metrics)
             for split in "train", "test":
                 for n, task in enumerate(["easy", "hard"], 1):
-                    rollouts.write(NODE.substitute(k=k, split=split, n=n, task=task, evil=EVIL))
+                    print(json.dumps(make_line(k, split, n, task)), file=rollouts)
     return folder
 
 
@@ -147,17 +159,17 @@ PASSED = """
 MEASURED = """{"iteration": 1}
 {"iteration": 2, "eval/return": 2.4481, "eval/return_se": 0.0796}
 """
-TESTED = Template("""{"iteration": 2, "split": "test", "turn": $turn, "task_number": $n, "task": {}, "path": $path, \
-"joint": [[0]], "rewards": [0.0], "parts": $parts, "feedback": [null], "agents": []}
-""")
 
 
 def test_how_many_pass(tmp_path):
     """Fails if pass@n counts answers or tasks without tests, an earlier turn counts, or its iteration is another."""
     folder = make_run(tmp_path / "run", iterations=0)
     (folder / "metrics.jsonl").write_text(MEASURED)
-    lines = [TESTED.substitute(turn=turn, n=n, path=path, parts=parts) for turn, n, path, parts in rows_of(PASSED)]
-    (folder / "rollouts.jsonl").write_text("".join(lines))
+    with open(folder / "rollouts.jsonl", "w") as rollouts:
+        for row in rows_of(PASSED):
+            turn, n, path, parts = map(json.loads, row)
+            line = make_line(2, "test", n, "") | {"turn": turn, "path": path, "parts": parts}
+            print(json.dumps(line), file=rollouts)
     (run,), _ = page_of([folder], tmp_path)
     assert run["columns"]["eval/pass@1"] == [None, pytest.approx(1 / 3)]
     assert run["columns"]["eval/pass@2"] == [None, pytest.approx(2 / 3)]
