@@ -70,12 +70,16 @@ def test_maxrl_learns_more_from_what_seldom_succeeds():
     np.testing.assert_allclose(list(found.values()), 1 + failure)
 
 
-class Alike(credit.Game):
-    """Both agents read the same, and each has a reward of its own."""
+class Own(credit.Game):
+    """Each agent has a reward of its own."""
 
     def reward(self, history, actions):
         past = [earlier for earlier, _ in history]
         return np.array([credit.draw_number(self.seed, past, actions, i) for i in range(2)])
+
+
+class Alike(Own):
+    """Both agents read the same."""
 
     def observe(self, task, history):
         return [str([actions for actions, _ in history])] * 2

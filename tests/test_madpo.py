@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import END, ROOT, STOP, lines_of, metrics_of, save_model, slow_logprobs
+from conftest import CHAT, END, ROOT, STOP, lines_of, load_policy, metrics_of, save_model, slow_logprobs
 from processes import start
+from test_faults import EMPTY_THOUGHT, GEMMA, THINKING, with_tokens
 from torch.nn.functional import softplus
 from transformers import AutoModelForCausalLM
 
@@ -153,6 +154,33 @@ def test_two_processes_learn_from_a_file_as_one(run, model_dir, tmp_path):
     (two,) = tmp_path.glob("two/*")
     expected, ours = [metrics_of(run_dir)[1]["agent_0/grad_norm"] for run_dir in (one, two)]
     assert ours == pytest.approx(expected, rel=1e-4)
+
+
+QUOTED = "<think>a != b</think><tool_call>"
+NO_END = CHAT.replace("<|im_end|>", "")
+ANSWERS = [  # chat template, an answer of a file, and what is trained
+    (EMPTY_THOUGHT, QUOTED, f"{QUOTED}<|im_end|>"),
+    (EMPTY_THOUGHT, f"{QUOTED}<|im_end|>", f"{QUOTED}<|im_end|>"),
+    (EMPTY_THOUGHT, f"{QUOTED}<|im_end|>\n<|endoftext|>", f"{QUOTED}<|im_end|>"),
+    (EMPTY_THOUGHT, "cut off", "cut off"),
+    (EMPTY_THOUGHT, "", "<|im_end|>"),
+    (THINKING, "<think>a</think>b", "a</think>b<|im_end|>"),  # the prompt has opened the thought
+    (GEMMA, "a", "a<end_of_turn>"),
+    (NO_END, "a", "a<|im_end|>"),
+    (None, "a", "a<|im_end|>"),
+]
+
+
+@pytest.mark.parametrize("template, answer, trained", ANSWERS)
+def test_an_answer_of_a_file_is_trained_as_it_is(template, answer, trained, tmp_path):
+    """Fails if a mark, a thought or an ordinary pad is broken up, or an answer has no end, two, or one of its own."""
+    names = ["<think>", "</think>", "<tool_call>", "<start_of_turn>", "<end_of_turn>"]
+    tokenizer = with_tokens(*names, template=template)
+    tokenizer.pad_token = "!"
+    path = save_model(tmp_path / "m", tokenizer=tokenizer, vocab_size=len(tokenizer), stops=[STOP])
+    policy = load_policy(madpo, path)
+    group = madpo.read_group(policy, "p", [answer], [answer not in ("cut off", "")])
+    assert policy.tokenizer.batch_decode(group.completion_ids) == [trained]
 
 
 @pytest.mark.parametrize("flags", ["", "--env toy:SelfishInTurn --num-turns 2", "--share-policy --num-agents 3"])
