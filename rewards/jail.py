@@ -17,6 +17,7 @@ import fractions
 import functools
 import json
 import math
+import operator
 import os
 import random
 import resource
@@ -26,7 +27,9 @@ import struct
 import sys
 import types
 import unittest
+from dataclasses import dataclass, field
 from errno import ENOSYS, EPERM
+from operator import attrgetter
 
 MEMORY, FILE, MESSAGE = 512 << 20, 16 << 20, 16_000_000  # bytes: address space, one file, one message
 WALL = 6  # seconds by the clock for each second of processor time: for code that sleeps, and busy machines
@@ -233,6 +236,35 @@ def holds(layer, function, *arguments):
 
 
 # Messages between the processes --------------------------------------------------------------------------------------
+@dataclass
+class Job:
+    """One piece of model-written code, and what is done with it. Only `texts` are not to be trusted."""
+
+    texts: list[str]  # what the models wrote, unchanged; more than MAX_SOURCE characters in all fail
+    # Each assert outside of classes is one test, which passes if it held each time that it ran; if an error ends the
+    # tests, only asserts at the top level, or at that of a function check(), keep what they earned. Each method of a
+    # unittest.TestCase is one test.
+    tests: str
+    names: list[str]  # the candidate's functions and classes that the tests use
+    # Name of a function in rewards/programs.py, prepare(texts, **options) -> (program, facts), that runs in the
+    # candidate, where a crash does no harm. `program`: the source or syntax tree to run, or None. `facts`: to report.
+    prepare: str = "prepare_text"
+    options: dict = field(default_factory=dict)
+    examples: list[str] | tuple = ()  # each ends in an assert whose outcome the model may see; they do not count
+    setup: str = ""  # what the tests need, such as functions that the task's prompt defines
+    folder: bool = False  # whether candidate and tests share a folder in which they may write plain files
+
+
+def write_job(job, seconds, folder):
+    """The message to a grader. seconds: of processor time; folder: the path of the job's folder, or ""."""
+    return {"job": vars(job), "seconds": seconds, "folder": folder}
+
+
+def read_job(message):
+    """(job, seconds, folder) of the message that write_job made."""
+    return Job(**message["job"]), message["seconds"], message["folder"]
+
+
 class Channel:
     """A socket for JSON, one message a line. receive raises EOFError at the end, ValueError for what is no message."""
 
@@ -257,11 +289,11 @@ SEQUENCES = {list, tuple, set, frozenset, collections.deque}
 # Other types: how a value is taken apart, and how it is made again.
 PARTS = {
     **{t: (lambda x: [x.hex()], t.fromhex) for t in (bytes, bytearray)},
-    complex: (lambda x: [x.real, x.imag], complex),
-    **{t: (lambda x: [x.start, x.stop, x.step], t) for t in (range, slice)},
+    complex: (attrgetter("real", "imag"), complex),
+    **{t: (attrgetter("start", "stop", "step"), t) for t in (range, slice)},
     decimal.Decimal: (lambda x: [str(x)], decimal.Decimal),
-    fractions.Fraction: (lambda x: [x.numerator, x.denominator], fractions.Fraction),
-    datetime.timedelta: (lambda x: [x.days, x.seconds, x.microseconds], datetime.timedelta),
+    fractions.Fraction: (attrgetter("numerator", "denominator"), fractions.Fraction),
+    datetime.timedelta: (attrgetter("days", "seconds", "microseconds"), datetime.timedelta),
     **{t: (lambda x: [x.isoformat()], t.fromisoformat) for t in (datetime.datetime, datetime.date, datetime.time)},
 }
 DICTS = {dict, collections.OrderedDict, collections.Counter, collections.defaultdict}  # all arrive as dict
@@ -303,12 +335,12 @@ def unpack(data, refer):
 # Candidate -----------------------------------------------------------------------------------------------------------
 # What the grader may ask for. Nothing here compares: that would tell the candidate the expected value.
 OPERATIONS = {
-    "call": lambda function, *arguments, **keywords: function(*arguments, **keywords),
+    "call": operator.call,
     "get": getattr,
     "set": setattr,
-    "getitem": lambda thing, place: thing[place],
-    "setitem": lambda thing, place, value: thing.__setitem__(place, value),
-    "delitem": lambda thing, place: thing.__delitem__(place),
+    "getitem": operator.getitem,
+    "setitem": operator.setitem,
+    "delitem": operator.delitem,
     "len": len,
     "items": lambda thing: [item for item, _ in zip(thing, range(100_000))],
     "instance": lambda kind, thing: isinstance(thing, kind),
@@ -323,12 +355,12 @@ def _candidate(channel, layers):
     os.closerange(4, 256)  # above all the trainer's socket
     channel.detach()
     channel = Channel(socket.socket(fileno=3))
-    folder, seconds, texts, prepare, options = channel.receive()
+    job, seconds, folder = read_job(channel.receive())
     confine(layers, folder, seconds)
     random.seed(0)  # the same code, the same reward
-    program, facts = vars(programs)[prepare](texts, **options)
+    program, facts = vars(programs)[job.prepare](job.texts, **job.options)
     channel.send([program is not None, facts])
-    del texts, prepare, options, facts  # else the code could read here whether its helper is a stub
+    del job, facts  # else the code could read here whether its helper is a stub
     builtins.exit = builtins.quit = sys.exit
     module = sys.modules["candidate"] = types.ModuleType("candidate")
     kept = {}  # id -> object. What is no plain data stays here, and the grader knows it by its id
@@ -506,11 +538,11 @@ def _grader(trainer, layers):
     channel, theirs = socket.socketpair()
     candidate = Candidate(Channel(channel), fork(_candidate, theirs, layers))  # before this process has read anything
     theirs.close()
-    seconds, folder, texts, tests, names, prepare, options, examples, setup = trainer.receive()
+    job, seconds, folder = read_job(trainer.receive())
     signal.setitimer(signal.ITIMER_REAL, WALL * seconds)
     folder = JOB_FOLDER if folder and layers.get("namespaces") else folder
     confine(layers, folder, seconds)
-    random.seed(tests)
+    random.seed(job.tests)
     seen = {}  # number of a test -> whether it has always passed; its first outcome is sent, and a later failure
 
     def check(number, value, error=None):
@@ -520,20 +552,22 @@ def _grader(trainer, layers):
             trainer.send(["outcome", number, passed, describe(error or CandidateError("a wrong result"))])
 
     try:
-        tree = ast.parse(tests)
+        tree = ast.parse(job.tests)
         asserts = Asserts(tree)
         tree = ast.fix_missing_locations(asserts.visit(tree))
         trainer.send(["tests", asserts.count, asserts.straight])
-        candidate.channel.send([folder, seconds, texts, prepare, options])
+        # all that the candidate may know of the job
+        told = Job(job.texts, tests="", names=[], prepare=job.prepare, options=job.options)
+        candidate.channel.send(write_job(told, seconds, folder))
         ready, facts = candidate.exchange()
         trainer.send(["facts", facts])
         if not ready:
             raise CandidateError(facts.get("error") or "no program")
         candidate.result(candidate.exchange())
         scope = {"__name__": "tests", "__check__": check}
-        exec(setup, scope)
-        scope.update({name: candidate.object(name) for name in names})
-        trainer.send(["examples", [_example(source, candidate, dict(scope)) for source in examples]])
+        exec(job.setup, scope)
+        scope.update({name: candidate.object(name) for name in job.names})
+        trainer.send(["examples", [_example(source, candidate, dict(scope)) for source in job.examples]])
         exec(compile(tree, "<tests>", "exec"), scope)
         cases = [c for c in scope.values() if isinstance(c, type) and issubclass(c, unittest.TestCase)]
         methods = [method for case in cases for method in unittest.defaultTestLoader.loadTestsFromTestCase(case)]

@@ -27,27 +27,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from rewards import jail
+from rewards.jail import Job as Job  # what run_tests takes
 
 MAX_SOURCE = 1_000_000  # characters of model text in one job
 SHARE, MOST = 3, 96  # jobs at once: per core, so that endless loops do not keep quick jobs waiting, and in all
-
-
-class Job(NamedTuple):
-    """One piece of model-written code, and what is done with it. Only `texts` are not to be trusted."""
-
-    texts: list[str]  # what the models wrote, unchanged; more than MAX_SOURCE characters in all fail
-    # Each assert outside of classes is one test, which passes if it held each time that it ran; if an error ends the
-    # tests, only asserts at the top level, or at that of a function check(), keep what they earned. Each method of a
-    # unittest.TestCase is one test.
-    tests: str
-    names: list[str]  # the candidate's functions and classes that the tests use
-    # Name of a function in rewards/programs.py, prepare(texts, **options) -> (program, facts), that runs in the
-    # candidate, where a crash does no harm. `program`: the source or syntax tree to run, or None. `facts`: to report.
-    prepare: str = "prepare_text"
-    options: dict | None = None
-    examples: list[str] | tuple = ()  # each ends in an assert whose outcome the model may see; they do not count
-    setup: str = ""  # what the tests need, such as functions that the task's prompt defines
-    folder: bool = False  # whether candidate and tests share a folder in which they may write plain files
 
 
 class Result(NamedTuple):
@@ -174,7 +157,7 @@ def _messages(job, timeout, control):
             socket.send_fds(control, [b"J"], [theirs.fileno()])
         ours.settimeout(jail.WALL * timeout + 60)  # the kernel ends the grader long before, unless it was stopped
         channel = jail.Channel(ours)
-        channel.send([timeout, folder, *job[:4], job.options or {}, *job[5:7]])
+        channel.send(jail.write_job(job, timeout, folder))
         while True:
             yield channel.receive()
     for _ in range(100 * job.folder):  # the candidate dies an instant after the grader
