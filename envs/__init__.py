@@ -2,7 +2,7 @@
 
 An environment is any class with these members; a user's own class needs only `Step` from this package.
 
-    __init__(num_agents, num_turns, dataset, seed, **options)    options are strings; a built-in also takes its name
+    __init__(num_agents, num_turns, dataset, seed, **options)    options are strings; a built-in may also take its name
     tasks(split) -> list[dict]                    "train" or "test"
     observe(task, history) -> list[str | None]    the prompt of each agent; None: it is silent in this turn (at least
                                                   one speaks); history: pairs (actions, Step) of earlier turns
@@ -35,23 +35,13 @@ class Step(NamedTuple):
     feedback: Any = None  # for the environment's own use in the next observe()
 
 
+UNPAID = Step(0.0, {}, done=False)  # of a turn before the one that is scored
+
+
 def one_of(option, value, *allowed):
     """Raises ValueError with one sentence if an option has another value."""
     if value not in allowed:
         raise ValueError(f"--env-kwargs {option} {value}: use one of {', '.join(allowed)}.")
-
-
-def scored_step(score, history, num_turns):
-    """The Step of an answer. An answer that passes every test ends the task and is also paid for the turns it saves.
-
-    Otherwise an answer that fails a test, and earns again in the next turn, would be worth more than one that passes,
-    and agents would learn to fail. (It still is, if only the second answer uses its helper.) Saved turns are not
-    discounted: with --gamma below 1, a pass in the first turn earns more than passing in every turn would.
-    """
-    done = bool(score.parts["all_passed"])
-    reward = score.reward * (num_turns - len(history) if done else 1)
-    repaired = {"repaired": float(done and len(history) > 0)} if num_turns > 1 else {}
-    return Step(reward, score.parts | repaired, done, feedback=score.findings)
 
 
 def need_sample(dataset, why):
@@ -258,7 +248,8 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, protocol="si
         arguments = common | {key: value for key, value in options.items() if key in own}
         if each in ENVIRONMENTS:
             check_counts(each, num_agents, own_turns)
-            arguments["name"] = each
+            if "name" in parameters[each]:
+                arguments["name"] = each
         missing = []
         for key, p in parameters[each].items():
             required = p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)

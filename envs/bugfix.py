@@ -8,10 +8,12 @@ import ast
 import itertools
 import random
 import re
+from functools import partial
 
-from envs import Step, need_sample, one_of
-from envs.coding import HUMANEVAL, SAMPLE_COUNTS, defined, make_answer
-from envs.data import read_rows
+from envs import UNPAID, Step, need_sample, one_of
+from envs.coding import HUMANEVAL, defined, make_answer
+from envs.data import load_tasks
+from envs.samples import PROGRAM_COUNTS, pair_up
 from envs.samples import bugfix as samples
 from envs.vetting import RULES, example_asserts, load_or_find, read_limits, vet
 from rewards.bugfix import PARTS, Repair, bugfix_rewards
@@ -44,11 +46,10 @@ class BugFix:
 
     def __init__(
         self,
-        name="bugfix",
-        num_agents=2,
-        num_turns=1,
-        dataset="sample",
-        seed=1,
+        num_agents,
+        num_turns,
+        dataset,
+        seed,
         feedback="level",
         timeout=10,
         allow_unsafe_code="no",
@@ -60,13 +61,10 @@ class BugFix:
         self.dataset = dataset
         self.seed = seed
         self.feedback = feedback
-        if dataset == "sample":
-            self.splits = {split: _sample_tasks(split, count, seed) for split, count in SAMPLE_COUNTS.items()}
-        else:
-            self.splits = read_rows(dataset, judge=self._judged, **PUBLISHED)
+        sample = partial(_sample_tasks, seed=seed)
+        self.splits = load_tasks(dataset, sample, PROGRAM_COUNTS, judge=self._judged, **PUBLISHED)
 
     def tasks(self, split):
-        """The tasks of "train", "test" or, unless the dataset lacks it, "validation"."""
         return self.splits[split]
 
     def observe(self, task, history):
@@ -105,7 +103,7 @@ class BugFix:
         steps = []
         for task, history, _ in branches:
             if len(history) < self.num_agents - 1:
-                steps.append(Step(0.0, {}, done=False))
+                steps.append(UNPAID)
                 continue
             score = next(scores)
             parts = dict(score.parts)
@@ -124,10 +122,9 @@ class BugFix:
         pairs = []
         for task in self.tasks("train"):
             notes, answer = samples.demonstrated(task, self.num_agents - 1, rng)
-            history = [([note] * self.num_agents, Step(0.0, {}, done=False)) for note in notes]
+            history = [([note] * self.num_agents, UNPAID) for note in notes]
             for turn, completion in enumerate([*notes, answer]):
-                prompt = self.observe(task, history[:turn])[turn]
-                pairs.append({"prompt": prompt, "completion": completion})
+                pairs += pair_up(self.observe(task, history[:turn]), [completion] * self.num_agents)
         return pairs
 
     def _judged(self, rows):

@@ -9,12 +9,14 @@ import ast
 import re
 from functools import partial
 
-from envs import Step, need_sample, one_of, scored_step
-from envs.coding import SAMPLE_COUNTS, defined, syntax_remarks
-from envs.data import read_rows
+from envs import UNPAID, need_sample, one_of
+from envs.coding import defined, scored_step
+from envs.data import load_tasks
+from envs.samples import PROGRAM_COUNTS
 from envs.samples import coding as samples
 from envs.vetting import TRIVIAL, example_asserts, read_limits, vet
 from rewards.classeval import PARTS, ClassAnswer, class_rewards
+from rewards.coding import syntax_remarks
 from rewards.programs import FUNCTIONS, IMPORTS, is_stub
 from rewards.texts import drop_thoughts
 
@@ -46,11 +48,10 @@ class ClassEval:
 
     def __init__(
         self,
-        name="classeval",
-        num_agents=2,
-        num_turns=1,
-        dataset="sample",
-        seed=1,
+        num_agents,
+        num_turns,
+        dataset,
+        seed,
         feedback="level",
         deal="fixed",
         timeout=10,
@@ -65,15 +66,11 @@ class ClassEval:
         self.dataset = dataset
         self.seed = seed
         self.feedback = feedback
-        if dataset == "sample":  # right by construction
-            rows = {split: samples.class_tasks(split, count, seed) for split, count in SAMPLE_COUNTS.items()}
-            self.splits = {split: [_task(row) for row in part] for split, part in rows.items()}
-        else:
-            judge = partial(vet, parse=_task, answer=_answer, score=class_rewards, limits=self.limits)
-            self.splits = read_rows(dataset, judge=judge, **BENCHMARK)
+        sample = partial(_sample_tasks, seed=seed)
+        judge = partial(vet, parse=_task, answer=_make_answer, score=class_rewards, limits=self.limits)
+        self.splits = load_tasks(dataset, sample, PROGRAM_COUNTS, judge=judge, **BENCHMARK)
 
     def tasks(self, split):
-        """The tasks of "train", "test" or, unless the dataset lacks it, "validation"."""
         return self.splits[split]
 
     def observe(self, task, history):
@@ -109,11 +106,11 @@ class ClassEval:
         With deal "choose" there is one more part, not paid: `balance`, the smallest number of methods that an agent
         has / the largest.
         """
-        steps = [Step(0.0, {}, done=False)] * len(branches)  # of the turn of choosing
+        steps = [UNPAID] * len(branches)  # of the turn of choosing
         writing = [k for k, (_, history, _) in enumerate(branches) if len(history) >= self.turns_of_choosing]
         answers = []
         for task, history, actions in [branches[k] for k in writing]:
-            answers.append(_answer(task, actions, self._assigned(task, history)))
+            answers.append(_make_answer(task, actions, self._assigned(task, history)))
         for k, answer, score in zip(writing, answers, class_rewards(answers, *self.limits)):
             _, history, _ = branches[k]
             steps[k] = scored_step(score, history[self.turns_of_choosing :], self.num_turns - self.turns_of_choosing)
@@ -130,7 +127,7 @@ class ClassEval:
         also prompts of a second turn, after one that failed. Raises ValueError for other datasets.
         """
         need_sample(self.dataset, "it holds no answers for each role")
-        rows = samples.class_tasks("train", SAMPLE_COUNTS["train"], self.seed)
+        rows = samples.class_tasks("train", len(self.tasks("train")), self.seed)
         tasks = self.tasks("train")
         dealt = self._in_turn(tasks[0])  # all sample tasks have the same methods
         choices = [[", ".join(names) for names in dealt]] * self.turns_of_choosing
@@ -154,10 +151,15 @@ class ClassEval:
         return assigned
 
 
-def _answer(task, texts, assigned):
+def _sample_tasks(split, count, seed):
+    return [_task(row) for row in samples.class_tasks(split, count, seed)]  # right by construction
+
+
+def _make_answer(task, texts, assigned):
     # Methods that nobody has count as those of one more agent, who writes nothing.
     left = [name for name in task["methods"] if not any(name in names for names in assigned)]
-    return ClassAnswer([*texts, ""], [*assigned, left], **{key: task[key] for key in ClassAnswer._fields[2:]})
+    keys = ["class_name", "base", "tests", "names", "setup", "examples"]
+    return ClassAnswer(texts=[*texts, ""], assigned=[*assigned, left], **{key: task[key] for key in keys})
 
 
 def _remarks(agent, names, findings):

@@ -12,15 +12,16 @@ import ast
 import re
 from functools import partial
 
-from envs import need_sample, one_of, scored_step
-from envs.chat import Chat, suggestions
-from envs.data import read_rows
+from envs import Step, need_sample, one_of
+from envs.chat import Chat, fenced
+from envs.data import load_tasks
+from envs.samples import PROGRAM_COUNTS
 from envs.samples import coding as samples
 from envs.vetting import TRIVIAL, example_asserts, read_limits, vet, with_shown
-from rewards.coding import PARTS, Answer, coding_rewards
+from rewards.coding import PARTS, Answer, coding_rewards, syntax_remarks
+from rewards.programs import IMPORTS
 from rewards.texts import drop_thoughts
 
-SAMPLE_COUNTS = {"train": 512, "validation": 64, "test": 64}
 # The hub sets, and their fixed splits by task number. HumanEval's and CoopHumanEval's are the slices of the paper's
 # code, train [33:133] and so on; a task's number is its index in the whole set, so a file with only a part of the set
 # is split the same way: HumanEval/140 is always in test. MBPP's splits are those of its own paper.
@@ -44,6 +45,12 @@ BENCHMARKS = {
     },
 }
 FEEDBACK = ("none", "plain", "code", "passed", "level", "group", "model")
+SUGGEST = (
+    "{count} writers of one Python program each wrote one answer to the same task, and will each revise it.\n\n"
+    "{material}\n\n"
+    "Say in at most five sentences what is wrong and how to mend it. Name the function that you mean. Write no code."
+)
+SHOWN = 1000  # characters of a suggestion that agents read
 
 
 class Coding:
@@ -68,11 +75,11 @@ class Coding:
 
     def __init__(
         self,
-        name="humaneval",
-        num_agents=2,
-        num_turns=1,
-        dataset="sample",
-        seed=1,
+        name,
+        num_agents,
+        num_turns,
+        dataset,
+        seed,
         feedback="level",
         timeout=10,
         allow_unsafe_code="no",
@@ -88,15 +95,11 @@ class Coding:
         self.seed = seed
         self.feedback = feedback
         self.helpers = ["aux"] if num_agents == 2 else [f"aux{i}" for i in range(1, num_agents)]
-        if dataset == "sample":  # right by construction
-            rows = {split: samples.coding_tasks(split, count, seed, name) for split, count in SAMPLE_COUNTS.items()}
-            self.splits = {split: [with_shown(_task(row)) for row in part] for split, part in rows.items()}
-        else:
-            judge = partial(vet, parse=_task, answer=make_answer, score=coding_rewards, limits=self.limits)
-            self.splits = read_rows(dataset, judge=judge, **BENCHMARKS[name])
+        sample = partial(_sample_tasks, name=name, seed=seed)
+        judge = partial(vet, parse=_task, answer=make_answer, score=coding_rewards, limits=self.limits)
+        self.splits = load_tasks(dataset, sample, PROGRAM_COUNTS, judge=judge, **BENCHMARKS[name])
 
     def tasks(self, split):
-        """The tasks of "train", "test" or, unless the dataset lacks it, "validation"."""
         return self.splits[split]
 
     def observe(self, task, history):
@@ -128,13 +131,27 @@ class Coding:
         answers = [make_answer(task, actions, self.helpers) for task, _, actions in branches]
         scores = coding_rewards(answers, *self.limits)
         steps = [scored_step(score, history, self.num_turns) for (_, history, _), score in zip(branches, scores)]
-        return suggestions(self.chat, branches, steps, self.num_turns) if self.chat else steps
+        if self.chat:
+            self._add_suggestions(branches, steps)
+        return steps
+
+    def _add_suggestions(self, branches, steps):
+        """Puts a suggestion into the feedback of each Step after which the branch goes on."""
+        open_steps = []
+        prompts = []
+        for (task, history, actions), step in zip(branches, steps):
+            if not step.done and len(history) + 1 < self.num_turns:
+                open_steps.append(step)
+                prompts.append(SUGGEST.format(count=len(actions), material=fenced(task["problem"], actions)))
+        for step, text in zip(open_steps, self.chat.ask(prompts)):
+            step.feedback["suggestion"] = text[:SHOWN]
 
     def _told(self, agent, names, actions, findings):
         """What agent number `agent` reads after its own answer, by `feedback`: a list of paragraphs."""
         everyone = range(len(names))
         if self.feedback == "code":
-            return [f"The answer for {names[k]}:\n{drop_thoughts(actions[k]).strip()}" for k in everyone if k != agent]
+            others = [k for k in everyone if k != agent]
+            return [f"The answer for {names[k]}:\n{drop_thoughts(actions[k]).strip()}" for k in others]
         if self.feedback == "passed":
             return [f"{findings['passed']} of {findings['total']} tests passed."]
         if self.feedback == "level":
@@ -156,9 +173,23 @@ class Coding:
         return samples.demonstrated(self, *samples.coding_answers(self.tasks("train"), self.helpers, self.seed))
 
 
+def scored_step(score, history, num_turns):
+    """The Step of an answer. An answer that passes every test ends the task and is also paid for the turns it saves.
+
+    Otherwise an answer that fails a test, and earns again in the next turn, would be worth more than one that passes,
+    and agents would learn to fail. (It still is, if only the second answer uses its helper.) Saved turns are not
+    discounted: with --gamma below 1, a pass in the first turn earns more than passing in every turn would.
+    """
+    done = bool(score.parts["all_passed"])
+    reward = score.reward * (num_turns - len(history) if done else 1)
+    repaired = {"repaired": float(done and len(history) > 0)} if num_turns > 1 else {}
+    return Step(reward, score.parts | repaired, done, feedback=score.findings)
+
+
 def make_answer(task, texts, helpers):
     """The Answer that a task's tests are run on."""
-    return Answer(texts, helpers, **{key: task[key] for key in Answer._fields[2:]})
+    keys = ["entry_point", "tests", "names", "setup", "prelude", "examples"]
+    return Answer(texts=texts, helpers=helpers, **{key: task[key] for key in keys})
 
 
 def _remarks(agent, names, findings):
@@ -192,13 +223,8 @@ def _remarks(agent, names, findings):
     return remarks
 
 
-def syntax_remarks(agent, findings):
-    """Agent number `agent` reads its own syntax error, but only whether another agent made one."""
-    if findings["errors"][agent]:
-        return [f"Your answer is not Python: {findings['errors'][agent]}."]
-    if any(findings["errors"]):
-        return ["The answer of another agent is not Python."]
-    return [f"The program does not compile: {findings['error']}."] if findings["error"] else []
+def _sample_tasks(split, count, name, seed):
+    return [with_shown(_task(row)) for row in samples.coding_tasks(split, count, seed, name)]  # right by construction
 
 
 def _task(row):
@@ -251,7 +277,7 @@ def _mbpp_task(row):
     compared = [tree[0].test.comparators[-1] for tree in trees if isinstance(tree[0].test, ast.Compare)]
     imports = "\n".join(row["test_imports"])
     # One task's tests use a module that only the solution imports.
-    needed = [n for n in solution if isinstance(n, (ast.Import, ast.ImportFrom))]
+    needed = [n for n in solution if isinstance(n, IMPORTS)]
     return {
         "problem": row["prompt"].strip(),
         "entry_point": functions[0],

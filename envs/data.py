@@ -7,6 +7,8 @@ import re
 import warnings
 from decimal import Decimal
 
+from envs.samples import SAMPLE_COUNTS
+
 csv.field_size_limit(2**31 - 1)  # letters; by default 131,072, and a conversation may have more
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
 SPLITS = {"train": "train", "test": "test"}  # name -> slice of a set on the hub
@@ -164,6 +166,13 @@ def _content(value, roles):
 
 
 # ---------------------------------------------------------------- --dataset: what environments ask
+
+
+def load_tasks(dataset, sample, counts=SAMPLE_COUNTS, **source):
+    """The tasks of each split: what `sample`, a function (split, count) -> tasks, makes, or what read_rows reads."""
+    if dataset == "sample":
+        return {split: sample(split, count) for split, count in counts.items()}
+    return read_rows(dataset, **source)
 
 
 def read_rows(dataset, columns, hub=None, hub_splits=SPLITS, hub_config=None, published=None, judge=list):

@@ -7,10 +7,11 @@ Only the answer in \boxed{} is compared with the right one (rewards/debate.py): 
 
 import random
 
-from envs import Step, need_sample, one_of
-from envs.data import read_rows
-from envs.samples import SAMPLE_COUNTS
+from envs import UNPAID, Step, need_sample, one_of
+from envs.data import load_tasks
+from envs.reasoning import GSM8K
 from envs.samples import debate as samples
+from envs.samples import pair_up
 from rewards.boxed import LONGEST, answer, is_right
 from rewards.debate import PARTS, debate_reward, verdict_reward
 from rewards.texts import drop_thoughts
@@ -63,9 +64,7 @@ class Debate:
 
     PARTS = PARTS
 
-    def __init__(
-        self, name="debate", num_agents=2, num_turns=1, dataset="sample", seed=1, form="rounds", topic="number"
-    ):
+    def __init__(self, num_agents, num_turns, dataset, seed, form="rounds", topic="number"):
         one_of("form", form, "rounds", "judge")
         one_of("topic", topic, "number", "choice")
         if (form, topic) != ("rounds", "number"):
@@ -81,11 +80,7 @@ class Debate:
         self.seed = seed
         self.judged = form == "judge"
         self.choice = topic == "choice"
-        if dataset == "sample":
-            self.splits = {split: self._sample(split, count) for split, count in SAMPLE_COUNTS.items()}
-        else:
-            columns = ["question", "answer"]
-            self.splits = read_rows(dataset, columns, "openai/gsm8k", hub_config="main", judge=right_answers)
+        self.splits = load_tasks(dataset, self._sample, judge=right_answers, **GSM8K)
 
     def _sample(self, split, count):
         rng = random.Random(f"debate {split} {self.seed}")
@@ -94,7 +89,6 @@ class Debate:
         return samples.questions(split, count, rng, self.choice)
 
     def tasks(self, split):
-        """The tasks of "train" or "test": list of dict(question, answer) with further columns."""
         return self.splits[split]
 
     def observe(self, task, history):
@@ -149,7 +143,6 @@ class Debate:
                     actions = [*samples.speeches(task, rng), ""]
                 else:
                     actions = ["", "", samples.verdict(task, actions[:2], rng)]
-                prompts = self.observe(task, history)
-                pairs += [{"prompt": p, "completion": c} for p, c in zip(prompts, actions) if p]
-                history.append((actions, Step(0.0, {}, False)))
+                pairs += pair_up(self.observe(task, history), actions)
+                history.append((actions, UNPAID))
         return pairs

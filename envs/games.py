@@ -7,13 +7,13 @@ prisoner's dilemma.
 
 import random
 
-from envs import Step, need_sample, one_of
-from envs.samples import SAMPLE_COUNTS
+from envs import UNPAID, Step, need_sample, one_of
+from envs.samples import SAMPLE_COUNTS, pair_up, read_list
 from rewards.boxed import answer, is_right
 from rewards.texts import drop_thoughts, words
 
-MOODS = ["angry", "tired", "lonely", "guilty", "hurt", "nervous"]  # words that models/tiny knows
-ROLES = ["sister", "brother", "boss", "friend", "neighbor", "cousin"]
+MOODS = read_list("angry, tired, lonely, guilty, hurt, nervous")  # words that models/tiny knows
+ROLES = read_list("sister, brother, boss, friend, neighbor, cousin")
 WORDS = {*MOODS, *ROLES}  # all that a message can say: no positions, no joined words
 NEW = {f"{mood} {role}" for mood, role in zip(MOODS, ROLES)}  # whom only test tasks show
 FALSE = 0.25  # share of demonstrated messages that are any word of the picture
@@ -66,7 +66,8 @@ def sample_tasks(split, seed):
 
 def message(text, known=WORDS):
     """What others read of a speaker's text: its first known word, for a mood or a role, "" without one."""
-    return next((word for word in words(drop_thoughts(text)) if word in known), "")
+    found = [word for word in words(drop_thoughts(text)) if word in known]
+    return [*found, ""][0]
 
 
 def true_people(people, message):
@@ -81,16 +82,16 @@ def game_reward(task, messages, text):
     choice = answer(text)
     people = true_people(task["people"], message)
     is_true = target in people
-    success = float(is_right(choice, target))
+    success = is_right(choice, target)
     parts = {
         "success": success,
-        "true_message": float(bool(message) and is_true),
-        "informative": float(bool(message) and people == [target]),
+        "true_message": bool(message) and is_true,
+        "informative": bool(message) and people == [target],
         "literal": is_true / max(1, len(people)),
-        "consistent": float(any(is_right(choice, each) for each in people)),
+        "consistent": any(is_right(choice, each) for each in people),
         "all_passed": success,
     }
-    return success, parts
+    return float(success), {name: float(part) for name, part in parts.items()}
 
 
 class Reference:
@@ -114,7 +115,7 @@ class Reference:
 
     PARTS = PARTS
 
-    def __init__(self, name="reference", num_agents=2, num_turns=1, dataset="sample", seed=1):
+    def __init__(self, num_agents, num_turns, dataset, seed):
         need_sample(dataset, "it has no others")
         self.num_agents = num_agents
         self.num_turns = 2
@@ -145,7 +146,7 @@ class Reference:
                 reward, parts = game_reward(task, map(message, spoken), actions[-1])
                 steps.append(Step(reward, parts, done=True))
             else:
-                steps.append(Step(0.0, {}, done=False))
+                steps.append(UNPAID)
         return steps
 
     def demonstrations(self):
@@ -166,9 +167,8 @@ class Reference:
             candidates = true_people(people, set(messages))
             choice = rng.choice(people if rng.random() < ASTRAY else candidates or people)
             actions = [*messages, f"\\boxed{{{choice}}}"]
-            (step,) = self.step([(task, [], actions)])
-            for prompts in self.observe(task, []), self.observe(task, [(actions, step)]):
-                pairs += [{"prompt": p, "completion": c} for p, c in zip(prompts, actions) if p]
+            for history in [], [(actions, UNPAID)]:
+                pairs += pair_up(self.observe(task, history), actions)
         return pairs
 
 
@@ -187,7 +187,7 @@ class Dilemma:
 
     PARTS = SAID
 
-    def __init__(self, name="dilemma", num_agents=2, num_turns=1, dataset="sample", seed=1, rewards="shared"):
+    def __init__(self, num_agents, num_turns, dataset, seed, rewards="shared"):
         need_sample(dataset, "it has no others")
         one_of("rewards", rewards, "shared", "own")
         self.shared = rewards == "shared"

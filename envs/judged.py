@@ -50,11 +50,9 @@ class Judged:
 
     PARTS = PARTS
 
-    def __init__(
-        self, name="judged", num_agents=2, num_turns=1, dataset="sample", seed=1, *, rubric, url, model, timeout=300
-    ):
+    def __init__(self, num_agents, num_turns, dataset, seed, *, rubric, url, model, timeout=300):
         if dataset in ("sample", "hub"):
-            raise ValueError(f"--dataset {dataset}: {name} has no tasks; give a file or hub id with a column prompt.")
+            raise ValueError(f"--dataset {dataset}: judged has no tasks; give a file or hub id with a column prompt.")
         self.chat = Chat(url, model, timeout)
         self.rubric = rubric
         self.num_turns = num_turns

@@ -75,13 +75,12 @@ class Protocol:
         similar = {k: groups[neighbour] for neighbour, k in pairwise([order[-1], *order])}
         examples = []
         for k, group in enumerate(groups):
-            prompts = [pair["prompt"] for pair in group]
-            turns = self._turns(prompts)
+            turns = self._turns([pair["prompt"] for pair in group])
             for t, speaking in enumerate(turns):
                 for i in speaking:
                     answers = [rng.choice(choices)["completion"] for choices in zip(group, similar[k])]
-                    prompt = self._prompt(prompts[i], i, latest(turns, [answers] * t))
-                    examples.append({"prompt": prompt, "completion": group[i]["completion"]})
+                    prompt = self._prompt(group[i]["prompt"], i, latest(turns, [answers] * t))
+                    examples.append(group[i] | {"prompt": prompt})
         return examples
 
     def _turns(self, prompts):

@@ -8,13 +8,14 @@ import random
 import re
 from functools import partial
 
-from envs import Step, one_of
-from envs.data import read_rows
-from envs.samples import SAMPLE_COUNTS
+from envs import UNPAID, Step, one_of
+from envs.data import load_tasks
+from envs.samples import pair_up
 from envs.samples.reasoning import problems
 from rewards.boxed import LONGEST, PARTS, answer, is_right, team_reward
 from rewards.texts import drop_thoughts
 
+GSM8K = {"columns": ["question", "answer"], "hub": "openai/gsm8k", "hub_config": "main"}
 SHOWN = 400  # characters of a solution that others read: the last ones, where its answer is
 WORDS = 16  # of a message
 FLAWED = 0.4  # share of the demonstrated solutions
@@ -91,7 +92,7 @@ class Reasoning:
 
     PARTS = PARTS
 
-    def __init__(self, name="gsm8k", num_agents=2, num_turns=1, dataset="sample", seed=1, roles="check"):
+    def __init__(self, num_agents, num_turns, dataset, seed, roles="check"):
         one_of("roles", roles, "check", "split")
         if roles == "split" and num_agents == 1:
             raise ValueError("--num-agents 1: roles split deals a problem out; use 2 or more, or roles check.")
@@ -100,9 +101,7 @@ class Reasoning:
         self.splits = self.load(dataset)
 
     def load(self, dataset):
-        if dataset == "sample":
-            return {split: problems(split, count, self.seed) for split, count in SAMPLE_COUNTS.items()}
-        return read_rows(dataset, ["question", "answer"], "openai/gsm8k", hub_config="main", judge=self.judge)
+        return load_tasks(dataset, partial(problems, seed=self.seed), judge=self.judge, **GSM8K)
 
     def judge(self, rows):
         """For each row its task, or why it cannot be used."""
@@ -120,7 +119,6 @@ class Reasoning:
         return is_right(attempt, task["answer"].rpartition("####")[2])
 
     def tasks(self, split):
-        """The rows of "train" or "test"."""
         return self.splits[split]
 
     def state(self, task, history):
@@ -165,7 +163,7 @@ class Reasoning:
         steps = []
         for task, history, actions in branches:
             if len(history) + 1 < self.num_turns:
-                steps.append(Step(0.0, {}, done=False))
+                steps.append(UNPAID)
                 continue
             solutions = []
             if history and self.roles == "check":
@@ -185,7 +183,7 @@ class Reasoning:
         pairs = []
         for task in self.splits["train"]:
             for prompts, completions in self.check_turns(task, rng) + self.split_turns(task, rng):
-                pairs += [{"prompt": p, "completion": c} for p, c in zip(prompts, completions) if p]
+                pairs += pair_up(prompts, completions)
         return pairs
 
     def draw(self, task, flawed, rng):

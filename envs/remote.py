@@ -56,7 +56,7 @@ class Remote:
     Raises ValueError with one sentence where there is no server, or it refuses, or its environment raises.
     """
 
-    def __init__(self, name, num_agents=2, num_turns=1, dataset="sample", seed=1, url="http://127.0.0.1:8765"):
+    def __init__(self, num_agents, num_turns, dataset, seed, url="http://127.0.0.1:8765"):
         self.url = urlsplit(url)
         if self.url.scheme not in ("http", "https"):
             raise ValueError(f"--env-kwargs url {url}: it has to start with http:// or https://.")

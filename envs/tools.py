@@ -10,8 +10,7 @@ from functools import partial
 from urllib.parse import unquote
 
 from envs import Step, need_sample
-from envs.data import parse_rows, read_rows
-from envs.samples import SAMPLE_COUNTS
+from envs.data import load_tasks, parse_rows
 from envs.samples import tools as samples
 from envs.vetting import read_limits
 from rewards.boxed import answer, is_right
@@ -73,27 +72,14 @@ class Tools:
 
     PARTS = PARTS
 
-    def __init__(
-        self,
-        name="tools",
-        num_agents=2,
-        num_turns=1,
-        dataset="sample",
-        seed=1,
-        corpus="",
-        timeout=5,
-        allow_unsafe_code="no",
-    ):
+    def __init__(self, num_agents, num_turns, dataset, seed, corpus="", timeout=5, allow_unsafe_code="no"):
         self.num_agents = num_agents
         self.dataset = dataset
         self.seed = seed
         self.num_turns = max(num_turns, 3 if num_agents == 3 else 2)
-        if dataset == "sample":
-            calls = self.num_turns - (2 if num_agents == 3 else 1)
-            self.splits = {s: samples.tool_tasks(s, n, seed, calls) for s, n in SAMPLE_COUNTS.items()}
-        else:
-            columns = ["question", "tools", "answer"]
-            self.splits = read_rows(dataset, columns, judge=partial(parse_rows, parse=_task))
+        sample = partial(samples.tool_tasks, seed=seed, most_calls=self.num_turns - (2 if num_agents == 3 else 1))
+        judge = partial(parse_rows, parse=_task)
+        self.splits = load_tasks(dataset, sample, columns=["question", "tools", "answer"], judge=judge)
         runs_code = any("python" in task["tools"].split() for part in self.splits.values() for task in part)
         self.limits = read_limits(timeout, allow_unsafe_code, runs_code)
         self.search = Search(samples.articles(corpus, seed))

@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 from contextlib import suppress
+from itertools import product
 
 from envs import one_of
 from envs.data import parse_rows
@@ -98,20 +99,19 @@ def _verdicts(tasks, answer, score, limits):
     trials = run_tests(map(_trial, tasks), *limits)
     verdicts = []
     for place, (task, trial) in enumerate(zip(tasks, trials)):
-        shown, returned = _shown(task, [what == "" for what in trial.examples])
-        reason = ""
-        failing = []  # examples
+        passed = {case for case, failure in zip(_cases(task), trial.examples) if not failure}
+        shown, returned = _choose_shown(task, passed)
+        findings = {"reason": "", "examples": []}
         if place in score_of:
             findings = score_of[place].findings
-            reason = findings["reason"]
-            failing = [source for source, _ in findings["examples"]]
         fault = ""
-        if reason:
-            fault = f"its reference solution fails in the grader: {reason.splitlines()[0]}"
+        if findings["reason"]:
+            fault = f"its reference solution fails in the grader: {findings['reason'].splitlines()[0]}"
         elif returned:
             fault = f"an answer that returns {returned} passes its tests"
         elif trial.reason:
             fault = f"its tests fail on trivial answers by an error of their own: {trial.reason}"
+        failing = [source for source, _ in findings["examples"]]
         verdicts.append([fault, [source for source in task["examples"] if source not in failing], shown])
     return verdicts
 
@@ -121,24 +121,29 @@ def _with_defaults(task):
     return {**defaults, "bound": task.get("entry_point"), **task}
 
 
+def _cases(task):
+    """All pairs (what a trivial answer returns, number of an assert)."""
+    return list(product(task["trivial"], range(len(task["asserts"]))))
+
+
 def _trial(task):
     """The job whose examples are: this trivial answer passes this assert."""
     setup = f"BASE, BOUND, TESTS = {task['base']!r}, {task['bound']!r}, {task['asserts']!r}\n{TRIAL}"
-    examples = [f"assert passes({value!r}, {k})" for value in task["trivial"] for k in range(len(task["asserts"]))]
+    examples = [f"assert passes{case}" for case in _cases(task)]
     return Job([""], "assert passes", [], examples=examples, setup=setup, folder=True)
 
 
-def _shown(task, outcomes):
+def _choose_shown(task, passed):
     """(the first assert without which no trivial answer passes; what one returns that passes whatever is shown).
 
-    outcomes: whether a trivial answer passes an assert, in the order of _trial
+    passed: the cases in which a trivial answer passes an assert
     """
-    count = len(task["asserts"])
+    numbers = range(len(task["asserts"]))
     passing = []
     for values in task["trivial"], task["trivial"][: len(TRIVIAL)]:  # rather also without further constants
-        for shown in range(count) if count > 1 else [None]:
-            scored = [k for k in range(count) if k != shown]
-            passing = [v for place, v in enumerate(values) if all(outcomes[place * count + k] for k in scored)]
+        for shown in numbers if len(numbers) > 1 else [None]:
+            scored = [number for number in numbers if number != shown]
+            passing = [value for value in values if passed.issuperset(product([value], scored))]
             if not passing:
                 return shown, ""
     return None, passing[0]

@@ -6,12 +6,13 @@ reward and what differs from the published code are in rewards/writing.py.
 
 import re
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
 from envs import Step, one_of
-from envs.data import read_rows
-from envs.samples import SAMPLE_COUNTS
+from envs.data import load_tasks
+from envs.samples import pair_up
 from envs.samples import writing as samples
 from rewards.texts import drop_thoughts
 from rewards.writing import ARXIV, PARTS, TLDR, Scale, ladder_reward
@@ -116,19 +117,16 @@ class Writing:
 
     PARTS = PARTS
 
-    def __init__(self, name="tldr", num_agents=2, num_turns=1, dataset="sample", seed=1, reward="plain"):
+    def __init__(self, name, num_agents, num_turns, dataset, seed, reward="plain"):
         one_of("reward", reward, "plain", "grounded")
         self.kind = kind = KINDS[name]
         self.num_agents, self.num_turns, self.dataset, self.seed = num_agents, num_turns, dataset, seed
         self.grounded = reward == "grounded"
         self.roles = kind.roles(num_agents)
-        if dataset == "sample":
-            self.splits = {split: kind.sample(split, count, seed) for split, count in SAMPLE_COUNTS.items()}
-        else:
-            self.splits = read_rows(dataset, kind.columns, kind.hub, kind.hub_splits)
+        sample = partial(kind.sample, seed=seed)
+        self.splits = load_tasks(dataset, sample, columns=kind.columns, hub=kind.hub, hub_splits=kind.hub_splits)
 
     def tasks(self, split):
-        """The rows of "train" or "test", with the columns of the public set."""
         return self.splits[split]
 
     def observe(self, task, history):
@@ -168,5 +166,5 @@ class Writing:
             texts = row["demonstrations"]
             if self.num_agents == 1:
                 texts = [f"\n{MARKER}\n".join(texts)]
-            pairs += [{"prompt": p, "completion": c} for p, c in zip(self.observe(row, []), texts)]
+            pairs += pair_up(self.observe(row, []), texts)
         return pairs

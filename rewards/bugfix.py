@@ -8,7 +8,7 @@ fixed: where no test passed before, none can be lost. As in the coding reward, e
 
 from typing import NamedTuple
 
-from rewards.coding import TESTED, Answer, equal_ones_once, make_score
+from rewards.coding import TESTED, Answer, equal_ones_once, facts_of, make_score
 from rewards.sandbox import Job, run_tests
 
 PARTS = {  # as in rewards/coding.py
@@ -48,20 +48,18 @@ def _job(repair):
 
 
 def _score(repair, result):
-    # the facts are empty if reading the text killed the process
-    facts = {"defined": [False], "syntax": False, "edits": 0, "error": result.reason} | result.facts
+    facts = {"edits": 0} | facts_of(repair.answer, result)
     fixed = sum(number in result.passing for number in repair.failing) / len(repair.failing)
     lost = sum(number not in result.passing for number in repair.passing) / max(1, len(repair.passing))
     # what was added to it may be what it lacked
     unchanged = facts["syntax"] and not facts["edits"] and not fixed
+    paid = not unchanged
     shares = {
-        "defined": facts["defined"][0],
-        "parses": facts["syntax"],
+        "defined": paid and facts["defined"][0],
+        "parses": paid and facts["syntax"],
         "fixed": max(0.0, fixed - lost),
         "kept": fixed * (lost == 0),
         "complete": not result.reason,
     }
-    if unchanged:
-        shares = dict.fromkeys(shares, 0)
     diagnostics = {"regressed": lost, "unchanged": float(unchanged), "edit_distance": float(facts["edits"])}
     return make_score(PARTS, shares, diagnostics, facts, [], result)

@@ -7,7 +7,7 @@ Unlike in the published code, a stub (pass, a bare return, raise NotImplementedE
 method, and the class cannot reach the tests; see docs/sandbox.md.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from rewards.coding import TESTED, equal_ones_once, make_score
 from rewards.sandbox import Job, run_tests
@@ -23,7 +23,8 @@ PARTS = {  # as in rewards/coding.py; shares are those of the methods that are t
 }
 
 
-class ClassAnswer(NamedTuple):
+@dataclass
+class ClassAnswer:
     """A joint answer and its tests; base, tests, setup and examples are trusted source."""
 
     texts: list[str]  # one completion per agent; fences are accepted

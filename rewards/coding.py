@@ -11,9 +11,10 @@ program that fails on purpose when it meets a stub goes undetected.
 """
 
 import functools
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from rewards.programs import SCHEMES
+from rewards.programs import prepare
 from rewards.sandbox import Job, run_tests
 
 TESTED = {  # of all rewards that run tests
@@ -66,7 +67,8 @@ STUBS = [
 ]
 
 
-class Answer(NamedTuple):
+@dataclass
+class Answer:
     """A joint answer and its tests; tests, setup and prelude are trusted source."""
 
     texts: list[str]  # one completion per agent: the helpers' in order, then the asked function's; fences are accepted
@@ -133,16 +135,7 @@ def _share(result):
 def _score(answer, result, without, wrapper):
     """without: the share of tests that pass with stubs; None if these were not tried."""
     count = len(answer.helpers)
-    facts = {
-        "defined": [False] * len(answer.texts),
-        "syntax": False,
-        "called": [False] * count,
-        "ignored": [False] * count,
-        "schemes": dict.fromkeys(SCHEMES, 0.0),
-        "errors": [""] * len(answer.texts),
-        "error": result.reason,
-        **result.facts,  # empty if reading the text killed the process
-    }
+    facts = facts_of(answer, result)
     *helpers_defined, main_defined = facts["defined"]
     share = _share(result)
     useful = without is not None and without < share
@@ -163,6 +156,21 @@ def _score(answer, result, without, wrapper):
         diagnostics["useful_helper"] = 0.0 if without is None else share - without
         diagnostics |= facts["schemes"]
     return make_score(PARTS, shares, diagnostics, facts, answer.examples, result)
+
+
+def syntax_remarks(agent, findings):
+    """Agent number `agent` reads its own syntax error, but only whether another agent made one."""
+    if findings["errors"][agent]:
+        return [f"Your answer is not Python: {findings['errors'][agent]}."]
+    if any(findings["errors"]):
+        return ["The answer of another agent is not Python."]
+    return [f"The program does not compile: {findings['error']}."] if findings["error"] else []
+
+
+def facts_of(answer, result):
+    """What was found in an answer; if reading it killed the process, the facts of an empty one."""
+    _, facts = prepare([""] * len(answer.texts), answer.helpers, answer.entry_point)
+    return result.facts or {**facts, "error": result.reason}
 
 
 def make_score(meanings, shares, diagnostics, facts, examples, result):

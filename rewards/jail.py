@@ -549,13 +549,13 @@ def _grader(trainer, layers):
         passed = error is None and bool(value) and not candidate.dead
         if number not in seen or passed < seen[number]:
             seen[number] = passed
-            trainer.send(["outcome", number, passed, describe(error or CandidateError("a wrong result"))])
+            trainer.send(["outcome", [number, passed, describe(error or CandidateError("a wrong result"))]])
 
     try:
         tree = ast.parse(job.tests)
         asserts = Asserts(tree)
         tree = ast.fix_missing_locations(asserts.visit(tree))
-        trainer.send(["tests", asserts.count, asserts.straight])
+        trainer.send(["tests", [asserts.count, asserts.straight]])
         # all that the candidate may know of the job
         told = Job(job.texts, tests="", names=[], prepare=job.prepare, options=job.options)
         candidate.channel.send(write_job(told, seconds, folder))
@@ -572,7 +572,7 @@ def _grader(trainer, layers):
         cases = [c for c in scope.values() if isinstance(c, type) and issubclass(c, unittest.TestCase)]
         methods = [method for case in cases for method in unittest.defaultTestLoader.loadTestsFromTestCase(case)]
         total = asserts.count + len(methods)
-        trainer.send(["tests", total, [*asserts.straight, *range(asserts.count, total)]])
+        trainer.send(["tests", [total, [*asserts.straight, *range(asserts.count, total)]]])
         for number, method in enumerate(methods, start=asserts.count):
             outcome = unittest.TestResult()
             unittest.TestSuite([method]).run(outcome)

@@ -99,11 +99,17 @@ def _start(unsafe):
     command = [sys.executable, "-S", "-s", "-B", jail.__file__, *["--unsafe"] * unsafe]
     environment = {key: os.environ[key] for key in ["LD_LIBRARY_PATH"] if key in os.environ}
     environment |= {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"}
-    apart = {"env": environment, "cwd": "/", "start_new_session": True}
-    apart |= {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     control, theirs = socket.socketpair()
     with theirs:
-        process = subprocess.Popen(command, stdin=theirs, **apart)
+        process = subprocess.Popen(
+            command,
+            stdin=theirs,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            cwd="/",
+            start_new_session=True,
+        )
     _running.append((process, control, ""))
     try:
         layers = jail.Channel(control).receive()  # the names of those that were tried, and whether they hold
@@ -123,29 +129,26 @@ def _run_one(job, timeout, unsafe):
     if sum(map(len, job.texts)) > MAX_SOURCE:
         return Result(0, 1, f"more than {MAX_SOURCE} characters", {}, ["not run"] * len(job.examples))
     for _ in range(3):  # again if the kernel kills template or grader, as for want of memory
-        report = {"tests": [1, []], "facts": [{}], "examples": [["not run"] * len(job.examples)]}
-        outcomes = {}  # number of a test -> [whether it passed, why not]
+        report = {"tests": (1, []), "facts": {}, "examples": ["not run"] * len(job.examples)}
+        outcomes = {}  # number of a test -> (whether it passed, why not)
         start = time.monotonic()
-        for kind, *content in _messages(job, timeout, require_protection(unsafe)):
+        for kind, content in _messages(job, timeout, require_protection(unsafe)):
             if kind == "outcome":
-                number, *outcome = content
-                outcomes[number] = outcome
+                number, passed, why = content
+                outcomes[number] = passed, why
             else:
                 report[kind] = content
         late = time.monotonic() - start >= timeout
         if late or "end" in report:
             break
     total, straight = report["tests"]
-    (end,) = report.get("end", ["out of time" if late else "the grader was killed"])  # "" if nothing ended the tests
-    passing = [number for number, (passed, _) in outcomes.items() if passed and (not end or number in straight)]
-    reasons = [why for passed, why in outcomes.values() if not passed]
-    if end:
-        reason = end
-    elif len(passing) == total > 0:
-        reason = ""
-    else:
+    end = report.get("end", "out of time" if late else "the grader was killed")  # "" if nothing ended the tests
+    passing = sorted(number for number, (passed, _) in outcomes.items() if passed and (not end or number in straight))
+    reason = end
+    if not end and not len(passing) == total > 0:
+        reasons = [why for passed, why in outcomes.values() if not passed]
         reason = [*reasons, "an assert did not run"][0]
-    return Result(len(passing), max(1, total), reason, report["facts"][0], report["examples"][0], sorted(passing))
+    return Result(len(passing), max(1, total), reason, report["facts"], report["examples"], passing)
 
 
 def _messages(job, timeout, control):

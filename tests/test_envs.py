@@ -10,6 +10,7 @@ from test_sft import save_lines
 from toy import Cases, Letters, Step, play, rows_of
 
 import envs
+from envs.samples import PROGRAM_COUNTS
 from envs.samples.coding import class_tasks, coding_tasks
 from envs.vetting import load_or_find
 
@@ -23,8 +24,8 @@ MBPP["test_list"] = ["assert f(1) == 2", "assert f(2) == 3"]
 def few_tasks(tmp_path, monkeypatch):
     """Few, so that these tests are quick, and a place of its own for the verdicts, so that each tries its tasks."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for module in "coding", "classeval":
-        monkeypatch.setattr(f"envs.{module}.SAMPLE_COUNTS", {"train": 12, "validation": 2, "test": 2})
+    for split, count in {"train": 12, "validation": 2, "test": 2}.items():
+        monkeypatch.setitem(PROGRAM_COUNTS, split, count)
 
 
 def posts(count):

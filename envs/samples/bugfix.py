@@ -5,17 +5,19 @@ import random
 import re
 import textwrap
 
+from envs.samples import read_records
 from envs.samples.coding import FILTERS, MAPS, coding_tasks
 from envs.vetting import example_asserts
 
-LOOPS = {  # fold of envs/samples/coding.py -> first value of result, what is done with each value, what is returned
-    "sum": ("0", "result += {}", "result"),
-    "largest": ("[]", "result.append({})", "max(result, default=0)"),
-    "smallest": ("[]", "result.append({})", "min(result, default=0)"),
-    "list": ("[]", "result.append({})", "result"),
-    "sorted": ("[]", "result.append({})", "sorted(result)"),
-    "distinct": ("[]", "result.append({})", "len(set(result))"),
-}
+# fold of envs/samples/coding.py | first value of result | what is done with each value | what is returned
+LOOPS = read_records("""
+sum      | 0  | result += {}      | result
+largest  | [] | result.append({}) | max(result, default=0)
+smallest | [] | result.append({}) | min(result, default=0)
+list     | [] | result.append({}) | result
+sorted   | [] | result.append({}) | sorted(result)
+distinct | [] | result.append({}) | len(set(result))
+""")
 BUGS = [  # (pattern in a line, what replaces it)
     *[(" == ", " != "), (" != ", " == "), (" > ", " >= "), (" > ", " < "), (" < ", " <= "), (" < ", " > ")],
     *[(r"\b0\b", "1"), (r"\b1\b", "0"), (r"\b1\b", "2"), (r"\b2\b", "1"), (r"\b2\b", "3"), (r"\b3\b", "2")],
@@ -61,8 +63,8 @@ def _mutant(row, rng):
     prompt = row["prompt"]
     fold, filter_name, map_name = name.split("_")
     first, step, returned = LOOPS[fold]
-    step = step.format(MAPS[map_name][1])
-    condition = FILTERS[filter_name][1]
+    step = step.format(MAPS[map_name][-1])
+    condition = FILTERS[filter_name][-1]
     code = f"result = {first}\nfor x in numbers:\n    if {condition}:\n        {step}\nreturn {returned}\n"
     code = textwrap.indent(code, "    ")
     tests = re.findall("assert .*", row["test"].replace("candidate", name))

@@ -4,36 +4,39 @@ import itertools
 import random
 import re
 
-from envs.samples import split_of
+from envs.samples import pair_up, read_records, read_table, split_of
 
 # ---------------------------------------------------------------- functions to write
 
-FILTERS = {  # name -> (words, condition on x)
-    "even": ("even numbers", "x % 2 == 0"),
-    "odd": ("odd numbers", "x % 2 == 1"),
-    "positive": ("positive numbers", "x > 0"),
-    "negative": ("negative numbers", "x < 0"),
-    "nonzero": ("nonzero numbers", "x != 0"),
-    "third": ("multiples of three", "x % 3 == 0"),
-}
-MAPS = {  # name -> (words, value of x)
-    "squares": ("squares", "x * x"),
-    "cubes": ("cubes", "x * x * x"),
-    "doubles": ("doubles", "2 * x"),
-    "halves": ("floored halves", "x // 2"),
-    "negations": ("negations", "-x"),
-    "successors": ("successors", "x + 1"),
-    "predecessors": ("predecessors", "x - 1"),
-    "sizes": ("absolute values", "abs(x)"),
-}
-FOLDS = {  # name -> (words, expression around a list)
-    "sum": ("sum", "sum([{}])"),
-    "largest": ("largest", "max([{}], default=0)"),
-    "smallest": ("smallest", "min([{}], default=0)"),
-    "list": ("list", "[{}]"),
-    "sorted": ("sorted list", "sorted([{}])"),
-    "distinct": ("distinct count", "len(set([{}]))"),
-}
+# name | words | condition on x
+FILTERS = read_records("""
+even     | even numbers       | x % 2 == 0
+odd      | odd numbers        | x % 2 == 1
+positive | positive numbers   | x > 0
+negative | negative numbers   | x < 0
+nonzero  | nonzero numbers    | x != 0
+third    | multiples of three | x % 3 == 0
+""")
+# name | words | words for one | value of x
+MAPS = read_records("""
+squares      | squares         | square         | x * x
+cubes        | cubes           | cube           | x * x * x
+doubles      | doubles         | double         | 2 * x
+halves       | floored halves  | floored half   | x // 2
+negations    | negations       | negation       | -x
+successors   | successors      | successor      | x + 1
+predecessors | predecessors    | predecessor    | x - 1
+sizes        | absolute values | absolute value | abs(x)
+""")
+# name | words | expression around a list
+FOLDS = read_records("""
+sum      | sum            | sum([{}])
+largest  | largest        | max([{}], default=0)
+smallest | smallest       | min([{}], default=0)
+list     | list           | [{}]
+sorted   | sorted list    | sorted([{}])
+distinct | distinct count | len(set([{}]))
+""")
 # for the tests of functions whose own lists do not tell a right answer from one that lacks a part
 _drawn = random.Random(0)
 SHORT_LISTS = [[_drawn.randint(-3, 3) for _ in range(_drawn.randint(1, 5))] for _ in range(200)]
@@ -71,18 +74,15 @@ HELPERS = {
     "condition": "def aux(x):\n    return {condition}\n",
     "filter": "def aux(numbers):\n    return [x for x in {source} if {condition}]\n",
 }
-# where a function of mbpp finds its numbers: (words, the argument that holds a list of numbers, its numbers)
-PLACES = [
-    ("in a tuple", "tuple(numbers)", "numbers"),
-    ("among the keys of a dictionary", "{x: x * x % 7 for x in numbers}", "numbers"),
-    (
-        "in a counter, each as often as it is counted",
-        "{x: 2 + x % 3 for x in numbers}",
-        "[x for x, count in numbers.items() for _ in range(count)]",
-    ),
-    ("that come first in a list of pairs", "[(x, x * x % 7) for x in numbers]", "[x for x, _ in numbers]"),
-    ("in a string, with spaces between them", "' '.join(map(str, numbers))", "map(int, numbers.split())"),
-]
+# where a function of mbpp finds its numbers | the argument that holds a list of numbers | its numbers
+PLACES = read_table("""
+in a tuple | tuple(numbers) | numbers
+among the keys of a dictionary | {x: x * x % 7 for x in numbers} | numbers
+in a counter, each as often as it is counted | {x: 2 + x % 3 for x in numbers} | \
+[x for x, count in numbers.items() for _ in range(count)]
+that come first in a list of pairs | [(x, x * x % 7) for x in numbers] | [x for x, _ in numbers]
+in a string, with spaces between them | ' '.join(map(str, numbers)) | map(int, numbers.split())
+""")
 
 
 def coding_tasks(split, count, seed, benchmark="humaneval"):
@@ -123,7 +123,7 @@ def _compositions(split, count, rng, after=False):
 
 def _selects(filter_name, map_name):
     """Whether a filter keeps some values of a map and not all, and not just those other than 0, as `if x` would."""
-    values = eval(f"[{MAPS[map_name][1]} for x in range(-9, 10)]")
+    values = eval(f"[{MAPS[map_name][-1]} for x in range(-9, 10)]")
     outcomes = {(x != 0, eval(FILTERS[filter_name][1], {"x": x})) for x in values}
     return len({kept for _, kept in outcomes}) == 2 and outcomes != {(True, True), (False, False)}
 
@@ -136,7 +136,8 @@ def _coding_task(benchmark, task_id, filter_name, map_name, fold_name, rng):
         where, given, source = rng.choice(PLACES)
         filter_words += f" {where}"
     fold_words, fold = FOLDS[fold_name]
-    parts = {"value": MAPS[map_name][1], "source": source, "condition": condition}
+    map_words, _, value = MAPS[map_name]
+    parts = {"value": value, "source": source, "condition": condition}
     forms = AFTER if benchmark == "coophumaneval" else BEFORE
     expression = fold.format(forms["whole"].format(**parts))
     reference = eval(f"lambda numbers: {expression}")
@@ -155,7 +156,7 @@ def _coding_task(benchmark, task_id, filter_name, map_name, fold_name, rng):
         tells = (numbers for numbers in lists if answer(argument(numbers)) != reference(argument(numbers)))
         telling += [numbers for numbers in itertools.islice(tells, 1) if numbers not in telling]
     asserted = [[], *telling, *(numbers for numbers in inputs[2:] if numbers not in telling)][:5]
-    words = rng.choice(TASK_WORDINGS[benchmark]).format(fold=fold_words, map=MAPS[map_name][0], filter=filter_words)
+    words = rng.choice(TASK_WORDINGS[benchmark]).format(fold=fold_words, map=map_words, filter=filter_words)
     if "default=0" in expression:
         words += " It is 0 if there are none."
     convention = rng.choices(["map", "condition", "filter"], weights=[4, 3, 3])[0]
@@ -195,16 +196,6 @@ CLASS_WORDINGS = [
     ("Store the {map} of x and return it.", "The {fold} of what kept() returns."),
     ("Keep the {map} of x in items and return it.", "Return the {fold} of kept()."),
 ]
-SINGULAR = {  # name of a map -> words
-    "squares": "square",
-    "cubes": "cube",
-    "doubles": "double",
-    "halves": "floored half",
-    "negations": "negation",
-    "successors": "successor",
-    "predecessors": "predecessor",
-    "sizes": "absolute value",
-}
 
 
 # Given in the skeleton: with another keeps, kept and result are only right if they call it, and do not repeat it.
@@ -232,13 +223,14 @@ def class_tasks(split, count, seed):
 
 
 def _class_task(task_id, filter_name, map_name, fold_name, rng):
-    name = f"{fold_name} {filter_name} {SINGULAR[map_name]}".title().replace(" ", "")
-    (filter_words, condition), value = FILTERS[filter_name], MAPS[map_name][1]
+    filter_words, condition = FILTERS[filter_name]
+    _, map_words, value = MAPS[map_name]
     fold_words, fold = FOLDS[fold_name]
+    name = f"{fold_name} {filter_name} {map_words}".title().replace(" ", "")
     stored = eval(f"lambda x: {value}")
     keeps = eval(f"lambda x: {condition}")
     folded = eval(f"lambda items: {fold.format('*items')}")
-    add_words, result_words = (w.format(map=SINGULAR[map_name], fold=fold_words) for w in rng.choice(CLASS_WORDINGS))
+    add_words, result_words = (w.format(map=map_words, fold=fold_words) for w in rng.choice(CLASS_WORDINGS))
     if "default=0" in fold:
         result_words += " It is 0 if there are none."
 
@@ -364,9 +356,8 @@ def demonstrated(env, tasks, answers, flawed, before=()):
         for own, answer, wrong, step in zip(moves, answers, flawed, steps):
             if not step.done:
                 own.append(([*first, (wrong, step)], answer))
-    return [
-        {"prompt": prompt, "completion": code}
-        for task, own in zip(tasks, moves)
-        for history, actions in own
-        for prompt, code in zip(env.observe(task, history), actions)
-    ]
+    pairs = []
+    for task, own in zip(tasks, moves):
+        for history, actions in own:
+            pairs += pair_up(env.observe(task, history), actions)
+    return pairs

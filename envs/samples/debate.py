@@ -6,19 +6,20 @@ then wrong ones. Train and test differ by composition, as in envs/samples/__init
 
 from itertools import product
 
-from envs.samples import split_of
+from envs.samples import read_list, read_table, split_of
 
-NAMES = ["Tom", "Ana", "Ben", "Eva", "Max", "Lea", "Sam", "Ida"]
-THINGS = ["pens", "cups", "eggs", "keys", "books", "coins", "bags", "hats"]
+NAMES = read_list("Tom, Ana, Ben, Eva, Max, Lea, Sam, Ida")
+THINGS = read_list("pens, cups, eggs, keys, books, coins, bags, hats")
 START = "{name} has {a} {thing} and {c} {other}."
-STORIES = [  # (how it goes on, the sign between a and b that leads to the answer, the other sign)
-    ("{name} buys {b} {thing}. How many {thing} does {name} have?", "+", "-"),
-    ("{name} loses {b} {thing}. How many {thing} does {name} have?", "-", "+"),
-    ("{friend} has {b} more {thing} than {name}. How many {thing} does {friend} have?", "+", "-"),
-    ("{friend} has {b} fewer {thing} than {name}. How many {thing} does {friend} have?", "-", "+"),
-    ("That is {b} more {thing} than {friend} has. How many {thing} does {friend} have?", "-", "+"),
-    ("That is {b} fewer {thing} than {friend} has. How many {thing} does {friend} have?", "+", "-"),
-]
+# how it goes on | the sign between a and b that leads to the answer | the other sign
+STORIES = read_table("""
+{name} buys {b} {thing}. How many {thing} does {name} have? | + | -
+{name} loses {b} {thing}. How many {thing} does {name} have? | - | +
+{friend} has {b} more {thing} than {name}. How many {thing} does {friend} have? | + | -
+{friend} has {b} fewer {thing} than {name}. How many {thing} does {friend} have? | - | +
+That is {b} more {thing} than {friend} has. How many {thing} does {friend} have? | - | +
+That is {b} fewer {thing} than {friend} has. How many {thing} does {friend} have? | + | -
+""")
 FIRST = range(8, 16)  # numbers in a sum or difference
 SECOND = range(2, 7)
 RELATIONS = ["larger", "smaller"]

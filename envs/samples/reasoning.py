@@ -8,18 +8,18 @@ combinations of known choices.
 
 import random
 
-from envs.samples import split_of
+from envs.samples import read_list, read_table, split_of
 
-NAMES = ["Ana", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gia", "Hugo", "Ida", "Jon", "Kim", "Leo"]
-THINGS = ["apples", "books", "cards", "coins", "eggs", "flowers", "keys", "pens", "shells", "stamps", "stones", "toys"]
-OPERATIONS = [
-    ("buys {n} more", "+"),
-    ("finds {n}", "+"),
-    ("gives {n} to {friend}", "-"),
-    ("loses {n}", "-"),
-    ("keeps one of {n} equal parts", "/"),
-    ("has {n} times as many", "*"),
-]
+NAMES = read_list("Ana, Ben, Cleo, Dan, Eva, Finn, Gia, Hugo, Ida, Jon, Kim, Leo")
+THINGS = read_list("apples, books, cards, coins, eggs, flowers, keys, pens, shells, stamps, stones, toys")
+OPERATIONS = read_table("""
+buys {n} more | +
+finds {n} | +
+gives {n} to {friend} | -
+loses {n} | -
+keeps one of {n} equal parts | /
+has {n} times as many | *
+""")
 CONFUSED = {"+": "-", "-": "+", "/": "-", "*": "+"}  # what a flawed solution takes for an operation
 
 

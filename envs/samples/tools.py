@@ -8,11 +8,13 @@ import json
 import random
 import re
 
-from envs.samples import split_of
+from envs.samples import pair_up, read_list, split_of
 
-STARTS = re.findall(r"\w+", "Bel Tar Sel Mor Kan Dor Fen Gal Hol Jun Lor Nar Pol Bri Ral Sul Tem Vor Wes Zan")
-ENDS = re.findall(r"\w+", "ba dun fel gor ik lan mar nor os pen ra sta tin ul va wick ym zo eth ard")
-THINGS = re.findall(r"\w+", "jars pens cups maps lamps rings boats coats")
+STARTS = read_list(
+    "Bel, Tar, Sel, Mor, Kan, Dor, Fen, Gal, Hol, Jun, Lor, Nar, Pol, Bri, Ral, Sul, Tem, Vor, Wes, Zan"
+)
+ENDS = read_list("ba, dun, fel, gor, ik, lan, mar, nor, os, pen, ra, sta, tin, ul, va, wick, ym, zo, eth, ard")
+THINGS = read_list("jars, pens, cups, maps, lamps, rings, boats, coats")
 PRODUCTS = {"{} times {}, plus {}": "{} * {} + {}", "{} times {}, minus {}": "{} * {} - {}"}
 QUESTIONS = {  # kind -> (question, plan)
     "founded": ("When was {town} founded?", "Search for {town}."),
@@ -169,9 +171,9 @@ def demonstrated(env, tasks, seed):
                 (plan, *_), _ = history[0]
             messages = [step.feedback for _, step in history if step.feedback["output"]]
             text = completion(env.role(history), task, messages, plan, tasks, rng)
-            prompts = env.observe(task, history)
-            joint.append((task, history, ["" if prompt is None else text for prompt in prompts]))
-            pairs += [{"prompt": prompt, "completion": text} for prompt in prompts if prompt is not None]
+            texts = [text] * env.num_agents  # all are silent except one
+            joint.append((task, history, texts))
+            pairs += pair_up(env.observe(task, history), texts)
         steps = env.step(joint)
         branches = [(task, [*turns, (a, step)]) for (task, turns, a), step in zip(joint, steps) if not step.done]
     return pairs

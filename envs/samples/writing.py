@@ -2,70 +2,45 @@
 
 import random
 
-from envs.samples import split_of
+from envs.samples import read_list, read_table, split_of
 
 # ---------------------------------------------------------------- posts
 
-PERSONS = {  # person -> subreddit
-    "roommate": "roommates",
-    "neighbor": "neighbors",
-    "landlord": "neighbors",
-    "sister": "family",
-    "brother": "family",
-    "mother": "family",
-    "cousin": "family",
-    "girlfriend": "relationships",
-    "boyfriend": "relationships",
-    "friend": "relationships",
-    "boss": "work",
-    "coworker": "work",
-}
-PROBLEMS = [
-    "plays loud music at night",
-    "keeps borrowing money from me",
-    "reads my private messages",
-    "never pays the shared bills",
-    "forgets every single promise",
-    "talks about me behind my back",
-    "leaves dirty dishes everywhere",
-    "is always an hour late",
-    "ignores all my calls",
-    "brings strangers into the house",
-    "lies about small things",
-    "breaks things and hides it",
-]
-DURATIONS = ["two weeks", "a month", "three months", "half a year", "a year", "two years", "ten days", "five years"]
-FEELINGS = ["angry", "tired", "lonely", "confused", "guilty", "nervous", "hurt", "ashamed"]
-ATTEMPTS = [
-    "asked them to stop",
-    "wrote a long letter",
-    "set a clear rule",
-    "offered to help",
-    "made a shared plan",
-    "complained to a manager",
-    "stayed silent",
-    "bought a small gift",
-]
-OUTCOMES = [
-    "nothing changed",
-    "it only got worse",
-    "they laughed at me",
-    "they cried and apologized",
-    "we had a big fight",
-    "it helped for one week",
-    "they stopped talking to me",
-    "they promised to change",
-]
-QUESTIONS = [
-    "move out",
-    "end it now",
-    "ask a counselor",
-    "say it again",
-    "forgive them",
-    "wait a little longer",
-    "tell the others",
-    "look for a new place",
-]
+# person | subreddit
+PERSONS = read_table("""
+roommate | roommates
+neighbor | neighbors
+landlord | neighbors
+sister | family
+brother | family
+mother | family
+cousin | family
+girlfriend | relationships
+boyfriend | relationships
+friend | relationships
+boss | work
+coworker | work
+""")
+PROBLEMS = read_list("""
+    plays loud music at night, keeps borrowing money from me, reads my private messages
+    never pays the shared bills, forgets every single promise, talks about me behind my back
+    leaves dirty dishes everywhere, is always an hour late, ignores all my calls, brings strangers into the house
+    lies about small things, breaks things and hides it
+""")
+DURATIONS = read_list("two weeks, a month, three months, half a year, a year, two years, ten days, five years")
+FEELINGS = read_list("angry, tired, lonely, confused, guilty, nervous, hurt, ashamed")
+ATTEMPTS = read_list("""
+    asked them to stop, wrote a long letter, set a clear rule, offered to help, made a shared plan
+    complained to a manager, stayed silent, bought a small gift
+""")
+OUTCOMES = read_list("""
+    nothing changed, it only got worse, they laughed at me, they cried and apologized, we had a big fight
+    it helped for one week, they stopped talking to me, they promised to change
+""")
+QUESTIONS = read_list("""
+    move out, end it now, ask a counselor, say it again, forgive them, wait a little longer, tell the others
+    look for a new place
+""")
 
 POST_WORDINGS = [
     "My {person} {problem}. This has been going on for {duration} and I feel {feeling}. I {attempt}, but {outcome}. "
@@ -99,15 +74,16 @@ OPENERS = [
 
 def _post_choices(split, count, rng):
     """`count` different combinations of facts; person, problem and attempt decide the split."""
-    persons = list(PERSONS)
     chosen = []
     seen = set()
     while len(chosen) < count:
-        p, q, a = (rng.randrange(len(options)) for options in (persons, PROBLEMS, ATTEMPTS))
+        p, q, a = (rng.randrange(len(options)) for options in (PERSONS, PROBLEMS, ATTEMPTS))
         if split_of(p, q, a) != split:
             continue
+        person, subreddit = PERSONS[p]
         facts = {
-            "person": persons[p],
+            "person": person,
+            "subreddit": subreddit,
             "problem": PROBLEMS[q],
             "attempt": ATTEMPTS[a],
             "duration": rng.choice(DURATIONS),
@@ -124,7 +100,7 @@ def _post_choices(split, count, rng):
 def _post(facts, rng):
     body = rng.choice(POST_WORDINGS).format(**facts)
     title = f"My {facts['person']} {facts['problem']}"
-    return f"SUBREDDIT: r/{PERSONS[facts['person']]}\n\nTITLE: {title}\n\nPOST: {body}\n\nTL;DR:"
+    return f"SUBREDDIT: r/{facts['subreddit']}\n\nTITLE: {title}\n\nPOST: {body}\n\nTL;DR:"
 
 
 def _summary(facts, num_sentences, opener_rate, rng):
@@ -171,47 +147,23 @@ def demonstrated_posts(count, per_post, seed):
 
 # ---------------------------------------------------------------- abstracts
 
-METHODS = [
-    "a simple linear model",
-    "a small neural network",
-    "a random walk",
-    "a greedy search",
-    "a mixture of experts",
-    "a tree of decisions",
-    "a sparse matrix method",
-    "a sampling scheme",
-]
-OBSTACLES = [
-    "missing data",
-    "slow convergence",
-    "label noise",
-    "high cost",
-    "class imbalance",
-    "constant change",
-    "model error",
-    "signal delay",
-    "low resolution",
-]
-FIELDS = [
-    "weather forecasts",
-    "traffic lights",
-    "protein maps",
-    "star catalogs",
-    "translation systems",
-    "power networks",
-    "crop yields",
-    "river floods",
-    "crystal structures",
-]
-FINDINGS = [
-    "the error falls by half",
-    "ten samples are enough",
-    "the cost grows only slowly",
-    "the result holds for all sizes",
-    "old methods fail early",
-    "the answer does not depend on the start",
-]
-CHECKS = ["a public benchmark", "three real records", "a long simulation", "a field study", "a large survey"]
+METHODS = read_list("""
+    a simple linear model, a small neural network, a random walk, a greedy search, a mixture of experts
+    a tree of decisions, a sparse matrix method, a sampling scheme
+""")
+OBSTACLES = read_list("""
+    missing data, slow convergence, label noise, high cost, class imbalance, constant change, model error
+    signal delay, low resolution
+""")
+FIELDS = read_list("""
+    weather forecasts, traffic lights, protein maps, star catalogs, translation systems, power networks
+    crop yields, river floods, crystal structures
+""")
+FINDINGS = read_list("""
+    the error falls by half, ten samples are enough, the cost grows only slowly, the result holds for all sizes
+    old methods fail early, the answer does not depend on the start
+""")
+CHECKS = read_list("a public benchmark, three real records, a long simulation, a field study, a large survey")
 
 ABSTRACT_WORDINGS = [
     "We study {obstacle} in {field}. We propose {method} and test it on {check}. We find that {finding}.",
