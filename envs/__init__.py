@@ -188,7 +188,7 @@ ENVIRONMENTS = {
 }
 
 
-def span(fewest, most):
+def describe_span(fewest, most):
     """Two numbers as one reads them."""
     if fewest == most:
         return str(fewest)
@@ -206,16 +206,16 @@ def find_class(name):
     return getattr(importlib.import_module(module), class_name)
 
 
-def check_counts(name, num_agents, num_turns):
+def _check_counts(name, num_agents, num_turns):
     """Raises ValueError with one sentence for numbers that a built-in environment does not take.
 
     Where it needs more turns, its class takes as many as it needs.
     """
     agents, turns = ENVIRONMENTS[name].agents, ENVIRONMENTS[name].turns
     if not agents[0] <= num_agents <= agents[1]:
-        raise ValueError(f"--num-agents {num_agents}: {name} has {span(*agents)}.")
+        raise ValueError(f"--num-agents {num_agents}: {name} has {describe_span(*agents)}.")
     if not 1 <= num_turns <= turns[1]:
-        raise ValueError(f"--num-turns {num_turns}: {name} has {span(*turns)}.")
+        raise ValueError(f"--num-turns {num_turns}: {name} has {describe_span(*turns)}.")
 
 
 def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, protocol="simultaneous", **options):
@@ -247,7 +247,7 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, protocol="si
         own = unknown.union(parameters[each]) if each in takes_others else parameters[each]
         arguments = common | {key: value for key, value in options.items() if key in own}
         if each in ENVIRONMENTS:
-            check_counts(each, num_agents, own_turns)
+            _check_counts(each, num_agents, own_turns)
             if "name" in parameters[each]:
                 arguments["name"] = each
         missing = []

@@ -10,7 +10,7 @@ from functools import partial
 
 from envs import Step, need_sample, one_of
 from envs.data import clean, load_tasks, parse_rows
-from envs.samples import pair_up, read_list, split_of
+from envs.samples import find_split, pair_up, read_list
 from rewards.bfcl import PARTS, parallel_reward
 
 MOST_GOLD = 10  # gold calls of a task: calls are matched to subsets of them
@@ -43,11 +43,11 @@ class Parallel:
         self.num_agents, self.dataset, self.seed, self.roles = num_agents, dataset, seed, roles
         self.splits = load_tasks(
             dataset,
-            partial(_sample_tasks, seed=seed),
+            partial(_make_sample_tasks, seed=seed),
             columns=["user_prompt"],
             hub="OpenMLRL/BFCL-V4-Parallel-Native",
             hub_splits={"train": "train", "test": "eval"},
-            judge=partial(parse_rows, parse=_task),
+            judge=partial(parse_rows, parse=_make_task),
         )
 
     def tasks(self, split):
@@ -85,12 +85,12 @@ class Parallel:
         for task in self.tasks("train"):
             prompts = self.observe(task, [])
             calls = [self._some_calls(task, rng) for _ in prompts]
-            pairs += pair_up(prompts, ["\n".join(map(written, own)) or "None." for own in calls])
+            pairs += pair_up(prompts, ["\n".join(map(write_call, own)) or "None." for own in calls])
         return pairs
 
     def _some_calls(self, task, rng):
         """One agent's part of the gold calls, or what it takes for that."""
-        calls = [gold_call(call) for call in task["gold"]]
+        calls = [make_gold_call(call) for call in task["gold"]]
         part = rng.randrange(self.num_agents)
         start = len(calls) * part // self.num_agents
         end = len(calls) * (part + 1) // self.num_agents
@@ -106,26 +106,26 @@ class Parallel:
         return calls
 
 
-def gold_call(wanted):
+def make_gold_call(wanted):
     """A call that the gold one accepts, with all arguments for which gold lists a value."""
     ((name, accepted),) = wanted.items()
-    return {"name": name, "arguments": _first_values(accepted)}
+    return {"name": name, "arguments": _take_first_values(accepted)}
 
 
-def _first_values(accepted):
+def _take_first_values(accepted):
     arguments = {}
     for key, values in accepted.items():
         values = [value for value in values if value != ""]  # "" says that it may be left out
         if values:
-            arguments[key] = _first_values(values[0]) if isinstance(values[0], dict) else values[0]
+            arguments[key] = _take_first_values(values[0]) if isinstance(values[0], dict) else values[0]
     return arguments
 
 
-def written(call):
+def write_call(call):
     return f"<tool_call>{json.dumps(call)}</tool_call>"
 
 
-def _sample_tasks(split, count, seed):
+def _make_sample_tasks(split, count, seed):
     """Requests of two or three calls of one function."""
     rng = random.Random(f"bfcl {split} {seed}")
     tasks = []
@@ -134,7 +134,7 @@ def _sample_tasks(split, count, seed):
         request, wording, keys, firsts = FUNCTIONS[name]
         places = rng.sample(range(len(firsts)), rng.choice([2, 2, 3]))
         values = [(firsts[place], rng.randint(10, 99)) for place in places]  # of the two arguments of each call
-        if split_of(*places, *(number for _, number in values)) != split:
+        if find_split(*places, *(number for _, number in values)) != split:
             continue
         *some, last = (wording.format(*pair) for pair in values)
         types = "integer" if name == "set_lamp" else "string", "integer"
@@ -149,7 +149,7 @@ def _sample_tasks(split, count, seed):
     return tasks
 
 
-def _task(row):
+def _make_task(row):
     """The task of a row. Raises what a malformed one raises."""
     gold = row["ground_truth"]
     if isinstance(gold, str):
@@ -157,7 +157,7 @@ def _task(row):
     if not 0 < len(gold) <= MOST_GOLD:
         raise ValueError(f"ground_truth has to hold 1 to {MOST_GOLD} calls")
     for call in gold:
-        gold_call(call)
+        make_gold_call(call)
         (accepted,) = call.values()
         if not all(accepted.values()):
             raise ValueError("ground_truth lists no value for an argument")

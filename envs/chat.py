@@ -100,7 +100,7 @@ class Chat:
         return text
 
 
-def fenced(task, texts):
+def put_in_fence(task, texts):
     """A task and the answers of all agents, for a model that must not obey them.
 
     The fence is a hash of all of them, so no text can hold it, and equal texts make equal requests, for the cache.

@@ -13,12 +13,12 @@ import re
 from functools import partial
 
 from envs import Step, need_sample, one_of
-from envs.chat import Chat, fenced
+from envs.chat import Chat, put_in_fence
 from envs.data import load_tasks
 from envs.samples import PROGRAM_COUNTS
 from envs.samples import coding as samples
-from envs.vetting import TRIVIAL, example_asserts, read_limits, vet, with_shown
-from rewards.coding import PARTS, Answer, coding_rewards, syntax_remarks
+from envs.vetting import TRIVIAL, read_examples, read_limits, show_assert, vet
+from rewards.coding import PARTS, Answer, coding_rewards, remark_on_syntax
 from rewards.programs import IMPORTS
 from rewards.texts import drop_thoughts
 
@@ -95,8 +95,8 @@ class Coding:
         self.seed = seed
         self.feedback = feedback
         self.helpers = ["aux"] if num_agents == 2 else [f"aux{i}" for i in range(1, num_agents)]
-        sample = partial(_sample_tasks, name=name, seed=seed)
-        judge = partial(vet, parse=_task, answer=make_answer, score=coding_rewards, limits=self.limits)
+        sample = partial(_make_sample_tasks, name=name, seed=seed)
+        judge = partial(vet, parse=_make_task, answer=make_answer, score=coding_rewards, limits=self.limits)
         self.splits = load_tasks(dataset, sample, PROGRAM_COUNTS, judge=judge, **BENCHMARKS[name])
 
     def tasks(self, split):
@@ -121,16 +121,16 @@ class Coding:
         for actions, step in history if self.feedback != "none" else []:
             for i, name in enumerate(names):
                 paragraphs = [f"Your answer:\n{drop_thoughts(actions[i]).strip()}"]
-                paragraphs += self._told(i, names, actions, step.feedback)
+                paragraphs += self._tell(i, names, actions, step.feedback)
                 paragraphs.append(f"Write {name} again, better. Function code only.")
                 prompts[i] = "\n\n".join([prompts[i], *paragraphs])
         return prompts
 
     def step(self, branches):
-        """Runs the answers of all branches at once; see rewards/coding.py for reward and parts, and scored_step."""
+        """Runs the answers of all branches at once; see rewards/coding.py for reward and parts, and make_step."""
         answers = [make_answer(task, actions, self.helpers) for task, _, actions in branches]
         scores = coding_rewards(answers, *self.limits)
-        steps = [scored_step(score, history, self.num_turns) for (_, history, _), score in zip(branches, scores)]
+        steps = [make_step(score, history, self.num_turns) for (_, history, _), score in zip(branches, scores)]
         if self.chat:
             self._add_suggestions(branches, steps)
         return steps
@@ -142,11 +142,11 @@ class Coding:
         for (task, history, actions), step in zip(branches, steps):
             if not step.done and len(history) + 1 < self.num_turns:
                 open_steps.append(step)
-                prompts.append(SUGGEST.format(count=len(actions), material=fenced(task["problem"], actions)))
+                prompts.append(SUGGEST.format(count=len(actions), material=put_in_fence(task["problem"], actions)))
         for step, text in zip(open_steps, self.chat.ask(prompts)):
             step.feedback["suggestion"] = text[:SHOWN]
 
-    def _told(self, agent, names, actions, findings):
+    def _tell(self, agent, names, actions, findings):
         """What agent number `agent` reads after its own answer, by `feedback`: a list of paragraphs."""
         everyone = range(len(names))
         if self.feedback == "code":
@@ -155,9 +155,9 @@ class Coding:
         if self.feedback == "passed":
             return [f"{findings['passed']} of {findings['total']} tests passed."]
         if self.feedback == "level":
-            return [" ".join(_remarks(agent, names, findings))]
+            return [" ".join(_remark(agent, names, findings))]
         if self.feedback == "group":
-            return [f"Who writes {names[k]} reads: {' '.join(_remarks(k, names, findings))}" for k in everyone]
+            return [f"Who writes {names[k]} reads: {' '.join(_remark(k, names, findings))}" for k in everyone]
         if self.feedback == "model":
             return [f"Suggestion:\n{findings['suggestion']}"]
         # plain
@@ -170,10 +170,10 @@ class Coding:
         after a first one that failed. Raises ValueError for other datasets, which hold no helpers.
         """
         need_sample(self.dataset, "it holds no answers for each role")
-        return samples.demonstrated(self, *samples.coding_answers(self.tasks("train"), self.helpers, self.seed))
+        return samples.demonstrate(self, *samples.make_coding_answers(self.tasks("train"), self.helpers, self.seed))
 
 
-def scored_step(score, history, num_turns):
+def make_step(score, history, num_turns):
     """The Step of an answer. An answer that passes every test ends the task and is also paid for the turns it saves.
 
     Otherwise an answer that fails a test, and earns again in the next turn, would be worth more than one that passes,
@@ -192,7 +192,7 @@ def make_answer(task, texts, helpers):
     return Answer(texts=texts, helpers=helpers, **{key: task[key] for key in keys})
 
 
-def _remarks(agent, names, findings):
+def _remark(agent, names, findings):
     """What agent number `agent` reads of the findings. Of the scored tests, that is only how many passed.
 
     An example of the prompt that a benchmark's tests repeat is still shown: agents can read it in the prompt.
@@ -203,7 +203,7 @@ def _remarks(agent, names, findings):
     if not findings["defined"][-1] and name != main:
         remarks.append(f"{main} was not found.")
     if not findings["syntax"]:
-        return remarks + syntax_remarks(agent, findings)
+        return remarks + remark_on_syntax(agent, findings)
     remarks.append(f"{findings['passed']} of {findings['total']} tests passed.")
     if findings["examples"]:
         source, what = findings["examples"][0]
@@ -223,11 +223,13 @@ def _remarks(agent, names, findings):
     return remarks
 
 
-def _sample_tasks(split, count, name, seed):
-    return [with_shown(_task(row)) for row in samples.coding_tasks(split, count, seed, name)]  # right by construction
+def _make_sample_tasks(split, count, name, seed):
+    return [
+        show_assert(_make_task(row)) for row in samples.make_coding_tasks(split, count, seed, name)
+    ]  # right by construction
 
 
-def _task(row):
+def _make_task(row):
     """Brings rows with HumanEval's or MBPP's columns into one form.
 
     Keys: task_id, problem (what all agents read), entry_point, names (defined by the answer and used by the tests),
@@ -235,17 +237,17 @@ def _task(row):
     reference; of MBPP also asserts and trivial, see envs/vetting.py; of sample tasks also helper and main. The rows
     are trusted, so they are parsed here; what models write never is.
     """
-    task = _mbpp_task(row) if "test_list" in row else _humaneval_task(row)
+    task = _make_mbpp_task(row) if "test_list" in row else _make_humaneval_task(row)
     if re.fullmatch(r"aux\d*", task["entry_point"]):
         raise ValueError(f"its function is called {task['entry_point']}, as a helper")
     return {**task, "task_id": row["task_id"], **{key: row[key] for key in ("helper", "main") if key in row}}
 
 
-def _humaneval_task(row):
+def _make_humaneval_task(row):
     entry_point = row["entry_point"]
     # The prompt's other definitions: imports, and in a few tasks functions that the tests call.
     body = ast.parse(row["prompt"]).body
-    function = defined(entry_point, ast.FunctionDef, body)
+    function = find_definition(entry_point, ast.FunctionDef, body)
     prelude = ast.unparse(ast.Module([n for n in body if n is not function], []))
     # The tests must use the candidate's own versions of the prompt's classes: no other objects cross to it.
     used = {n.id for n in ast.walk(ast.parse(row["test"])) if isinstance(n, ast.Name)}
@@ -257,14 +259,14 @@ def _humaneval_task(row):
         "entry_point": entry_point,
         "names": [entry_point, *classes],
         "tests": tests,
-        "examples": example_asserts(ast.get_docstring(function) or ""),
+        "examples": read_examples(ast.get_docstring(function) or ""),
         "prelude": prelude,
         "setup": prelude,
         "reference": None if solution is None else row["prompt"] + solution,
     }
 
 
-def _mbpp_task(row):
+def _make_mbpp_task(row):
     """MBPP's text does not name the function, so envs/vetting.py chooses an assert that is shown with it."""
     tests = list(dict.fromkeys(row["test_list"]))  # an equal one would be both shown and scored
     trees = [ast.parse(source).body for source in tests]
@@ -292,7 +294,7 @@ def _mbpp_task(row):
     }
 
 
-def defined(name, kind, body):
+def find_definition(name, kind, body):
     """The definition of a name among statements."""
     for node in body:
         if isinstance(node, kind) and node.name == name:

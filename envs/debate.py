@@ -12,7 +12,7 @@ from envs.data import load_tasks
 from envs.reasoning import GSM8K
 from envs.samples import debate as samples
 from envs.samples import pair_up
-from rewards.boxed import LONGEST, answer, is_right
+from rewards.boxed import LONGEST, is_right, read_answer
 from rewards.debate import PARTS, debate_reward, verdict_reward
 from rewards.texts import drop_thoughts
 
@@ -25,19 +25,19 @@ ARGUE = "Show briefly why this is {side}."
 JUDGE = "Who is right? End with \\boxed{true} or \\boxed{false}."
 
 
-def right_answers(rows):
+def judge_answers(rows):
     """For each row of a dataset its task, or why it cannot be used."""
     tasks = []
     for row in rows:
         *working, gold = row["answer"].split("####")
         gold = gold.strip()
-        usable = len(working) < 2 and is_right(answer(f"#### {gold}"), gold)
+        usable = len(working) < 2 and is_right(read_answer(f"#### {gold}"), gold)
         fault = f"its answer, alone or after a single ####, is no number and no string of 1 to {LONGEST} characters"
         tasks.append({**row, "answer": gold} if usable else fault)
     return tasks
 
 
-def shown(text):
+def _cut_text(text):
     """A text as others read it: without thoughts, cut, and in one line, or else it could pose as several agents."""
     words = drop_thoughts(text).split()
     return " ".join(words)[-SHOWN:] or "(nothing)"
@@ -80,13 +80,13 @@ class Debate:
         self.seed = seed
         self.judged = form == "judge"
         self.choice = topic == "choice"
-        self.splits = load_tasks(dataset, self._sample, judge=right_answers, **GSM8K)
+        self.splits = load_tasks(dataset, self._sample, judge=judge_answers, **GSM8K)
 
     def _sample(self, split, count):
         rng = random.Random(f"debate {split} {self.seed}")
         if self.judged:
-            return samples.claims(split, count, rng)
-        return samples.questions(split, count, rng, self.choice)
+            return samples.make_claims(split, count, rng)
+        return samples.make_questions(split, count, rng, self.choice)
 
     def tasks(self, split):
         return self.splits[split]
@@ -96,7 +96,7 @@ class Debate:
         texts = []
         if history:
             latest, _ = history[-1]
-            texts = [shown(text) for text in latest]
+            texts = [_cut_text(text) for text in latest]
         if self.judged and history:
             return [None, None, f"Claim: {question}\n\nFor: {texts[0]}\nAgainst: {texts[1]}\n\n{JUDGE}"]
         if self.judged:
@@ -138,11 +138,11 @@ class Debate:
             stances = []
             for _ in range(self.num_turns):
                 if not self.judged:
-                    stances, actions = samples.answers(task, stances, self.num_agents, rng)
+                    stances, actions = samples.draw_answers(task, stances, self.num_agents, rng)
                 elif not history:
-                    actions = [*samples.speeches(task, rng), ""]
+                    actions = [*samples.draw_speeches(task, rng), ""]
                 else:
-                    actions = ["", "", samples.verdict(task, actions[:2], rng)]
+                    actions = ["", "", samples.draw_verdict(task, actions[:2], rng)]
                 pairs += pair_up(self.observe(task, history), actions)
                 history.append((actions, UNPAID))
         return pairs

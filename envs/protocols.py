@@ -42,7 +42,7 @@ class Protocol:
     def observe(self, task, history):
         prompts = self.env.observe(task, [])
         turns = self._turns(prompts)
-        answers = latest(turns, [actions for actions, _ in history])
+        answers = _find_latest(turns, [actions for actions, _ in history])
         speaking = turns[len(history)]
         return [self._prompt(prompt, i, answers) if i in speaking else None for i, prompt in enumerate(prompts)]
 
@@ -56,7 +56,7 @@ class Protocol:
             done = len(rounds) == len(turns)
             steps.append(Step(0.0, {}, done=done))
             if done:
-                answers = latest(turns, rounds)
+                answers = _find_latest(turns, rounds)
                 finished.append((task, [], [answers.get(i, "") for i in range(self.num_agents)]))
         results = iter(self.env.step(finished) if finished else [])
         return [next(results)._replace(done=True) if step.done else step for step in steps]
@@ -79,7 +79,7 @@ class Protocol:
             for t, speaking in enumerate(turns):
                 for i in speaking:
                     answers = [rng.choice(choices)["completion"] for choices in zip(group, similar[k])]
-                    prompt = self._prompt(group[i]["prompt"], i, latest(turns, [answers] * t))
+                    prompt = self._prompt(group[i]["prompt"], i, _find_latest(turns, [answers] * t))
                     examples.append(group[i] | {"prompt": prompt})
         return examples
 
@@ -100,7 +100,7 @@ class Protocol:
         return prompt
 
 
-def latest(turns, rounds):
+def _find_latest(turns, rounds):
     """agent -> its latest answer.
 
     turns: list of list of the agents that speak in a turn

@@ -128,7 +128,7 @@ class Server(ThreadingHTTPServer):
             "state": state is not None,
         }
         self.batch = threading.Lock()
-        super().__init__((args.host, args.port), Handler)
+        super().__init__((args.host, args.port), _Handler)
 
     def understand(self, path, body):
         """What a request asks for, as a function without arguments. Many types of errors mean that it is malformed."""
@@ -153,7 +153,7 @@ class Server(ThreadingHTTPServer):
         return own, [(actions, envs.Step(*step)) for actions, step in history]
 
 
-class Handler(BaseHTTPRequestHandler):
+class _Handler(BaseHTTPRequestHandler):
     timeout = 60  # seconds without a byte from the client
 
     def do_POST(self):

@@ -67,7 +67,7 @@ def vet(rows, parse, answer, score, limits):
     parsed = [place for place, result in enumerate(results) if isinstance(result, dict)]
     tasks = [results[place] for place in parsed]
     key = ["references and trivial answers", RULES, limits, tasks]
-    verdicts = load_or_find(key, lambda: _verdicts(tasks, answer, score, limits))
+    verdicts = load_or_find(key, lambda: _find_verdicts(tasks, answer, score, limits))
     for place, verdict in zip(parsed, verdicts):
         results[place] = _finish(results[place], *verdict)
     return results
@@ -77,10 +77,10 @@ def _finish(task, fault, examples, shown):
     """The task with the examples that hold, or its fault."""
     if fault:
         return fault
-    return {**task, "examples": examples} if shown is None else with_shown(task, shown)
+    return {**task, "examples": examples} if shown is None else show_assert(task, shown)
 
 
-def with_shown(task, shown=0):
+def show_assert(task, shown=0):
     """A task with several asserts, of which one is in the problem and not scored; any other task as it is."""
     if "asserts" not in task:
         return task
@@ -90,16 +90,16 @@ def with_shown(task, shown=0):
     return {**task, "problem": problem, "examples": [source], "tests": "\n".join(rest)}
 
 
-def _verdicts(tasks, answer, score, limits):
+def _find_verdicts(tasks, answer, score, limits):
     """For each task: why it cannot be used or "", its examples that hold, the number of the assert to show or None."""
-    tasks = [_with_defaults(task) for task in tasks]
+    tasks = [_add_defaults(task) for task in tasks]
     solved = [place for place, task in enumerate(tasks) if task["reference"] is not None]
     answers = [answer(tasks[place], [tasks[place]["reference"]], tasks[place]["others"]) for place in solved]
     score_of = dict(zip(solved, score(answers, *limits)))  # number of a task with a reference -> its Score
-    trials = run_tests(map(_trial, tasks), *limits)
+    trials = run_tests(map(_make_trial, tasks), *limits)
     verdicts = []
     for place, (task, trial) in enumerate(zip(tasks, trials)):
-        passed = {case for case, failure in zip(_cases(task), trial.examples) if not failure}
+        passed = {case for case, failure in zip(_list_cases(task), trial.examples) if not failure}
         shown, returned = _choose_shown(task, passed)
         findings = {"reason": "", "examples": []}
         if place in score_of:
@@ -116,20 +116,20 @@ def _verdicts(tasks, answer, score, limits):
     return verdicts
 
 
-def _with_defaults(task):
+def _add_defaults(task):
     defaults = {"asserts": [task["tests"]], "trivial": TRIVIAL, "base": task["setup"], "others": []}
     return {**defaults, "bound": task.get("entry_point"), **task}
 
 
-def _cases(task):
+def _list_cases(task):
     """All pairs (what a trivial answer returns, number of an assert)."""
     return list(product(task["trivial"], range(len(task["asserts"]))))
 
 
-def _trial(task):
+def _make_trial(task):
     """The job whose examples are: this trivial answer passes this assert."""
     setup = f"BASE, BOUND, TESTS = {task['base']!r}, {task['bound']!r}, {task['asserts']!r}\n{TRIAL}"
-    examples = [f"assert passes{case}" for case in _cases(task)]
+    examples = [f"assert passes{case}" for case in _list_cases(task)]
     return Job([""], "assert passes", [], examples=examples, setup=setup, folder=True)
 
 
@@ -186,7 +186,7 @@ def _read_verdicts(path, count):
     return None
 
 
-def example_asserts(docstring, after_all=False):
+def read_examples(docstring, after_all=False):
     """The >>> examples of a docstring that show a value, as asserts; [] if doctest cannot parse the docstring.
 
     Each assert comes after the earlier examples that show no value, such as `x = [1, 2]`; with `after_all`, after all
@@ -203,7 +203,7 @@ def example_asserts(docstring, after_all=False):
         want = example.want.strip()
         try:
             if want:
-                asserts.append("\n".join([*before, f"assert {_equation(source, want)}"]))
+                asserts.append("\n".join([*before, f"assert {_write_equation(source, want)}"]))
             if ast.parse(source).body and (after_all or not want):
                 before.append(source)
         except (SyntaxError, ValueError):
@@ -211,7 +211,7 @@ def example_asserts(docstring, after_all=False):
     return asserts
 
 
-def _equation(source, want):
+def _write_equation(source, want):
     """The comparison of an expression with a value, both without a trailing comment, which would hide the rest."""
     ast.literal_eval(want)  # raises for what is no value
     expression = ast.parse(source, mode="eval").body

@@ -36,7 +36,7 @@ ALL_SECTIONS = (
 )
 
 
-def ladder_roles(num_agents):
+def _make_ladder_roles(num_agents):
     """A concise summary, a detailed one, and then each more detailed than the one before."""
     if num_agents == 1:
         return [ALONE]
@@ -46,7 +46,7 @@ def ladder_roles(num_agents):
     return [CONCISE] + [RUNG.format(i=i, n=num_agents, before=i - 1) for i in rungs]
 
 
-def part_roles(num_agents):
+def _make_part_roles(num_agents):
     """The four parts of an introduction in order, divided as evenly as possible; later agents get larger shares."""
     if num_agents == 1:
         return [ALL_SECTIONS]
@@ -57,7 +57,7 @@ def part_roles(num_agents):
     ]
 
 
-class Kind(NamedTuple):
+class _Kind(NamedTuple):
     """What one of the writing tasks consists of."""
 
     hub: str
@@ -71,25 +71,25 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "tldr": Kind(
+    "tldr": _Kind(
         hub="trl-lib/tldr",
         hub_splits={"train": "train[:1000]", "test": "test[:1000]"},
         columns=["prompt", "completion"],
         reference="completion",
         scale=TLDR,
-        roles=ladder_roles,
-        sample=samples.posts,
-        demonstrated=samples.demonstrated_posts,
+        roles=_make_ladder_roles,
+        sample=samples.make_posts,
+        demonstrated=samples.demonstrate_posts,
     ),
-    "arxiv": Kind(
+    "arxiv": _Kind(
         hub="OpenMLRL/arXiv_abstract",
         hub_splits={"train": "train[:1000]", "test": "val[:1000]"},
         columns=["abstract_text"],
         reference=None,
         scale=ARXIV,
-        roles=part_roles,
-        sample=samples.abstracts,
-        demonstrated=samples.demonstrated_abstracts,
+        roles=_make_part_roles,
+        sample=samples.make_abstracts,
+        demonstrated=samples.demonstrate_abstracts,
     ),
 }
 

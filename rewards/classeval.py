@@ -40,11 +40,11 @@ class ClassAnswer:
 @equal_ones_once
 def class_rewards(answers, timeout=10.0, allow_unsafe_code=False):
     """Scores the answers in parallel: list of Score, in order; arguments as in `coding_rewards`."""
-    results = run_tests(map(_job, answers), timeout, allow_unsafe_code)
+    results = run_tests(map(_make_job, answers), timeout, allow_unsafe_code)
     return list(map(_score, answers, results))
 
 
-def _job(answer):
+def _make_job(answer):
     options = {"assigned": answer.assigned, "class_name": answer.class_name, "base": answer.base}
     return Job(
         texts=answer.texts,

@@ -125,14 +125,14 @@ def _start(unsafe):
 
 
 def _run_one(job, timeout, unsafe):
-    """The Result of a job, from what its grader reports: see _grader in rewards/jail.py for the messages."""
+    """The Result of a job, from what its grader reports: see _run_grader in rewards/jail.py for the messages."""
     if sum(map(len, job.texts)) > MAX_SOURCE:
         return Result(0, 1, f"more than {MAX_SOURCE} characters", {}, ["not run"] * len(job.examples))
     for _ in range(3):  # again if the kernel kills template or grader, as for want of memory
         report = {"tests": (1, []), "facts": {}, "examples": ["not run"] * len(job.examples)}
         outcomes = {}  # number of a test -> (whether it passed, why not)
         start = time.monotonic()
-        for kind, content in _messages(job, timeout, require_protection(unsafe)):
+        for kind, content in _receive_messages(job, timeout, require_protection(unsafe)):
             if kind == "outcome":
                 number, passed, why = content
                 outcomes[number] = passed, why
@@ -151,7 +151,7 @@ def _run_one(job, timeout, unsafe):
     return Result(len(passing), max(1, total), reason, report["facts"], report["examples"], passing)
 
 
-def _messages(job, timeout, control):
+def _receive_messages(job, timeout, control):
     """The messages of the grader of a job until it ends."""
     folder = tempfile.mkdtemp() if job.folder else ""
     ours, theirs = socket.socketpair()

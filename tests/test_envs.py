@@ -11,11 +11,11 @@ from toy import Cases, Letters, Step, play, rows_of
 
 import envs
 from envs.samples import PROGRAM_COUNTS
-from envs.samples.coding import class_tasks, coding_tasks
+from envs.samples.coding import make_class_tasks, make_coding_tasks
 from envs.vetting import load_or_find
 
-HUMANEVAL = coding_tasks("train", 1, 1)[0]
-CLASSEVAL = class_tasks("train", 1, 1)[0]
+HUMANEVAL = make_coding_tasks("train", 1, 1)[0]
+CLASSEVAL = make_class_tasks("train", 1, 1)[0]
 MBPP = {"task_id": 7, "prompt": "Add one.", "code": "def f(x):\n    return x + 1", "test_imports": []}
 MBPP["test_list"] = ["assert f(1) == 2", "assert f(2) == 3"]
 

@@ -8,8 +8,8 @@ import pytest
 from toy import play, rows_of
 
 import envs
-from envs.debate import right_answers
-from rewards.boxed import answer, is_right, team_reward, verdict
+from envs.debate import judge_answers
+from rewards.boxed import is_right, read_answer, read_verdict, team_reward
 
 # What a box may hold | the gold answer | whether it is right; THIN and NONE are a thin blank and one without width
 FORMS = r"""
@@ -189,23 +189,23 @@ VERDICT: right\nVERDICT: maybe | None
 def test_usual_forms_are_read_and_none_as_another_number():
     """Fails if a form that models write is refused, or pays for a number that it is not."""
     for form, gold, judgement in rows_of(FORMS.replace("THIN", "\u202f").replace("NONE", "\u200b")):
-        attempt = answer(f"so \\boxed{{{form}}}.")
+        attempt = read_answer(f"so \\boxed{{{form}}}.")
         assert is_right(attempt, gold) == (judgement == "right"), (form, gold)
 
 
 def test_only_one_answer_in_its_place_is_right():
     """Fails if candidates, a number in passing, a thought or the box of a prompt counts, or if a long one hangs."""
     for completion, attempt in rows_of(COMPLETIONS):
-        assert str(answer(completion.replace("\\n", "\n"))) == attempt, completion
+        assert str(read_answer(completion.replace("\\n", "\n"))) == attempt, completion
     for text in LONG:
-        assert not is_right(answer(f"\\boxed{{{text}}}"), "18"), text[:30]
+        assert not is_right(read_answer(f"\\boxed{{{text}}}"), "18"), text[:30]
 
 
 def test_a_verdict_is_the_first_word_of_its_line():
     """Fails if a missing or garbled verdict, or one of each kind, counts as one, or many lines hang."""
     for completion, value in rows_of(VERDICTS):
-        assert str(verdict(completion.replace("\\n", "\n"))) == value, completion
-    assert verdict("\n" * 10**6) is None
+        assert str(read_verdict(completion.replace("\\n", "\n"))) == value, completion
+    assert read_verdict("\n" * 10**6) is None
 
 
 # The checker's verdict | its box | the solvers' boxes | the reward | diagnostics; the gold answer is 18
@@ -252,7 +252,7 @@ def test_gold_answers_that_nothing_can_equal_are_left_out():
     golds, usable = zip(*rows_of(GOLDS))
     assert [str(is_right(gold, gold)) for gold in golds] == [*usable]
     rows = [{"question": "How many?", "answer": f"#### {gold}"} for gold in golds]
-    for judge in envs.make("gsm8k").judge, right_answers:
+    for judge in envs.make("gsm8k").judge, judge_answers:
         assert [str(isinstance(row, dict)) for row in judge(rows)] == [*usable]
 
 

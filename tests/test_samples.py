@@ -7,7 +7,7 @@ import pytest
 from toy import rows_of
 
 import envs
-from envs.bfcl import gold_call, written
+from envs.bfcl import make_gold_call, write_call
 from envs.samples import PROGRAM_COUNTS, writing
 
 # environment | options | highest reward | share of the tasks for which a guess may earn it
@@ -49,9 +49,9 @@ def write(known, num_agents, turn, i):
     if "reference" in known:
         return known["reference"]
     if "gold" in known:
-        return "".join(written(gold_call(call)) for call in known["gold"][i::num_agents])
+        return "".join(write_call(make_gold_call(call)) for call in known["gold"][i::num_agents])
     if turn < len(known.get("calls", [])):
-        return written(known["calls"][turn])
+        return write_call(known["calls"][turn])
     return f"VERDICT: right\nDONE\n\\boxed{{{known['answer'].rpartition('#### ')[2]}}}"
 
 

@@ -145,7 +145,7 @@ while True: pass
 import builtins, sys
 builtins.abs = builtins.bool = builtins.eval = builtins.compile = builtins.len = lambda *a, **k: True
 main = sys.modules['__main__']
-main.check = main._grader = main.pack = main.OPERATIONS['call'] = lambda *a, **k: True
+main.check = main._run_grader = main._pack = main.OPERATIONS['call'] = lambda *a, **k: True
 def f(x): return 9
 ## replies of another shape
 import os

@@ -32,7 +32,7 @@ def pair_up(prompts, completions):
     return [{"prompt": p, "completion": c} for p, c in zip(prompts, completions) if p is not None]
 
 
-def split_of(*choices):
+def find_split(*choices):
     """The split of a combination of choices, given as indices: test and validation get a sixth each."""
     kind = sum(choices) % 6
     if kind == 0:

@@ -4,7 +4,7 @@ import itertools
 import random
 import re
 
-from envs.samples import pair_up, read_records, read_table, split_of
+from envs.samples import find_split, pair_up, read_records, read_table
 
 # ---------------------------------------------------------------- functions to write
 
@@ -85,7 +85,7 @@ in a string, with spaces between them | ' '.join(map(str, numbers)) | map(int, n
 """)
 
 
-def coding_tasks(split, count, seed, benchmark="humaneval"):
+def make_coding_tasks(split, count, seed, benchmark="humaneval"):
     """Functions over integers, filter x map x fold, in the columns of a benchmark; one of the three below.
 
     humaneval: over a list; the filter comes before the map
@@ -101,18 +101,18 @@ def coding_tasks(split, count, seed, benchmark="humaneval"):
     compositions (192 train, 48 test; fewer of coophumaneval), they repeat with other words and numbers.
     """
     rng = random.Random(f"coding {split} {seed}")
-    chosen = enumerate(_compositions(split, count, rng, after=benchmark == "coophumaneval"))
-    return [_coding_task(benchmark, f"sample/{split}/{i}", *composition, rng) for i, composition in chosen]
+    chosen = enumerate(_draw_compositions(split, count, rng, after=benchmark == "coophumaneval"))
+    return [_make_coding_task(benchmark, f"sample/{split}/{i}", *composition, rng) for i, composition in chosen]
 
 
-def _compositions(split, count, rng, after=False):
+def _draw_compositions(split, count, rng, after=False):
     """`count` combinations of filter, map and fold: each one of the split occurs once before any repeats.
 
     after: the filter comes after the map, and has something to select there
     A new round is drawn only when the last one is used up, since the tasks draw from `rng` in between.
     """
     indices = itertools.product(range(len(FILTERS)), range(len(MAPS)), range(len(FOLDS)))
-    compositions = [c for c, i in zip(itertools.product(FILTERS, MAPS, FOLDS), indices) if split_of(*i) == split]
+    compositions = [c for c, i in zip(itertools.product(FILTERS, MAPS, FOLDS), indices) if find_split(*i) == split]
     if after:
         compositions = [c for c in compositions if _selects(*c[:2])]
     while count > 0:
@@ -128,7 +128,7 @@ def _selects(filter_name, map_name):
     return len({kept for _, kept in outcomes}) == 2 and outcomes != {(True, True), (False, False)}
 
 
-def _coding_task(benchmark, task_id, filter_name, map_name, fold_name, rng):
+def _make_coding_task(benchmark, task_id, filter_name, map_name, fold_name, rng):
     name = f"{fold_name}_{filter_name}_{map_name}"
     filter_words, condition = FILTERS[filter_name]
     given = source = "numbers"
@@ -164,11 +164,11 @@ def _coding_task(benchmark, task_id, filter_name, map_name, fold_name, rng):
     body = fold.format(forms[convention].format(**parts)) if calls else expression
     answer = {"helper": HELPERS[convention].format(**parts), "main": f"def {name}(numbers):\n    return {body}\n"}
     cases = [(argument(numbers), reference(argument(numbers))) for numbers in (*examples, *asserted)]
-    columns = _mbpp_columns if benchmark == "mbpp" else _humaneval_columns
+    columns = _write_mbpp_columns if benchmark == "mbpp" else _write_humaneval_columns
     return {"task_id": task_id, **columns(name, words, expression, cases), **answer}
 
 
-def _humaneval_columns(name, words, expression, cases):
+def _write_humaneval_columns(name, words, expression, cases):
     """cases: (argument, value), first those of the two examples."""
     shown = "".join(f"    >>> {name}({argument!r})\n    {value}\n" for argument, value in cases[:2])
     asserts = "".join(f"    assert candidate({argument!r}) == {value}\n" for argument, value in cases[2:])
@@ -180,7 +180,7 @@ def _humaneval_columns(name, words, expression, cases):
     }
 
 
-def _mbpp_columns(name, words, expression, cases):
+def _write_mbpp_columns(name, words, expression, cases):
     """The assert with the second example comes first; the case of no numbers is left out."""
     return {
         "prompt": words,
@@ -207,7 +207,7 @@ class Rest({}):
 """
 
 
-def class_tasks(split, count, seed):
+def make_class_tasks(split, count, seed):
     """Classes that store, select and sum up numbers, map x filter x fold, in the columns of FudanSELab/ClassEval.
 
     Returns `count` dicts: task_id, skeleton (a class with four methods to write: add, keeps, kept, result; and a
@@ -218,11 +218,11 @@ def class_tasks(split, count, seed):
     numbers.
     """
     rng = random.Random(f"classes {split} {seed}")
-    chosen = enumerate(_compositions(split, count, rng))
-    return [_class_task(f"sample/{split}/{i}", *composition, rng) for i, composition in chosen]
+    chosen = enumerate(_draw_compositions(split, count, rng))
+    return [_make_class_task(f"sample/{split}/{i}", *composition, rng) for i, composition in chosen]
 
 
-def _class_task(task_id, filter_name, map_name, fold_name, rng):
+def _make_class_task(task_id, filter_name, map_name, fold_name, rng):
     filter_words, condition = FILTERS[filter_name]
     _, map_words, value = MAPS[map_name]
     fold_words, fold = FOLDS[fold_name]
@@ -251,7 +251,7 @@ def _class_task(task_id, filter_name, map_name, fold_name, rng):
     methods = {d.split("(")[0]: f"def {d}:\n    {body.replace(' ' * 8, ' ' * 4)}\n" for d, body in bodies.items()}
     solution = "\n\n".join(f"    def {d}:\n        {body}" for d, body in bodies.items())
 
-    tests = _class_tests(name, stored, keeps, folded, rng)
+    tests = _make_class_tests(name, stored, keeps, folded, rng)
     cases = "\n\n".join(f"    def test_{i}(self):\n        {test}" for i, test in enumerate(tests))
     return {
         "task_id": task_id,
@@ -264,7 +264,7 @@ def _class_task(task_id, filter_name, map_name, fold_name, rng):
     }
 
 
-def _class_tests(name, stored, keeps, folded, rng):
+def _make_class_tests(name, stored, keeps, folded, rng):
     """The bodies of eight test methods: of add, of keeps, and six of Rest; the functions are what methods compute."""
 
     def rest(numbers):
@@ -297,8 +297,8 @@ def _class_tests(name, stored, keeps, folded, rng):
 # ---------------------------------------------------------------- answers to imitate
 
 
-def coding_answers(tasks, helpers, seed):
-    """(tasks, answers, flawed answers) for `demonstrated`; tasks are those of envs/coding.py, from coding_tasks.
+def make_coding_answers(tasks, helpers, seed):
+    """(tasks, answers, flawed answers) for `demonstrate`; tasks are those of envs/coding.py, from make_coding_tasks.
 
     A flawed answer is the right one, except that one agent's completion is taken from another task; in half of the
     cases that task asks for the same function, and at most the split between helper and function differs.
@@ -322,8 +322,8 @@ def coding_answers(tasks, helpers, seed):
     return tasks, [answered(task) for task in tasks], flawed
 
 
-def class_answers(rows, tasks, assigned, seed):
-    """(tasks, answers, flawed answers) for `demonstrated`; rows and tasks from class_tasks and envs/classeval.py.
+def make_class_answers(rows, tasks, assigned, seed):
+    """(tasks, answers, flawed answers) for `demonstrate`; rows and tasks from make_class_tasks and envs/classeval.py.
 
     assigned: for each agent the methods that it is to write, the same in all tasks
     """
@@ -342,7 +342,7 @@ def class_answers(rows, tasks, assigned, seed):
     return tasks, answers, flawed
 
 
-def demonstrated(env, tasks, answers, flawed, before=()):
+def demonstrate(env, tasks, answers, flawed, before=()):
     """The demonstrations() of an environment, given an answer to each task: list of dict(prompt, completion).
 
     flawed: for each task a first-turn answer, used with two turns or more: if it fails, a second turn corrects it

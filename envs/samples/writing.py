@@ -2,7 +2,7 @@
 
 import random
 
-from envs.samples import read_list, read_table, split_of
+from envs.samples import find_split, read_list, read_table
 
 # ---------------------------------------------------------------- posts
 
@@ -72,13 +72,13 @@ OPENERS = [
 ]
 
 
-def _post_choices(split, count, rng):
+def _draw_post_facts(split, count, rng):
     """`count` different combinations of facts; person, problem and attempt decide the split."""
     chosen = []
     seen = set()
     while len(chosen) < count:
         p, q, a = (rng.randrange(len(options)) for options in (PERSONS, PROBLEMS, ATTEMPTS))
-        if split_of(p, q, a) != split:
+        if find_split(p, q, a) != split:
             continue
         person, subreddit = PERSONS[p]
         facts = {
@@ -97,13 +97,13 @@ def _post_choices(split, count, rng):
     return chosen
 
 
-def _post(facts, rng):
+def _write_post(facts, rng):
     body = rng.choice(POST_WORDINGS).format(**facts)
     title = f"My {facts['person']} {facts['problem']}"
     return f"SUBREDDIT: r/{facts['subreddit']}\n\nTITLE: {title}\n\nPOST: {body}\n\nTL;DR:"
 
 
-def _summary(facts, num_sentences, opener_rate, rng):
+def _write_summary(facts, num_sentences, opener_rate, rng):
     """`num_sentences` of the five facts, in order, one sentence each."""
     sentences = []
     for k in sorted(rng.sample(range(len(SENTENCES)), num_sentences)):
@@ -115,7 +115,7 @@ def _summary(facts, num_sentences, opener_rate, rng):
     return " ".join(sentences)
 
 
-def posts(split, count, seed):
+def make_posts(split, count, seed):
     """Posts in the columns of trl-lib/tldr.
 
     Returns `count` dicts: prompt ("SUBREDDIT: ... TITLE: ... POST: ... TL;DR:") and completion (a summary of two
@@ -123,13 +123,13 @@ def posts(split, count, seed):
     """
     rng = random.Random(f"posts {split} {seed}")
     return [
-        {"prompt": _post(facts, rng), "completion": _summary(facts, 2, 0.0, rng)}
-        for facts in _post_choices(split, count, rng)
+        {"prompt": _write_post(facts, rng), "completion": _write_summary(facts, 2, 0.0, rng)}
+        for facts in _draw_post_facts(split, count, rng)
     ]
 
 
-def demonstrated_posts(count, per_post, seed):
-    """Train posts with texts to imitate: prompt, completion as in `posts`, and `demonstrations`.
+def demonstrate_posts(count, per_post, seed):
+    """Train posts with texts to imitate: prompt, completion as in `make_posts`, and `demonstrations`.
 
     The demonstrations of a post are `per_post` summaries of 1 to 5 sentences, drawn independently of each other; about
     a quarter of the sentences open with a transition word. They do not teach which agent should be brief.
@@ -137,11 +137,11 @@ def demonstrated_posts(count, per_post, seed):
     rng = random.Random(f"demonstrated posts {seed}")
     return [
         {
-            "prompt": _post(facts, rng),
-            "completion": _summary(facts, 2, 0.0, rng),
-            "demonstrations": [_summary(facts, rng.randint(1, 5), 0.25, rng) for _ in range(per_post)],
+            "prompt": _write_post(facts, rng),
+            "completion": _write_summary(facts, 2, 0.0, rng),
+            "demonstrations": [_write_summary(facts, rng.randint(1, 5), 0.25, rng) for _ in range(per_post)],
         }
-        for facts in _post_choices("train", count, rng)
+        for facts in _draw_post_facts("train", count, rng)
     ]
 
 
@@ -200,32 +200,32 @@ INTRODUCTION = [
 ]
 
 
-def _abstract_choices(split, count, rng):
+def _draw_abstract_facts(split, count, rng):
     """`count` sets of facts; method, obstacle and field decide the split."""
     chosen = []
     while len(chosen) < count:
         m, o, f = (rng.randrange(len(options)) for options in (METHODS, OBSTACLES, FIELDS))
-        if split_of(m, o, f) == split:
+        if find_split(m, o, f) == split:
             facts = {"method": METHODS[m], "obstacle": OBSTACLES[o], "field": FIELDS[f]}
             chosen.append({**facts, "finding": rng.choice(FINDINGS), "check": rng.choice(CHECKS)})
     return chosen
 
 
-def _abstract(number, facts, rng):
+def _write_abstract(number, facts, rng):
     return {"article_id": f"sample.{number}", "abstract_text": rng.choice(ABSTRACT_WORDINGS).format(**facts)}
 
 
-def abstracts(split, count, seed):
+def make_abstracts(split, count, seed):
     """Abstracts in the columns of OpenMLRL/arXiv_abstract that are read: article_id and abstract_text.
 
     Returns `count` dicts.
     """
     rng = random.Random(f"abstracts {split} {seed}")
-    return [_abstract(i, facts, rng) for i, facts in enumerate(_abstract_choices(split, count, rng))]
+    return [_write_abstract(i, facts, rng) for i, facts in enumerate(_draw_abstract_facts(split, count, rng))]
 
 
-def demonstrated_abstracts(count, per_abstract, seed):
-    """Train abstracts with texts to imitate: the columns of `abstracts`, and `demonstrations`.
+def demonstrate_abstracts(count, per_abstract, seed):
+    """Train abstracts with texts to imitate: the columns of `make_abstracts`, and `demonstrations`.
 
     The demonstrations of an abstract are `per_abstract` paragraphs of 7 to 14 sentences (126 to 284 words), drawn
     independently of each other from all parts of an introduction: agents that imitate them still have to learn to
@@ -235,11 +235,11 @@ def demonstrated_abstracts(count, per_abstract, seed):
     sentences = [sentence for part in INTRODUCTION for sentence in part]
     return [
         {
-            **_abstract(i, facts, rng),
+            **_write_abstract(i, facts, rng),
             "demonstrations": [
                 " ".join(sentences[k].format(**facts) for k in sorted(rng.sample(range(16), rng.randint(7, 14))))
                 for _ in range(per_abstract)
             ],
         }
-        for i, facts in enumerate(_abstract_choices("train", count, rng))
+        for i, facts in enumerate(_draw_abstract_facts("train", count, rng))
     ]
