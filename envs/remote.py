@@ -119,7 +119,8 @@ class Server(ThreadingHTTPServer):
         env = envs.make(args.env, args.num_agents, args.num_turns, args.dataset, args.seed, **args.env_kwargs)
         state = getattr(env, "state", None)  # only some have it
         self.env = env
-        self.splits = {split: env.tasks(split) for split in ("train", "test")}
+        # dicts: a list would take -1 for a task
+        self.splits = {split: dict(enumerate(env.tasks(split))) for split in ("train", "test")}
         self.readers = {"/observe": env.observe, "/state": state}
         self.about = {
             "num_agents": args.num_agents,

@@ -396,7 +396,7 @@ def _run_candidate(channel, layers):
 
 
 # Grader --------------------------------------------------------------------------------------------------------------
-class _CandidateError(Exception):
+class CandidateError(Exception):
     """The candidate raised what is no built-in exception, or does not answer."""
 
 
@@ -466,7 +466,7 @@ class _Candidate:
                 self.dead = "out of time" if killed else "the code ended the interpreter"
             except (ValueError, RecursionError, MemoryError):
                 self.dead = "an unreadable answer"
-        self.last = _CandidateError(self.dead)
+        self.last = CandidateError(self.dead)
         raise self.last
 
     def send_changes(self):
@@ -489,7 +489,7 @@ class _Candidate:
             self.last = _unpack(value, self.object)
             return self.last
         _, kinds, text = reply
-        self.last = _CandidateError(f"raised {kinds[0]}: {text}"[:200])
+        self.last = CandidateError(f"raised {kinds[0]}: {text}"[:200])
         builtin = [k for k in map(vars(builtins).get, kinds) if isinstance(k, type) and issubclass(k, Exception)]
         if not builtin or issubclass(builtin[0], StopIteration):  # which would end a loop of the tests
             raise self.last
@@ -551,7 +551,7 @@ def _run_grader(trainer, layers):
         passed = error is None and bool(value) and not candidate.dead
         if number not in seen or passed < seen[number]:
             seen[number] = passed
-            trainer.send(["outcome", [number, passed, describe(error or _CandidateError("a wrong result"))]])
+            trainer.send(["outcome", [number, passed, describe(error or CandidateError("a wrong result"))]])
 
     try:
         tree = ast.parse(job.tests)
@@ -564,7 +564,7 @@ def _run_grader(trainer, layers):
         ready, facts = candidate.exchange()
         trainer.send(["facts", facts])
         if not ready:
-            raise _CandidateError(facts.get("error") or "no program")
+            raise CandidateError(facts.get("error") or "no program")
         candidate.result(candidate.exchange())
         scope = {"__name__": "tests", "__check__": check}
         exec(job.setup, scope)
@@ -578,7 +578,7 @@ def _run_grader(trainer, layers):
         for number, method in enumerate(methods, start=asserts.count):
             outcome = unittest.TestResult()
             unittest.TestSuite([method]).run(outcome)
-            error = _CandidateError(outcome.errors[0][1].splitlines()[-1]) if outcome.errors else None
+            error = CandidateError(outcome.errors[0][1].splitlines()[-1]) if outcome.errors else None
             check(number, outcome.wasSuccessful() and not outcome.skipped, error)
         trainer.send(["end", ""])
     except (Exception, SystemExit) as error:
@@ -592,14 +592,14 @@ def _try_example(source, candidate, scope):
     try:
         exec(compile(ast.Module(before, []), "<example>", "exec"), scope)
         holds = eval(compile(ast.Expression(final.test), "<example>", "eval"), scope)
-        return "" if holds else describe(_CandidateError(f"returned {candidate.last!r}"))
+        return "" if holds else describe(CandidateError(f"returned {candidate.last!r}"))
     except Exception as error:
-        return describe(candidate.last if isinstance(candidate.last, _CandidateError) else error)
+        return describe(candidate.last if isinstance(candidate.last, CandidateError) else error)
 
 
 def describe(error):
     """Short ASCII: agents see it in prompts, and no tokenizer takes lone surrogates."""
-    name = "" if isinstance(error, _CandidateError) else f"{type(error).__name__}: "
+    name = "" if isinstance(error, CandidateError) else f"{type(error).__name__}: "
     return f"{name}{error}".encode("ascii", "backslashreplace").decode()[:200]
 
 

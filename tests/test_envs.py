@@ -7,7 +7,7 @@ import sys
 import datasets
 import pytest
 from test_sft import save_lines
-from toy import Cases, Letters, Step, play, rows_of
+from toy import Cases, Letters, Step, rows_of
 
 import envs
 from envs.samples import PROGRAM_COUNTS
@@ -306,24 +306,3 @@ def test_a_second_turn(name):
         prompts = "".join(env.observe(task, [(branches[-1][1], failed)]))
         assert not [line for line in task["tests"].splitlines() if "assert" in line and line in prompts]
     assert completions
-
-
-# What two agents choose | `written` if agent 1 then writes all methods, and agent 2 none | `balance`
-CHOICES = """
-add, keeps | `keeps`, "kept" | 1 | 0.5
-I take kept and result: keeps. | <think>add</think> none | 1.5 | 0
- | None of them | 0 | 0
-"""
-
-
-def test_agents_choose_their_methods():
-    """Fails if what both take is the second's, or if what nobody takes is not missed."""
-    env = envs.make("classeval", deal="choose")
-    task = env.tasks("train")[0]
-    for *choices, written, balance in rows_of(CHOICES):
-        (step,) = env.step([(task, [], choices)])
-        (step,) = env.step([(task, [(choices, step)], [task["reference"], ""])])
-        assert (step.parts["written"], step.parts["balance"]) == (float(written), float(balance))
-    completions = {pair["prompt"]: pair["completion"] for pair in env.demonstrations()}
-    _, steps = play(env, task, lambda turn, i, prompt: completions[prompt])
-    assert [step.reward > 0 for step in steps] == [False, True]
