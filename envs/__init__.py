@@ -62,20 +62,21 @@ class BuiltIn(NamedTuple):
 
 
 ANY = (1, inf)
+ONE = (1, 1)
 SANDBOX = "Linux, or --env-kwargs allow_unsafe_code yes"
 ENVIRONMENTS = {
     "tldr": BuiltIn(
         "envs.writing:Writing",
         "The first agent writes a concise summary of a post, each further agent a more detailed one.",
         ANY,
-        (1, 1),
+        ONE,
         "2.98",
     ),
     "arxiv": BuiltIn(
         "envs.writing:Writing",
         "Agents divide the background, motivation, methods and implications of an introduction.",
         (1, 4),
-        (1, 1),
+        ONE,
         "2.98",
     ),
     "humaneval": BuiltIn(
@@ -144,7 +145,7 @@ ENVIRONMENTS = {
         "envs.bfcl:Parallel",
         "Agents write parts of the function calls that a request needs.",
         ANY,
-        (1, 1),
+        ONE,
         "1",
     ),
     "bugfix": BuiltIn(
@@ -166,14 +167,14 @@ ENVIRONMENTS = {
         "envs.games:Dilemma",
         "Two suspects each say whether the other is guilty or a friend: the prisoner's dilemma.",
         (2, 2),
-        (1, 1),
+        ONE,
         "3",
     ),
     "judged": BuiltIn(
         "envs.judged:Judged",
         "Agents write parts of an answer to any task, and another model scores it by a rubric.",
         ANY,
-        (1, 1),
+        ONE,
         "1",
         "--dataset FILE --env-kwargs url URL model NAME rubric TEXT",
     ),
@@ -250,11 +251,8 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, protocol="si
             _check_counts(each, num_agents, own_turns)
             if "name" in parameters[each]:
                 arguments["name"] = each
-        missing = []
-        for key, p in parameters[each].items():
-            required = p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-            if required and key not in arguments:
-                missing.append(f"{key} VALUE")
+        required = [key for key, p in parameters[each].items() if p.default is p.empty and p.kind != p.VAR_KEYWORD]
+        missing = [f"{key} VALUE" for key in required if key not in arguments]
         if missing:
             raise ValueError(f"--env {each}: it needs --env-kwargs {' '.join(missing)}.")
         env = find_class(each)(**arguments)

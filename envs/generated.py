@@ -42,9 +42,7 @@ class Generated(Reasoning):
         except (ValueError, AssertionError, TypeError, yaml.YAMLError) as error:
             why = " ".join(str(error).split())
             raise ValueError(f"--env-kwargs {given}: reasoning-gym makes none ({why}).") from None
-        rows = [
-            {"question": entry["question"], "answer": entry["answer"], "entry": entry} for entry in entries.values()
-        ]
+        rows = [{"question": text, "answer": entry["answer"], "entry": entry} for text, entry in entries.items()]
         judged = [row for row in self.judge(rows) if isinstance(row, dict)]
         cut = len(judged) * SAMPLE_COUNTS["train"] // sum(SAMPLE_COUNTS.values())
         if not cut:

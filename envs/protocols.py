@@ -106,4 +106,8 @@ def _find_latest(turns, rounds):
     turns: list of list of the agents that speak in a turn
     rounds: list of the actions of a turn, of the turns so far
     """
-    return {i: actions[i] for speaking, actions in zip(turns, rounds) for i in speaking}
+    answers = {}
+    for speaking, actions in zip(turns, rounds):
+        for i in speaking:
+            answers[i] = actions[i]
+    return answers

@@ -81,16 +81,16 @@ class Remote:
             try:
                 status, answer = self._exchange(method, arguments)
                 break
-            except ConnectionRefusedError as error:
-                if second == PATIENCE:
-                    raise self._no_server(error) from None
+            except (OSError, HTTPException, ValueError) as error:
+                if second == PATIENCE or not isinstance(error, ConnectionRefusedError):
+                    raise ValueError(
+                        f"{self.url.geturl()}: no server of envs.remote answers there ({error!r})."
+                    ) from None
                 if second == 0:
                     print(
                         f"waits up to {PATIENCE} s for a server of envs.remote at {self.url.geturl()}", file=sys.stderr
                     )
                 time.sleep(1)
-            except (OSError, HTTPException, ValueError) as error:
-                raise self._no_server(error) from None
         if status != 200:
             raise ValueError(f"{self.url.geturl()}: {answer}")
         return answer
@@ -104,9 +104,6 @@ class Remote:
                 connection.request("POST", f"{self.url.path}/{method}", json.dumps(arguments).encode(), headers)
             response = connection.getresponse()
             return response.status, json.loads(response.read())
-
-    def _no_server(self, error):
-        return ValueError(f"{self.url.geturl()}: no server of envs.remote answers there ({error!r}).")
 
 
 class Server(ThreadingHTTPServer):

@@ -147,9 +147,13 @@ class Tools:
         return message | {"call": call, "output": output}
 
     def _run(self, call, files):
-        run = {"calculator": calculator, "search": self.search, "list_files": lambda: ", ".join(files)}
-        run["read_file"] = lambda name: files.get(name, "error: there is no such file")
-        run["write_file"] = lambda name, text: _write(files, name, text)
+        run = {
+            "calculator": calculator,
+            "search": self.search,
+            "write_file": partial(_write, files),
+            "read_file": lambda name: files.get(name, "error: there is no such file"),
+            "list_files": lambda: ", ".join(files),
+        }
         # JSON can name half of a surrogate pair, which no tokenizer takes
         return run[call["name"]](**call["arguments"]).encode(errors="replace").decode() or "nothing"
 

@@ -68,21 +68,14 @@ def vet(rows, parse, answer, score, limits):
     tasks = [results[place] for place in parsed]
     key = ["references and trivial answers", RULES, limits, tasks]
     verdicts = load_or_find(key, lambda: _find_verdicts(tasks, answer, score, limits))
-    for place, verdict in zip(parsed, verdicts):
-        results[place] = _finish(results[place], *verdict)
+    for place, task, (fault, examples, shown) in zip(parsed, tasks, verdicts):
+        results[place] = fault or show_assert(task | {"examples": examples}, shown)
     return results
-
-
-def _finish(task, fault, examples, shown):
-    """The task with the examples that hold, or its fault."""
-    if fault:
-        return fault
-    return {**task, "examples": examples} if shown is None else show_assert(task, shown)
 
 
 def show_assert(task, shown=0):
     """A task with several asserts, of which one is in the problem and not scored; any other task as it is."""
-    if "asserts" not in task:
+    if "asserts" not in task or shown is None:
         return task
     source = task["asserts"][shown]
     rest = task["asserts"][:shown] + task["asserts"][shown + 1 :]

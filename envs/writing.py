@@ -136,16 +136,20 @@ class Writing:
     def step(self, branches):
         kind, steps = self.kind, []
         for task, _, actions in branches:
-            texts = [drop_thoughts(action) for action in actions]
-            if self.num_agents == 1:
-                texts = MARKER_LINE.split(LEADING_MARKERS.sub("", texts[0]), 1)
-            if len(texts) == 1:
-                texts.append("")  # without the marker there is no second paragraph
+            texts = self._read_texts(actions)
             reference = task[kind.reference] if kind.reference else None
             source = FIELD.sub("", task[kind.columns[0]])
             reward, parts = ladder_reward(texts, kind.scale, source, reference, self.grounded)
             steps.append(Step(reward, parts, done=True))
         return steps
+
+    def _read_texts(self, actions):
+        """The texts that are compared, without thoughts; a single agent's are on both sides of its marker."""
+        texts = [drop_thoughts(action) for action in actions]
+        if self.num_agents > 1:
+            return texts
+        paragraphs = MARKER_LINE.split(LEADING_MARKERS.sub("", texts[0]), 1)
+        return [*paragraphs, ""][:2]
 
     def demonstrations(self):
         """Texts to imitate for the train split: list of dict(prompt, completion).

@@ -26,7 +26,6 @@ DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 WRITTEN = (*FUNCTIONS, ast.Lambda)
 SHARED = (*WRITTEN, ast.ClassDef, ast.alias)  # what a block below gives to the code
 CALLABLES = (*WRITTEN, ast.Name, ast.Attribute, ast.Call)  # what is called, or may turn out to be
-SCHEMES = ("fallback", "strategy_filter", "coordinator", "decorator")  # see _find_schemes
 # Annotations may name what is not imported, such as List; an example that takes half of the time ends.
 BEFORE = """from __future__ import annotations
 import builtins as _known, resource as _resource, signal as _signal
@@ -68,7 +67,9 @@ def _read_code(text, names):
 
 def _take_shared(above, below):
     """The statements of rule 2, from the bodies of the blocks above and below the code."""
-    shared = [node for body in above for node in body]
+    shared = []
+    for body in above:
+        shared += body
     for body in below:
         shared += [node for node in body if _find_names([node], SHARED)]
     return shared
@@ -76,7 +77,8 @@ def _take_shared(above, below):
 
 def _parse(code):
     """(statements of rule 4, error): of the code, or of how one would type it if that reads further."""
-    return max(map(_parse_lines, [code, as_typed(code)]), key=lambda parsed: [n.end_lineno for n in parsed[0]][-1:])
+    readings = map(_parse_lines, [code, as_typed(code)])
+    return max(readings, key=lambda parsed: [n.end_lineno for n in parsed[0]][-1:])
 
 
 def _parse_lines(code):
@@ -112,12 +114,18 @@ def _find_bindings(node, value=None):
     if isinstance(node, ast.Name):
         return [(node.id, value)]
     value = getattr(node, "value", None)
-    return [pair for child in ast.iter_child_nodes(node) for pair in _find_bindings(child, value)]
+    pairs = []
+    for child in ast.iter_child_nodes(node):
+        pairs += _find_bindings(child, value)
+    return pairs
 
 
 def _find_names(body, kinds=object):
     """The names that statements bind to nodes of these kinds."""
-    return {name for node in body for name, value in _find_bindings(node) if isinstance(value, kinds)}
+    names = set()
+    for node in body:
+        names |= {name for name, value in _find_bindings(node) if isinstance(value, kinds)}
+    return names
 
 
 def _guard(statement):
@@ -150,7 +158,7 @@ def _compile_body(body, errors=()):
 
 
 def _find_schemes(tree, helpers):
-    """How a function cooperates with its helpers, named as in MAGRPO's section on coding: 1.0 or 0.0 for each scheme.
+    """How a function cooperates with its helpers, named as in MAGRPO's section on coding: dict(name -> 1.0 or 0.0).
 
     tree: the function's text
     fallback: a helper is named in a `try`, or an `if` tests a name that got its result
@@ -173,12 +181,13 @@ def _find_schemes(tree, helpers):
     repeated += [node.elt for node in find(ast.ListComp, ast.SetComp, ast.GeneratorExp)]
     calls = [node.value for node in find(ast.Return) if isinstance(node.value, ast.Call)]
     returned = [call.func for call in calls if isinstance(call.func, ast.Name)]
-    fallback = count(find(ast.Try)) or count([node.test for node in choices], results)
-    strategy_filter = count(choices + filters)
-    coordinator = count(repeated) or count([tree]) > 1
-    decorator = count([tree]) and not (fallback or strategy_filter or coordinator or count(returned))
-    shown = (fallback, strategy_filter, coordinator, decorator)
-    return {name: float(value > 0) for name, value in zip(SCHEMES, shown)}
+    schemes = {
+        "fallback": count(find(ast.Try)) or count([node.test for node in choices], results),
+        "strategy_filter": count(choices + filters),
+        "coordinator": count(repeated) or count([tree]) > 1,
+    }
+    schemes["decorator"] = count([tree]) and not (any(schemes.values()) or count(returned))
+    return {name: float(shown > 0) for name, shown in schemes.items()}
 
 
 def prepare_text(texts):
@@ -199,7 +208,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=""):
     syntax: bool, whether the program compiles
     called: list[bool] by helper: the main function's text reads its name, beside bare calls and asserts at the top
     ignored: list[bool] by helper: it does so only in calls that stand alone, as statements
-    schemes: dict, 1.0 for each of SCHEMES that the main function's text shows, else 0.0
+    schemes: dict, 1.0 for each scheme of cooperation that the main function's text shows, else 0.0
     errors: list[str], the syntax error of each text, or ""
     error: str, the first of these, or what keeps the texts from compiling together
     """

@@ -63,30 +63,37 @@ def run_tests(jobs, timeout=10.0, allow_unsafe_code=False):
 def require_protection(allow_unsafe_code=False):
     """The socket of the template, which is started unless it runs. Raises what run_tests does."""
     with _lock:
-        if _running and _running[0][0].poll() is not None:
+        if _running and _running[0].process.poll() is not None:
             close()
         if not _running:
             _start(allow_unsafe_code)
-        _, control, missing = _running[0]
-        if missing and not allow_unsafe_code:
+        template = _running[0]
+        if template.missing and not allow_unsafe_code:
             close()
             raise ValueError(
-                f"nothing contains model-written code here, as this system lacks {missing}; "
+                f"nothing contains model-written code here, as this system lacks {template.missing}; "
                 "--env-kwargs allow_unsafe_code yes runs it regardless, with all your rights"
             )
-        return control
+        return template.control
 
 
 def close():
     """Ends the template and with it all jobs. It also ends with the trainer; the next run_tests starts another."""
     if _running:
-        process, control, _ = _running.pop()
-        control.close()
-        process.kill()
-        process.wait()
+        template = _running.pop()
+        template.control.close()
+        template.process.kill()
+        template.process.wait()
 
 
-_running, _lock = [], threading.Lock()  # at most one (process, socket, what is missing to contain code)
+class _Template(NamedTuple):
+    process: subprocess.Popen
+    control: socket.socket
+    missing: str  # what this system lacks to contain code
+
+
+_running = []  # at most one _Template
+_lock = threading.Lock()
 atexit.register(close)
 os.register_at_fork(after_in_child=_running.clear)  # a fork of the trainer must not talk to its template
 
@@ -110,7 +117,7 @@ def _start(unsafe):
             cwd="/",
             start_new_session=True,
         )
-    _running.append((process, control, ""))
+    _running.append(_Template(process, control, ""))
     try:
         layers = jail.Channel(control).receive()  # the names of those that were tried, and whether they hold
     except (OSError, EOFError):
@@ -118,7 +125,7 @@ def _start(unsafe):
         raise RuntimeError(f"the sandbox's interpreter {sys.executable} did not start") from None
     missing = [] if layers["seccomp"] else ["seccomp (libseccomp.so.2)"]
     missing += [] if layers.get("Landlock") or layers.get("namespaces") else ["Landlock (Linux 5.13) and namespaces"]
-    _running[0] = process, control, " and ".join(missing)
+    _running[0] = _Template(process, control, " and ".join(missing))
     if unsafe or not missing:
         states = ", ".join(f"{name} {'yes' if holds else 'NO'}" for name, holds in layers.items())
         print(f"sandbox: {states}{': model-written code is NOT CONTAINED' if missing else ''}", file=sys.stderr)

@@ -59,22 +59,23 @@ ARXIV = Scale(
     transitions_in_both=True,
 )
 
-TRANSITIONS = {
-    "elaboration": "moreover, furthermore, in addition, additionally, also, besides, what is more",
-    "examples": "for example, for instance, such as, namely, to illustrate, in particular",
-    "explanation": "in other words, that is, that means, put simply, to clarify, which means, basically",
-    "cause_effect": "because, therefore, as a result, for this reason, thus, hence, consequently",
-    "contrast": "however, but, on the other hand, in contrast, instead, yet, whereas",
-    "sequence": "at first, first, second, next, then, finally, lastly, after that",
-    "emphasis": "in fact, indeed, above all, especially, importantly, certainly, clearly",
-    "summary": "in short, overall, in summary, to sum up, in conclusion, all in all, in general",
-    "comparison": "similarly, likewise, in the same way, just like, as, compared to, equally",
-    "concession": "although, even though, nevertheless, despite, still, admittedly, granted",
-    "condition": "if, unless, provided that, in case, as long as, otherwise, whether",
-    "time": "meanwhile, when, while, since, until, during, before, later, eventually",
-}
+# category: its phrases
+TRANSITIONS = """
+elaboration: moreover, furthermore, in addition, additionally, also, besides, what is more
+examples: for example, for instance, such as, namely, to illustrate, in particular
+explanation: in other words, that is, that means, put simply, to clarify, which means, basically
+cause_effect: because, therefore, as a result, for this reason, thus, hence, consequently
+contrast: however, but, on the other hand, in contrast, instead, yet, whereas
+sequence: at first, first, second, next, then, finally, lastly, after that
+emphasis: in fact, indeed, above all, especially, importantly, certainly, clearly
+summary: in short, overall, in summary, to sum up, in conclusion, all in all, in general
+comparison: similarly, likewise, in the same way, just like, as, compared to, equally
+concession: although, even though, nevertheless, despite, still, admittedly, granted
+condition: if, unless, provided that, in case, as long as, otherwise, whether
+time: meanwhile, when, while, since, until, during, before, later, eventually
+"""
 TRANSITION_PATTERNS = [
-    re.compile(rf"(?<!\w)(?:{phrases.replace(', ', '|')})(?!\w)") for phrases in TRANSITIONS.values()
+    re.compile(rf"(?<!\w)(?:{phrases.replace(', ', '|')})(?!\w)") for phrases in re.findall(": (.*)", TRANSITIONS)
 ]
 
 STOP_WORDS = set(
@@ -156,6 +157,11 @@ def pair_reward(text1, text2, scale=TLDR, source="", reference=None, grounded=Fa
     Returns (reward, parts). The levels structure, length, unique and style are 0 from a failing one on, and so are the
     numbers that they go by.
     """
+    parts = _find_parts(text1, text2, scale, source, reference, grounded)
+    return parts["structure"] + parts["length"] + parts["unique"] + parts["style"], parts
+
+
+def _find_parts(text1, text2, scale, source, reference, grounded):
     parts = dict.fromkeys(PARTS, 0.0) | measure(text1, text2, source, reference)
     if reference is None:
         del parts["rouge"]
@@ -165,27 +171,24 @@ def pair_reward(text1, text2, scale=TLDR, source="", reference=None, grounded=Fa
     content1 = _find_content_words(text1)
     content2 = _find_content_words(text2)
 
-    def reward():
-        return parts["structure"] + parts["length"] + parts["unique"] + parts["style"], parts
-
     # Level 1, structure
     fewest, most = scale.words
     if not all(fewest <= len(text.split()) <= most for text in (text1, text2)):
-        return reward()
+        return parts
     parts["structure"] = 0.5
 
     # Level 2, length; a run of whitespace counts as one character, so padding with blanks does not help
     parts["length_ratio"] = len(" ".join(text2.split())) / len(" ".join(text1.split()))
     length = _ramp(parts["length_ratio"], *scale.length)
     if length is None:
-        return reward()
+        return parts
     parts["length"] = weight * length
 
     # Level 3, unique words; if the first text has only stop words, there is nothing to compare with
     parts["unique_ratio"] = len(content2) / len(content1) if content1 else 0.0
     unique = _ramp(parts["unique_ratio"], *scale.unique)
     if unique is None:
-        return reward()
+        return parts
     parts["unique"] = weight * 0.5 * unique
 
     # Level 4, style; with at most 12 categories the published limit of 1 is never reached
@@ -196,7 +199,7 @@ def pair_reward(text1, text2, scale=TLDR, source="", reference=None, grounded=Fa
     parts["transitions"] = float(categories)
     parts["overlap"] = overlap
     parts["style"] = weight * (0.4 * transition + 0.6 * min(overlap, scale.overlap_cap) / scale.overlap_cap)
-    return reward()
+    return parts
 
 
 def ladder_reward(texts, scale=TLDR, source="", reference=None, grounded=False):

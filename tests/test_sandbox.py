@@ -336,7 +336,7 @@ def family(pid):
 
 def template():
     sandbox.require_protection()
-    return sandbox._running[0][0].pid
+    return sandbox._running[0].process.pid
 
 
 def test_nothing_is_left_behind(monkeypatch, tmp_path):

@@ -17,6 +17,11 @@ def read_list(text):
     return [part.strip() for part in re.split(r"[,\n]", text.strip())]
 
 
+def read_groups(text):
+    """The lines of a text, in groups that blank lines divide: list of list."""
+    return [group.splitlines() for group in text.strip().split("\n\n")]
+
+
 def read_table(text):
     """The rows of a table of plain text, each a list of cells."""
     return [[cell.strip() for cell in line.split(" | ")] for line in text.strip().splitlines()]

@@ -2,7 +2,7 @@
 
 import random
 
-from envs.samples import find_split, read_list, read_table
+from envs.samples import find_split, read_groups, read_list, read_table
 
 # ---------------------------------------------------------------- posts
 
@@ -52,24 +52,48 @@ POST_WORDINGS = [
 ]
 
 # One list per fact, in the order of a summary. Some sentences get opening words from OPENERS.
-SENTENCES = [
-    ["My {person} {problem}.", "The post is about a {person} who {problem}.", "The writer's {person} {problem}."],
-    [
-        "It has been going on for {duration}.",
-        "This started {duration} ago and the writer feels {feeling}.",
-        "I have felt {feeling} for {duration}.",
-    ],
-    ["I {attempt}.", "The writer {attempt} to make things better.", "I {attempt} and hoped for a change."],
-    ["After that {outcome}.", "In the end {outcome}.", "The answer was clear and {outcome}."],
-    ["Should I {question}?", "Now the question is whether to {question}.", "I wonder if I should {question}."],
-]
-OPENERS = [
-    ["In short,", "Basically,", "In general,"],
-    ["In fact,", "Meanwhile,", "Moreover,"],
-    ["Therefore", "At first", "For example,"],
-    ["However,", "As a result,", "Unfortunately,"],
-    ["Finally,", "Overall,", "For this reason,"],
-]
+SENTENCES = read_groups("""
+My {person} {problem}.
+The post is about a {person} who {problem}.
+The writer's {person} {problem}.
+
+It has been going on for {duration}.
+This started {duration} ago and the writer feels {feeling}.
+I have felt {feeling} for {duration}.
+
+I {attempt}.
+The writer {attempt} to make things better.
+I {attempt} and hoped for a change.
+
+After that {outcome}.
+In the end {outcome}.
+The answer was clear and {outcome}.
+
+Should I {question}?
+Now the question is whether to {question}.
+I wonder if I should {question}.
+""")
+OPENERS = read_groups("""
+In short,
+Basically,
+In general,
+
+In fact,
+Meanwhile,
+Moreover,
+
+Therefore
+At first
+For example,
+
+However,
+As a result,
+Unfortunately,
+
+Finally,
+Overall,
+For this reason,
+""")
 
 
 def _draw_post_facts(split, count, rng):
@@ -172,32 +196,27 @@ ABSTRACT_WORDINGS = [
 ]
 
 # For each part of an introduction, its sentences in order.
-INTRODUCTION = [
-    [
-        "Over many years {field} have become an important subject of research in science and in daily life.",
-        "Most of the work on {field} assumes that everything that matters can be measured without any error.",
-        "In practice, however, those who work with {field} often have to deal with {obstacle} from the first day.",
-        "Earlier studies described {obstacle} in detail, but they did not say what should be done about it.",
-    ],
-    [
-        "This is a serious problem because {obstacle} can hide the very effect that we would like to see.",
-        "As a result, decisions about {field} are still made by hand, which is slow and sometimes wrong.",
-        "A better answer to {obstacle} would therefore help everyone who has to rely on {field} in their work.",
-        "We ask whether there is a way to handle {obstacle} that is easy to explain and cheap to use.",
-    ],
-    [
-        "To this end we propose {method}, which takes {obstacle} into account from the beginning.",
-        "First we describe {method} in general, and then we show how its few parameters can be chosen.",
-        "We test {method} on {check}, and compare it with what is commonly used for {field} today.",
-        "In particular, we look at how {method} behaves when {obstacle} becomes more and more severe.",
-    ],
-    [
-        "Our main result is that {finding}, and that this remains true when the setting is changed.",
-        "Since {finding}, it seems possible to use {method} for {field} without any further preparation.",
-        "For example, those who plan with {field} could spend less time on {obstacle} and more on what follows.",
-        "Although our study is limited to {check}, we expect that {method} is of use for similar questions.",
-    ],
-]
+INTRODUCTION = read_groups("""
+Over many years {field} have become an important subject of research in science and in daily life.
+Most of the work on {field} assumes that everything that matters can be measured without any error.
+In practice, however, those who work with {field} often have to deal with {obstacle} from the first day.
+Earlier studies described {obstacle} in detail, but they did not say what should be done about it.
+
+This is a serious problem because {obstacle} can hide the very effect that we would like to see.
+As a result, decisions about {field} are still made by hand, which is slow and sometimes wrong.
+A better answer to {obstacle} would therefore help everyone who has to rely on {field} in their work.
+We ask whether there is a way to handle {obstacle} that is easy to explain and cheap to use.
+
+To this end we propose {method}, which takes {obstacle} into account from the beginning.
+First we describe {method} in general, and then we show how its few parameters can be chosen.
+We test {method} on {check}, and compare it with what is commonly used for {field} today.
+In particular, we look at how {method} behaves when {obstacle} becomes more and more severe.
+
+Our main result is that {finding}, and that this remains true when the setting is changed.
+Since {finding}, it seems possible to use {method} for {field} without any further preparation.
+For example, those who plan with {field} could spend less time on {obstacle} and more on what follows.
+Although our study is limited to {check}, we expect that {method} is of use for similar questions.
+""")
 
 
 def _draw_abstract_facts(split, count, rng):
