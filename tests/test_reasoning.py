@@ -265,11 +265,16 @@ SPEAKERS = """
 
 
 def test_solvers_then_a_checker():
-    """Fails if a checker speaks too early, does not read a solution or reads a thought, or if one agent has one."""
+    """Fails if a checker speaks too early, does not read a solution or reads a thought, or if one agent has one.
+
+    Or if an answer earns in the first turn.
+    """
     solution = f"{'long ' * 200}<think>so 100;</think> so "
     for num_agents, speakers, solutions in rows_of(SPEAKERS):
         env = envs.make("gsm8k", int(num_agents), 2)
-        turns, _ = play(env, env.tasks("test")[0], lambda turn, i, prompt: f"{solution}10{i};")
+        task = env.tasks("test")[0] | {"answer": "#### 10"}
+        turns, steps = play(env, task, lambda turn, i, prompt: f"{solution}10{i}; \\boxed{{10}}")
+        assert steps[0].reward == 0
         for prompts, speaking in zip(turns, speakers.split(), strict=True):
             assert [str(i) for i, prompt in enumerate(prompts) if prompt] == [*speaking]
         assert re.findall("so (10.);", turns[1][-1]) == solutions.split()
@@ -289,27 +294,19 @@ It is 10. It is blue. How many? | 2 | It is 10. / It is blue. | 1 | False
 def test_a_problem_is_dealt_out():
     """Fails if two agents or none know a fact, the answerer all numbers, or a title ends a sentence.
 
-    Or if a message is longer than allowed or read by nobody.
+    Or if a message is longer than allowed, read by nobody, or taken for the answer.
     """
     for question, num_agents, known, messages, used in rows_of(DEALT):
         env = envs.make("gsm8k", int(num_agents), roles="split")
         task = {"question": question, "answer": "#### 10"}
-        (tellers, listener), _ = play(env, task, lambda *_: "told " * 30)
+        (tellers, listener), steps = play(env, task, lambda turn, *_: "told " * 30 + ["\\boxed{10}", ""][turn])
+        assert [step.reward for step in steps] == [0, 0]
         prompts = [*tellers[:-1], listener[-1]]
         facts = ["".join(re.findall("You know: (.*)", prompt or "")) or "nothing" for prompt in prompts]
         assert " / ".join(facts) == known
         assert listener[-1].count("told") == 16 * int(messages)
         assert env.state(task, []) == question
         assert str(env.judge([task]) == [task]) == used
-
-
-def test_only_the_last_completion_is_the_answer():
-    """Fails if an answer earns in the first turn, or whoever gives it."""
-    task = {"question": "A is 2. B is 3. What is A + B?", "answer": "#### 5"}
-    for roles, reward in ("check", 0.1), ("split", 0):
-        env = envs.make("gsm8k", 2, roles=roles)
-        _, steps = play(env, task, lambda turn, *_: "no" if turn else "\\boxed{5}")
-        assert [step.reward for step in steps] == [0, reward]
 
 
 class Generator:
