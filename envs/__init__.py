@@ -2,7 +2,7 @@
 
 An environment is any class with these members; a user's own class needs only `Step` from this package.
 
-    __init__(num_agents, num_turns, dataset, seed, **options)    options are strings; a built-in also takes its name
+    __init__(num_agents, num_turns, dataset, seed, **options)    options are strings; a built-in may also take its name
     tasks(split) -> list[dict]                    "train" or "test"
     observe(task, history) -> list[str | None]    the prompt of each agent; None: it is silent in this turn (at least
                                                   one speaks); history: pairs (actions, Step) of earlier turns
@@ -35,23 +35,13 @@ class Step(NamedTuple):
     feedback: Any = None  # for the environment's own use in the next observe()
 
 
+UNPAID = Step(0.0, {}, done=False)  # of a turn before the one that is scored
+
+
 def one_of(option, value, *allowed):
     """Raises ValueError with one sentence if an option has another value."""
     if value not in allowed:
         raise ValueError(f"--env-kwargs {option} {value}: use one of {', '.join(allowed)}.")
-
-
-def scored_step(score, history, num_turns):
-    """The Step of an answer. An answer that passes every test ends the task and is also paid for the turns it saves.
-
-    Otherwise an answer that fails a test, and earns again in the next turn, would be worth more than one that passes,
-    and agents would learn to fail. (It still is, if only the second answer uses its helper.) Saved turns are not
-    discounted: with --gamma below 1, a pass in the first turn earns more than passing in every turn would.
-    """
-    done = bool(score.parts["all_passed"])
-    reward = score.reward * (num_turns - len(history) if done else 1)
-    repaired = {"repaired": float(done and len(history) > 0)} if num_turns > 1 else {}
-    return Step(reward, score.parts | repaired, done, feedback=score.findings)
 
 
 def need_sample(dataset, why):
@@ -72,20 +62,21 @@ class BuiltIn(NamedTuple):
 
 
 ANY = (1, inf)
+ONE = (1, 1)
 SANDBOX = "Linux, or --env-kwargs allow_unsafe_code yes"
 ENVIRONMENTS = {
     "tldr": BuiltIn(
         "envs.writing:Writing",
         "The first agent writes a concise summary of a post, each further agent a more detailed one.",
         ANY,
-        (1, 1),
+        ONE,
         "2.98",
     ),
     "arxiv": BuiltIn(
         "envs.writing:Writing",
         "Agents divide the background, motivation, methods and implications of an introduction.",
         (1, 4),
-        (1, 1),
+        ONE,
         "2.98",
     ),
     "humaneval": BuiltIn(
@@ -154,7 +145,7 @@ ENVIRONMENTS = {
         "envs.bfcl:Parallel",
         "Agents write parts of the function calls that a request needs.",
         ANY,
-        (1, 1),
+        ONE,
         "1",
     ),
     "bugfix": BuiltIn(
@@ -176,14 +167,14 @@ ENVIRONMENTS = {
         "envs.games:Dilemma",
         "Two suspects each say whether the other is guilty or a friend: the prisoner's dilemma.",
         (2, 2),
-        (1, 1),
+        ONE,
         "3",
     ),
     "judged": BuiltIn(
         "envs.judged:Judged",
         "Agents write parts of an answer to any task, and another model scores it by a rubric.",
         ANY,
-        (1, 1),
+        ONE,
         "1",
         "--dataset FILE --env-kwargs url URL model NAME rubric TEXT",
     ),
@@ -198,7 +189,7 @@ ENVIRONMENTS = {
 }
 
 
-def span(fewest, most):
+def describe_span(fewest, most):
     """Two numbers as one reads them."""
     if fewest == most:
         return str(fewest)
@@ -216,16 +207,16 @@ def find_class(name):
     return getattr(importlib.import_module(module), class_name)
 
 
-def check_counts(name, num_agents, num_turns):
+def _check_counts(name, num_agents, num_turns):
     """Raises ValueError with one sentence for numbers that a built-in environment does not take.
 
     Where it needs more turns, its class takes as many as it needs.
     """
     agents, turns = ENVIRONMENTS[name].agents, ENVIRONMENTS[name].turns
     if not agents[0] <= num_agents <= agents[1]:
-        raise ValueError(f"--num-agents {num_agents}: {name} has {span(*agents)}.")
+        raise ValueError(f"--num-agents {num_agents}: {name} has {describe_span(*agents)}.")
     if not 1 <= num_turns <= turns[1]:
-        raise ValueError(f"--num-turns {num_turns}: {name} has {span(*turns)}.")
+        raise ValueError(f"--num-turns {num_turns}: {name} has {describe_span(*turns)}.")
 
 
 def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, protocol="simultaneous", **options):
@@ -257,13 +248,11 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, protocol="si
         own = unknown.union(parameters[each]) if each in takes_others else parameters[each]
         arguments = common | {key: value for key, value in options.items() if key in own}
         if each in ENVIRONMENTS:
-            check_counts(each, num_agents, own_turns)
-            arguments["name"] = each
-        missing = []
-        for key, p in parameters[each].items():
-            required = p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-            if required and key not in arguments:
-                missing.append(f"{key} VALUE")
+            _check_counts(each, num_agents, own_turns)
+            if "name" in parameters[each]:
+                arguments["name"] = each
+        required = [key for key, p in parameters[each].items() if p.default is p.empty and p.kind != p.VAR_KEYWORD]
+        missing = [f"{key} VALUE" for key in required if key not in arguments]
         if missing:
             raise ValueError(f"--env {each}: it needs --env-kwargs {' '.join(missing)}.")
         env = find_class(each)(**arguments)

@@ -15,7 +15,7 @@ from types import NoneType
 import numpy as np
 import tyro
 
-from envs import ENVIRONMENTS, find_class, make, span
+from envs import ENVIRONMENTS, describe_span, find_class, make
 
 # names that the scripts log
 METRICS = r"return(_se)?|reward_turn\d+|critical_tokens|zero_variance_groups|agent_\d+/.*"
@@ -107,7 +107,9 @@ def print_list():
     """What the built-in environments are."""
     for name, about in ENVIRONMENTS.items():
         print(f"{name}: {about.sentence}")
-        print(f"    agents: {span(*about.agents)}; turns: {span(*about.turns)}; return: up to {about.largest_return}")
+        agents = describe_span(*about.agents)
+        turns = describe_span(*about.turns)
+        print(f"    agents: {agents}; turns: {turns}; return: up to {about.largest_return}")
         if about.needs:
             print(f"    needs {about.needs}")
 

@@ -9,8 +9,8 @@ import random
 from functools import partial
 
 from envs import Step, need_sample, one_of
-from envs.data import clean, parse_rows, read_rows
-from envs.samples import SAMPLE_COUNTS, split_of
+from envs.data import clean, load_tasks, parse_rows
+from envs.samples import find_split, pair_up, read_list
 from rewards.bfcl import PARTS, parallel_reward
 
 MOST_GOLD = 10  # gold calls of a task: calls are matched to subsets of them
@@ -18,8 +18,8 @@ FORM = '<tool_call>{"name": "...", "arguments": {"...": ...}}</tool_call>'
 # name -> (request, what one call asks for, its two arguments, the values of the first one; the second is 10 to 99)
 FUNCTIONS = {
     "set_lamp": ("Set {}.", "lamp {} to {}", ("lamp", "level"), [*range(1, 10)]),
-    "order": ("Order {}.", "{1} {0}", ("item", "count"), ["pens", "cups", "maps", "rings", "boats", "coats"]),
-    "play": ("Play {}.", "{} for {} minutes", ("genre", "minutes"), ["jazz", "blues", "rock", "folk", "soul", "punk"]),
+    "order": ("Order {}.", "{1} {0}", ("item", "count"), read_list("pens, cups, maps, rings, boats, coats")),
+    "play": ("Play {}.", "{} for {} minutes", ("genre", "minutes"), read_list("jazz, blues, rock, folk, soul, punk")),
 }
 
 
@@ -38,14 +38,17 @@ class Parallel:
 
     PARTS = PARTS
 
-    def __init__(self, name="bfcl", num_agents=2, num_turns=1, dataset="sample", seed=1, roles="self_select"):
+    def __init__(self, num_agents, num_turns, dataset, seed, roles="self_select"):
         one_of("roles", roles, "self_select", "split_by_order")
         self.num_agents, self.dataset, self.seed, self.roles = num_agents, dataset, seed, roles
-        if dataset == "sample":
-            self.splits = {split: list(map(_task, _rows(split, n, seed))) for split, n in SAMPLE_COUNTS.items()}
-        else:
-            hub = "OpenMLRL/BFCL-V4-Parallel-Native", {"train": "train", "test": "eval"}
-            self.splits = read_rows(dataset, ["user_prompt"], *hub, judge=partial(parse_rows, parse=_task))
+        self.splits = load_tasks(
+            dataset,
+            partial(_make_sample_tasks, seed=seed),
+            columns=["user_prompt"],
+            hub="OpenMLRL/BFCL-V4-Parallel-Native",
+            hub_splits={"train": "train", "test": "eval"},
+            judge=partial(parse_rows, parse=_make_task),
+        )
 
     def tasks(self, split):
         return self.splits[split]
@@ -80,15 +83,14 @@ class Parallel:
         rng = random.Random(f"calls {self.seed}")
         pairs = []
         for task in self.tasks("train"):
-            for prompt in self.observe(task, []):
-                calls = self._some_calls(task, rng)
-                completion = "\n".join(written(call) for call in calls)
-                pairs.append({"prompt": prompt, "completion": completion or "None."})
+            prompts = self.observe(task, [])
+            calls = [self._some_calls(task, rng) for _ in prompts]
+            pairs += pair_up(prompts, ["\n".join(map(write_call, own)) or "None." for own in calls])
         return pairs
 
     def _some_calls(self, task, rng):
         """One agent's part of the gold calls, or what it takes for that."""
-        calls = [gold_call(call) for call in task["gold"]]
+        calls = [make_gold_call(call) for call in task["gold"]]
         part = rng.randrange(self.num_agents)
         start = len(calls) * part // self.num_agents
         end = len(calls) * (part + 1) // self.num_agents
@@ -104,51 +106,50 @@ class Parallel:
         return calls
 
 
-def gold_call(wanted):
+def make_gold_call(wanted):
     """A call that the gold one accepts, with all arguments for which gold lists a value."""
     ((name, accepted),) = wanted.items()
-    return {"name": name, "arguments": _first_values(accepted)}
+    return {"name": name, "arguments": _take_first_values(accepted)}
 
 
-def _first_values(accepted):
+def _take_first_values(accepted):
     arguments = {}
     for key, values in accepted.items():
         values = [value for value in values if value != ""]  # "" says that it may be left out
         if values:
-            arguments[key] = _first_values(values[0]) if isinstance(values[0], dict) else values[0]
+            arguments[key] = _take_first_values(values[0]) if isinstance(values[0], dict) else values[0]
     return arguments
 
 
-def written(call):
+def write_call(call):
     return f"<tool_call>{json.dumps(call)}</tool_call>"
 
 
-def _rows(split, count, seed):
-    """Requests of two or three calls of one function, in the columns of the hub's set."""
+def _make_sample_tasks(split, count, seed):
+    """Requests of two or three calls of one function."""
     rng = random.Random(f"bfcl {split} {seed}")
-    rows = []
-    while len(rows) < count:
+    tasks = []
+    while len(tasks) < count:
         name = rng.choice(list(FUNCTIONS))
         request, wording, keys, firsts = FUNCTIONS[name]
         places = rng.sample(range(len(firsts)), rng.choice([2, 2, 3]))
         values = [(firsts[place], rng.randint(10, 99)) for place in places]  # of the two arguments of each call
-        if split_of(*places, *(number for _, number in values)) != split:
+        if find_split(*places, *(number for _, number in values)) != split:
             continue
         *some, last = (wording.format(*pair) for pair in values)
         types = "integer" if name == "set_lamp" else "string", "integer"
         properties = {key: {"type": kind} for key, kind in zip(keys, types)}
         function = {"name": name, "parameters": {"type": "dict", "properties": properties, "required": keys}}
-        gold = [{name: {key: [value] for key, value in zip(keys, pair)}} for pair in values]
-        row = {
+        task = {
             "user_prompt": request.format(f"{', '.join(some)} and {last}"),
             "function": json.dumps([function]),
-            "ground_truth": json.dumps(gold),
+            "gold": [{name: {key: [value] for key, value in zip(keys, pair)}} for pair in values],
         }
-        rows.append(row)
-    return rows
+        tasks.append(task)
+    return tasks
 
 
-def _task(row):
+def _make_task(row):
     """The task of a row. Raises what a malformed one raises."""
     gold = row["ground_truth"]
     if isinstance(gold, str):
@@ -156,7 +157,7 @@ def _task(row):
     if not 0 < len(gold) <= MOST_GOLD:
         raise ValueError(f"ground_truth has to hold 1 to {MOST_GOLD} calls")
     for call in gold:
-        gold_call(call)
+        make_gold_call(call)
         (accepted,) = call.values()
         if not all(accepted.values()):
             raise ValueError("ground_truth lists no value for an argument")

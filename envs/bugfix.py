@@ -8,12 +8,14 @@ import ast
 import itertools
 import random
 import re
+from functools import partial
 
-from envs import Step, need_sample, one_of
-from envs.coding import HUMANEVAL, SAMPLE_COUNTS, defined, make_answer
-from envs.data import read_rows
+from envs import UNPAID, Step, need_sample, one_of
+from envs.coding import HUMANEVAL, find_definition, make_answer
+from envs.data import load_tasks
+from envs.samples import PROGRAM_COUNTS, pair_up
 from envs.samples import bugfix as samples
-from envs.vetting import RULES, example_asserts, load_or_find, read_limits, vet
+from envs.vetting import RULES, load_or_find, read_examples, read_limits, vet
 from rewards.bugfix import PARTS, Repair, bugfix_rewards
 from rewards.coding import coding_rewards
 from rewards.texts import drop_thoughts
@@ -44,11 +46,10 @@ class BugFix:
 
     def __init__(
         self,
-        name="bugfix",
-        num_agents=2,
-        num_turns=1,
-        dataset="sample",
-        seed=1,
+        num_agents,
+        num_turns,
+        dataset,
+        seed,
         feedback="level",
         timeout=10,
         allow_unsafe_code="no",
@@ -60,13 +61,10 @@ class BugFix:
         self.dataset = dataset
         self.seed = seed
         self.feedback = feedback
-        if dataset == "sample":
-            self.splits = {split: _sample_tasks(split, count, seed) for split, count in SAMPLE_COUNTS.items()}
-        else:
-            self.splits = read_rows(dataset, judge=self._judged, **PUBLISHED)
+        sample = partial(_make_sample_tasks, seed=seed)
+        self.splits = load_tasks(dataset, sample, PROGRAM_COUNTS, judge=self._judge, **PUBLISHED)
 
     def tasks(self, split):
-        """The tasks of "train", "test" or, unless the dataset lacks it, "validation"."""
         return self.splits[split]
 
     def observe(self, task, history):
@@ -79,8 +77,8 @@ class BugFix:
             parts.append(task["symptom"])
         about = "This program has a bug."
         if history:
-            about += f" A colleague says:\n{_note(history)}"
-            number = _line(history)
+            about += f" A colleague says:\n{_read_note(history)}"
+            number = _read_line(history)
             if fixes and 0 < number <= len(lines):
                 about += f"\nLine {number} is: {lines[number - 1].strip()}"
         parts.append(about)
@@ -105,12 +103,12 @@ class BugFix:
         steps = []
         for task, history, _ in branches:
             if len(history) < self.num_agents - 1:
-                steps.append(Step(0.0, {}, done=False))
+                steps.append(UNPAID)
                 continue
             score = next(scores)
             parts = dict(score.parts)
             if history:
-                parts["located"] = float(abs(_line(history) - task["line"]) <= 1)
+                parts["located"] = float(abs(_read_line(history) - task["line"]) <= 1)
             steps.append(Step(score.reward, parts, done=True))
         return steps
 
@@ -123,16 +121,15 @@ class BugFix:
         rng = random.Random(f"repairs {self.seed}")
         pairs = []
         for task in self.tasks("train"):
-            notes, answer = samples.demonstrated(task, self.num_agents - 1, rng)
-            history = [([note] * self.num_agents, Step(0.0, {}, done=False)) for note in notes]
+            notes, answer = samples.demonstrate(task, self.num_agents - 1, rng)
+            history = [([note] * self.num_agents, UNPAID) for note in notes]
             for turn, completion in enumerate([*notes, answer]):
-                prompt = self.observe(task, history[:turn])[turn]
-                pairs.append({"prompt": prompt, "completion": completion})
+                pairs += pair_up(self.observe(task, history[:turn]), [completion] * self.num_agents)
         return pairs
 
-    def _judged(self, rows):
+    def _judge(self, rows):
         """For each row its task, or why it cannot be used; its reference and its program are run once."""
-        tasks = vet(rows, _task, make_answer, coding_rewards, self.limits)
+        tasks = vet(rows, _make_task, make_answer, coding_rewards, self.limits)
         usable = [task for task in tasks if isinstance(task, dict)]
 
         def run_programs():
@@ -140,27 +137,27 @@ class BugFix:
             return [[score.findings[key] for key in ("passing", "total", "examples")] for score in scores]
 
         outcomes = iter(load_or_find(["programs with a bug", RULES, self.limits, usable], run_programs))
-        return [_with_outcomes(task, *next(outcomes)) if isinstance(task, dict) else task for task in tasks]
+        return [_add_outcomes(task, *next(outcomes)) if isinstance(task, dict) else task for task in tasks]
 
 
-def _sample_tasks(split, count, seed):
-    return [_with_outcomes(_task(row), *outcomes) for row, *outcomes in samples.mutants(split, count, seed)]
+def _make_sample_tasks(split, count, seed):
+    return [_add_outcomes(_make_task(row), *outcomes) for row, *outcomes in samples.make_mutants(split, count, seed)]
 
 
-def _note(history):
+def _read_note(history):
     """What the agent that speaks next reads of the last note."""
     actions, _ = history[-1]
     note = drop_thoughts(actions[len(history) - 1])
     return " ".join(note.split()[:WORDS])
 
 
-def _line(history):
+def _read_line(history):
     """The number of the line that the last note names, or 0."""
-    match = re.search(r"\bLINE (\d{1,6})\b", _note(history), re.IGNORECASE | re.ASCII)
+    match = re.search(r"\bLINE (\d{1,6})\b", _read_note(history), re.IGNORECASE | re.ASCII)
     return int(match[1]) if match else 0
 
 
-def _task(row):
+def _make_task(row):
     """Brings the rows of both sets into one form: the keys of Answer, those that envs/vetting.py needs, and program,
     description (unless the program's docstring is one) and line, the first in which program and reference differ.
     """
@@ -180,7 +177,7 @@ def _task(row):
     reference = reference.strip()
     body = ast.parse(program).body
     checks = ast.parse(tests).body
-    function = defined(entry_point, ast.FunctionDef, body)
+    function = find_definition(entry_point, ast.FunctionDef, body)
     # Objects of the tests' own classes cannot cross to the candidate, so it makes them.
     classes = [node for node in checks if isinstance(node, ast.ClassDef)]
     prelude = ast.unparse(ast.Module([node for node in body if node is not function] + classes, []))
@@ -194,14 +191,14 @@ def _task(row):
         "entry_point": entry_point,
         "names": [entry_point, *[node.name for node in classes]],
         "tests": tests,
-        "examples": example_asserts(description or ast.get_docstring(function) or ""),
+        "examples": read_examples(description or ast.get_docstring(function) or ""),
         "prelude": prelude,
         "setup": prelude,
         "reference": reference,
     }
 
 
-def _with_outcomes(task, passing, total, examples):
+def _add_outcomes(task, passing, total, examples):
     """The task with what its program's tests say, or why it cannot be used."""
     if len(passing) == total:
         return "its program with the bug passes its tests"

@@ -9,12 +9,14 @@ import ast
 import re
 from functools import partial
 
-from envs import Step, need_sample, one_of, scored_step
-from envs.coding import SAMPLE_COUNTS, defined, syntax_remarks
-from envs.data import read_rows
+from envs import UNPAID, need_sample, one_of
+from envs.coding import find_definition, make_step
+from envs.data import load_tasks
+from envs.samples import PROGRAM_COUNTS
 from envs.samples import coding as samples
-from envs.vetting import TRIVIAL, example_asserts, read_limits, vet
+from envs.vetting import TRIVIAL, read_examples, read_limits, vet
 from rewards.classeval import PARTS, ClassAnswer, class_rewards
+from rewards.coding import remark_on_syntax
 from rewards.programs import FUNCTIONS, IMPORTS, is_stub
 from rewards.texts import drop_thoughts
 
@@ -46,11 +48,10 @@ class ClassEval:
 
     def __init__(
         self,
-        name="classeval",
-        num_agents=2,
-        num_turns=1,
-        dataset="sample",
-        seed=1,
+        num_agents,
+        num_turns,
+        dataset,
+        seed,
         feedback="level",
         deal="fixed",
         timeout=10,
@@ -65,15 +66,11 @@ class ClassEval:
         self.dataset = dataset
         self.seed = seed
         self.feedback = feedback
-        if dataset == "sample":  # right by construction
-            rows = {split: samples.class_tasks(split, count, seed) for split, count in SAMPLE_COUNTS.items()}
-            self.splits = {split: [_task(row) for row in part] for split, part in rows.items()}
-        else:
-            judge = partial(vet, parse=_task, answer=_answer, score=class_rewards, limits=self.limits)
-            self.splits = read_rows(dataset, judge=judge, **BENCHMARK)
+        sample = partial(_make_sample_tasks, seed=seed)
+        judge = partial(vet, parse=_make_task, answer=_make_answer, score=class_rewards, limits=self.limits)
+        self.splits = load_tasks(dataset, sample, PROGRAM_COUNTS, judge=judge, **BENCHMARK)
 
     def tasks(self, split):
-        """The tasks of "train", "test" or, unless the dataset lacks it, "validation"."""
         return self.splits[split]
 
     def observe(self, task, history):
@@ -98,25 +95,25 @@ class ClassEval:
             for actions, step in history[self.turns_of_choosing :] if names else []:
                 prompt += f"\n\nYour answer:\n{drop_thoughts(actions[agent]).strip()}\n\n"
                 if self.feedback == "level":
-                    prompt += " ".join(_remarks(agent, names, step.feedback)) + "\n\n"
+                    prompt += " ".join(_remark(agent, names, step.feedback)) + "\n\n"
                 prompt += f"Write {', '.join(names)} again, better. Function definitions only."
             prompts.append(prompt)
         return prompts
 
     def step(self, branches):
-        """Runs the answers of all branches at once; see rewards/classeval.py for reward and parts, and scored_step.
+        """Runs the answers of all branches at once; see rewards/classeval.py for reward and parts, and make_step.
 
         With deal "choose" there is one more part, not paid: `balance`, the smallest number of methods that an agent
         has / the largest.
         """
-        steps = [Step(0.0, {}, done=False)] * len(branches)  # of the turn of choosing
+        steps = [UNPAID] * len(branches)  # of the turn of choosing
         writing = [k for k, (_, history, _) in enumerate(branches) if len(history) >= self.turns_of_choosing]
         answers = []
         for task, history, actions in [branches[k] for k in writing]:
-            answers.append(_answer(task, actions, self._assigned(task, history)))
+            answers.append(_make_answer(task, actions, self._assigned(task, history)))
         for k, answer, score in zip(writing, answers, class_rewards(answers, *self.limits)):
             _, history, _ = branches[k]
-            steps[k] = scored_step(score, history[self.turns_of_choosing :], self.num_turns - self.turns_of_choosing)
+            steps[k] = make_step(score, history[self.turns_of_choosing :], self.num_turns - self.turns_of_choosing)
             if self.turns_of_choosing:
                 counts = [len(names) for names in answer.assigned[: self.num_agents]]
                 steps[k].parts["balance"] = min(counts) / max(1, *counts)
@@ -130,11 +127,11 @@ class ClassEval:
         also prompts of a second turn, after one that failed. Raises ValueError for other datasets.
         """
         need_sample(self.dataset, "it holds no answers for each role")
-        rows = samples.class_tasks("train", SAMPLE_COUNTS["train"], self.seed)
+        rows = samples.make_class_tasks("train", len(self.tasks("train")), self.seed)
         tasks = self.tasks("train")
         dealt = self._in_turn(tasks[0])  # all sample tasks have the same methods
         choices = [[", ".join(names) for names in dealt]] * self.turns_of_choosing
-        return samples.demonstrated(self, *samples.class_answers(rows, tasks, dealt, self.seed), choices)
+        return samples.demonstrate(self, *samples.make_class_answers(rows, tasks, dealt, self.seed), choices)
 
     def _in_turn(self, task):
         """The methods of a task, dealt out to the agents in source order."""
@@ -154,13 +151,18 @@ class ClassEval:
         return assigned
 
 
-def _answer(task, texts, assigned):
+def _make_sample_tasks(split, count, seed):
+    return [_make_task(row) for row in samples.make_class_tasks(split, count, seed)]  # right by construction
+
+
+def _make_answer(task, texts, assigned):
     # Methods that nobody has count as those of one more agent, who writes nothing.
     left = [name for name in task["methods"] if not any(name in names for names in assigned)]
-    return ClassAnswer([*texts, ""], [*assigned, left], **{key: task[key] for key in ClassAnswer._fields[2:]})
+    keys = ["class_name", "base", "tests", "names", "setup", "examples"]
+    return ClassAnswer(texts=[*texts, ""], assigned=[*assigned, left], **{key: task[key] for key in keys})
 
 
-def _remarks(agent, names, findings):
+def _remark(agent, names, findings):
     """What agent number `agent` reads of the findings. Of the scored tests, that is only how many passed.
 
     An example of the skeleton that a benchmark's tests repeat is still shown: agents can read it in the skeleton.
@@ -170,7 +172,7 @@ def _remarks(agent, names, findings):
     if findings["doubled"]:
         remarks.append(f"Written by more than one agent: {', '.join(findings['doubled'])}.")
     if not findings["syntax"]:
-        return remarks + syntax_remarks(agent, findings)
+        return remarks + remark_on_syntax(agent, findings)
     remarks.append(f"{findings['passed']} of {findings['total']} tests passed.")
     if findings["examples"]:
         source, what = findings["examples"][0]
@@ -178,7 +180,7 @@ def _remarks(agent, names, findings):
     return remarks
 
 
-def _task(row):
+def _make_task(row):
     """What the agents read and what tests their answers; rows are trusted, so they are parsed here.
 
     Keys: task_id, problem, class_name, methods (the names to be written, in order), base (source of the module
@@ -187,8 +189,8 @@ def _task(row):
     """
     solution = ast.parse(row["solution_code"])
     base = ast.parse(row["skeleton"])
-    reference = defined(row["class_name"], ast.ClassDef, solution.body)
-    owner = defined(row["class_name"], ast.ClassDef, base.body)
+    reference = find_definition(row["class_name"], ast.ClassDef, solution.body)
+    owner = find_definition(row["class_name"], ast.ClassDef, base.body)
     # Methods that are stubs in the reference too, such as constructors, are not asked for.
     idle = {node.name for node in reference.body if isinstance(node, FUNCTIONS) and is_stub(node)}
     todo = [n for n in owner.body if isinstance(n, FUNCTIONS) and is_stub(n) and n.name not in idle]
@@ -210,7 +212,7 @@ def _task(row):
         "names": [node.name for node in base.body if isinstance(node, (*FUNCTIONS, ast.ClassDef))],
         "tests": row["test"],
         "setup": "\n".join([*missing, *imports]),
-        "examples": [e for node in todo for e in example_asserts(ast.get_docstring(node) or "", after_all=True)],
+        "examples": [e for node in todo for e in read_examples(ast.get_docstring(node) or "", after_all=True)],
         "reference": "\n\n".join(methods),
         "trivial": [TRIVIAL[k] for k in (0, 1, 3, 6)],  # few: some tests take seconds
         "bound": " = ".join(f"{row['class_name']}.{name}" for name in names),

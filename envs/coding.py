@@ -12,15 +12,16 @@ import ast
 import re
 from functools import partial
 
-from envs import need_sample, one_of, scored_step
-from envs.chat import Chat, suggestions
-from envs.data import read_rows
+from envs import Step, need_sample, one_of
+from envs.chat import Chat, put_in_fence
+from envs.data import load_tasks
+from envs.samples import PROGRAM_COUNTS
 from envs.samples import coding as samples
-from envs.vetting import TRIVIAL, example_asserts, read_limits, vet, with_shown
-from rewards.coding import PARTS, Answer, coding_rewards
+from envs.vetting import TRIVIAL, read_examples, read_limits, show_assert, vet
+from rewards.coding import PARTS, Answer, coding_rewards, remark_on_syntax
+from rewards.programs import IMPORTS
 from rewards.texts import drop_thoughts
 
-SAMPLE_COUNTS = {"train": 512, "validation": 64, "test": 64}
 # The hub sets, and their fixed splits by task number. HumanEval's and CoopHumanEval's are the slices of the paper's
 # code, train [33:133] and so on; a task's number is its index in the whole set, so a file with only a part of the set
 # is split the same way: HumanEval/140 is always in test. MBPP's splits are those of its own paper.
@@ -44,6 +45,12 @@ BENCHMARKS = {
     },
 }
 FEEDBACK = ("none", "plain", "code", "passed", "level", "group", "model")
+SUGGEST = (
+    "{count} writers of one Python program each wrote one answer to the same task, and will each revise it.\n\n"
+    "{material}\n\n"
+    "Say in at most five sentences what is wrong and how to mend it. Name the function that you mean. Write no code."
+)
+SHOWN = 1000  # characters of a suggestion that agents read
 
 
 class Coding:
@@ -68,11 +75,11 @@ class Coding:
 
     def __init__(
         self,
-        name="humaneval",
-        num_agents=2,
-        num_turns=1,
-        dataset="sample",
-        seed=1,
+        name,
+        num_agents,
+        num_turns,
+        dataset,
+        seed,
         feedback="level",
         timeout=10,
         allow_unsafe_code="no",
@@ -88,15 +95,11 @@ class Coding:
         self.seed = seed
         self.feedback = feedback
         self.helpers = ["aux"] if num_agents == 2 else [f"aux{i}" for i in range(1, num_agents)]
-        if dataset == "sample":  # right by construction
-            rows = {split: samples.coding_tasks(split, count, seed, name) for split, count in SAMPLE_COUNTS.items()}
-            self.splits = {split: [with_shown(_task(row)) for row in part] for split, part in rows.items()}
-        else:
-            judge = partial(vet, parse=_task, answer=make_answer, score=coding_rewards, limits=self.limits)
-            self.splits = read_rows(dataset, judge=judge, **BENCHMARKS[name])
+        sample = partial(_make_sample_tasks, name=name, seed=seed)
+        judge = partial(vet, parse=_make_task, answer=make_answer, score=coding_rewards, limits=self.limits)
+        self.splits = load_tasks(dataset, sample, PROGRAM_COUNTS, judge=judge, **BENCHMARKS[name])
 
     def tasks(self, split):
-        """The tasks of "train", "test" or, unless the dataset lacks it, "validation"."""
         return self.splits[split]
 
     def observe(self, task, history):
@@ -118,29 +121,43 @@ class Coding:
         for actions, step in history if self.feedback != "none" else []:
             for i, name in enumerate(names):
                 paragraphs = [f"Your answer:\n{drop_thoughts(actions[i]).strip()}"]
-                paragraphs += self._told(i, names, actions, step.feedback)
+                paragraphs += self._tell(i, names, actions, step.feedback)
                 paragraphs.append(f"Write {name} again, better. Function code only.")
                 prompts[i] = "\n\n".join([prompts[i], *paragraphs])
         return prompts
 
     def step(self, branches):
-        """Runs the answers of all branches at once; see rewards/coding.py for reward and parts, and scored_step."""
+        """Runs the answers of all branches at once; see rewards/coding.py for reward and parts, and make_step."""
         answers = [make_answer(task, actions, self.helpers) for task, _, actions in branches]
         scores = coding_rewards(answers, *self.limits)
-        steps = [scored_step(score, history, self.num_turns) for (_, history, _), score in zip(branches, scores)]
-        return suggestions(self.chat, branches, steps, self.num_turns) if self.chat else steps
+        steps = [make_step(score, history, self.num_turns) for (_, history, _), score in zip(branches, scores)]
+        if self.chat:
+            self._add_suggestions(branches, steps)
+        return steps
 
-    def _told(self, agent, names, actions, findings):
+    def _add_suggestions(self, branches, steps):
+        """Puts a suggestion into the feedback of each Step after which the branch goes on."""
+        open_steps = []
+        prompts = []
+        for (task, history, actions), step in zip(branches, steps):
+            if not step.done and len(history) + 1 < self.num_turns:
+                open_steps.append(step)
+                prompts.append(SUGGEST.format(count=len(actions), material=put_in_fence(task["problem"], actions)))
+        for step, text in zip(open_steps, self.chat.ask(prompts)):
+            step.feedback["suggestion"] = text[:SHOWN]
+
+    def _tell(self, agent, names, actions, findings):
         """What agent number `agent` reads after its own answer, by `feedback`: a list of paragraphs."""
         everyone = range(len(names))
         if self.feedback == "code":
-            return [f"The answer for {names[k]}:\n{drop_thoughts(actions[k]).strip()}" for k in everyone if k != agent]
+            others = [k for k in everyone if k != agent]
+            return [f"The answer for {names[k]}:\n{drop_thoughts(actions[k]).strip()}" for k in others]
         if self.feedback == "passed":
             return [f"{findings['passed']} of {findings['total']} tests passed."]
         if self.feedback == "level":
-            return [" ".join(_remarks(agent, names, findings))]
+            return [" ".join(_remark(agent, names, findings))]
         if self.feedback == "group":
-            return [f"Who writes {names[k]} reads: {' '.join(_remarks(k, names, findings))}" for k in everyone]
+            return [f"Who writes {names[k]} reads: {' '.join(_remark(k, names, findings))}" for k in everyone]
         if self.feedback == "model":
             return [f"Suggestion:\n{findings['suggestion']}"]
         # plain
@@ -153,15 +170,29 @@ class Coding:
         after a first one that failed. Raises ValueError for other datasets, which hold no helpers.
         """
         need_sample(self.dataset, "it holds no answers for each role")
-        return samples.demonstrated(self, *samples.coding_answers(self.tasks("train"), self.helpers, self.seed))
+        return samples.demonstrate(self, *samples.make_coding_answers(self.tasks("train"), self.helpers, self.seed))
+
+
+def make_step(score, history, num_turns):
+    """The Step of an answer. An answer that passes every test ends the task and is also paid for the turns it saves.
+
+    Otherwise an answer that fails a test, and earns again in the next turn, would be worth more than one that passes,
+    and agents would learn to fail. (It still is, if only the second answer uses its helper.) Saved turns are not
+    discounted: with --gamma below 1, a pass in the first turn earns more than passing in every turn would.
+    """
+    done = bool(score.parts["all_passed"])
+    reward = score.reward * (num_turns - len(history) if done else 1)
+    repaired = {"repaired": float(done and len(history) > 0)} if num_turns > 1 else {}
+    return Step(reward, score.parts | repaired, done, feedback=score.findings)
 
 
 def make_answer(task, texts, helpers):
     """The Answer that a task's tests are run on."""
-    return Answer(texts, helpers, **{key: task[key] for key in Answer._fields[2:]})
+    keys = ["entry_point", "tests", "names", "setup", "prelude", "examples"]
+    return Answer(texts=texts, helpers=helpers, **{key: task[key] for key in keys})
 
 
-def _remarks(agent, names, findings):
+def _remark(agent, names, findings):
     """What agent number `agent` reads of the findings. Of the scored tests, that is only how many passed.
 
     An example of the prompt that a benchmark's tests repeat is still shown: agents can read it in the prompt.
@@ -172,7 +203,7 @@ def _remarks(agent, names, findings):
     if not findings["defined"][-1] and name != main:
         remarks.append(f"{main} was not found.")
     if not findings["syntax"]:
-        return remarks + syntax_remarks(agent, findings)
+        return remarks + remark_on_syntax(agent, findings)
     remarks.append(f"{findings['passed']} of {findings['total']} tests passed.")
     if findings["examples"]:
         source, what = findings["examples"][0]
@@ -192,16 +223,13 @@ def _remarks(agent, names, findings):
     return remarks
 
 
-def syntax_remarks(agent, findings):
-    """Agent number `agent` reads its own syntax error, but only whether another agent made one."""
-    if findings["errors"][agent]:
-        return [f"Your answer is not Python: {findings['errors'][agent]}."]
-    if any(findings["errors"]):
-        return ["The answer of another agent is not Python."]
-    return [f"The program does not compile: {findings['error']}."] if findings["error"] else []
+def _make_sample_tasks(split, count, name, seed):
+    return [
+        show_assert(_make_task(row)) for row in samples.make_coding_tasks(split, count, seed, name)
+    ]  # right by construction
 
 
-def _task(row):
+def _make_task(row):
     """Brings rows with HumanEval's or MBPP's columns into one form.
 
     Keys: task_id, problem (what all agents read), entry_point, names (defined by the answer and used by the tests),
@@ -209,17 +237,17 @@ def _task(row):
     reference; of MBPP also asserts and trivial, see envs/vetting.py; of sample tasks also helper and main. The rows
     are trusted, so they are parsed here; what models write never is.
     """
-    task = _mbpp_task(row) if "test_list" in row else _humaneval_task(row)
+    task = _make_mbpp_task(row) if "test_list" in row else _make_humaneval_task(row)
     if re.fullmatch(r"aux\d*", task["entry_point"]):
         raise ValueError(f"its function is called {task['entry_point']}, as a helper")
     return {**task, "task_id": row["task_id"], **{key: row[key] for key in ("helper", "main") if key in row}}
 
 
-def _humaneval_task(row):
+def _make_humaneval_task(row):
     entry_point = row["entry_point"]
     # The prompt's other definitions: imports, and in a few tasks functions that the tests call.
     body = ast.parse(row["prompt"]).body
-    function = defined(entry_point, ast.FunctionDef, body)
+    function = find_definition(entry_point, ast.FunctionDef, body)
     prelude = ast.unparse(ast.Module([n for n in body if n is not function], []))
     # The tests must use the candidate's own versions of the prompt's classes: no other objects cross to it.
     used = {n.id for n in ast.walk(ast.parse(row["test"])) if isinstance(n, ast.Name)}
@@ -231,14 +259,14 @@ def _humaneval_task(row):
         "entry_point": entry_point,
         "names": [entry_point, *classes],
         "tests": tests,
-        "examples": example_asserts(ast.get_docstring(function) or ""),
+        "examples": read_examples(ast.get_docstring(function) or ""),
         "prelude": prelude,
         "setup": prelude,
         "reference": None if solution is None else row["prompt"] + solution,
     }
 
 
-def _mbpp_task(row):
+def _make_mbpp_task(row):
     """MBPP's text does not name the function, so envs/vetting.py chooses an assert that is shown with it."""
     tests = list(dict.fromkeys(row["test_list"]))  # an equal one would be both shown and scored
     trees = [ast.parse(source).body for source in tests]
@@ -251,7 +279,7 @@ def _mbpp_task(row):
     compared = [tree[0].test.comparators[-1] for tree in trees if isinstance(tree[0].test, ast.Compare)]
     imports = "\n".join(row["test_imports"])
     # One task's tests use a module that only the solution imports.
-    needed = [n for n in solution if isinstance(n, (ast.Import, ast.ImportFrom))]
+    needed = [n for n in solution if isinstance(n, IMPORTS)]
     return {
         "problem": row["prompt"].strip(),
         "entry_point": functions[0],
@@ -266,7 +294,7 @@ def _mbpp_task(row):
     }
 
 
-def defined(name, kind, body):
+def find_definition(name, kind, body):
     """The definition of a name among statements."""
     for node in body:
         if isinstance(node, kind) and node.name == name:

@@ -7,6 +7,8 @@ import re
 import warnings
 from decimal import Decimal
 
+from envs.samples import SAMPLE_COUNTS
+
 csv.field_size_limit(2**31 - 1)  # letters; by default 131,072, and a conversation may have more
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
 SPLITS = {"train": "train", "test": "test"}  # name -> slice of a set on the hub
@@ -102,7 +104,7 @@ def read_training_rows(path, answers):
         if row.get("split", "train") != "train":  # it would spoil the evaluation
             continue
         if "agents" not in row:
-            row = _strings_of(row, answers, f"--data {path}: row {number}, column")
+            row = _read_strings(row, answers, f"--data {path}: row {number}, column")
             # neither of two equal answers is the better one
             if len({row[column] for column in answers}) < len(answers):
                 num_equal += 1
@@ -117,20 +119,20 @@ def read_training_rows(path, answers):
     return rows
 
 
-def _strings_of(row, answers, place):
+def _read_strings(row, answers, place):
     """dict(column -> string): the prompt of a row and its answers."""
-    prompt = _content(row.get("prompt"), ["user"])
+    prompt = _read_content(row.get("prompt"), ["user"])
     texts = {}
     for column in answers:
         source = "messages" if column == "completion" and "messages" in row else column
         answer = row.get(source)
-        if _roles(answer) == ["user", "assistant"]:
+        if _read_roles(answer) == ["user", "assistant"]:
             beginning = answer[0]["content"]
             if prompt not in (None, beginning):
                 raise ValueError(f"{place} {source}: it begins with another message than the prompt; fix the row.")
             prompt = beginning
             answer = answer[1:]
-        texts[source] = _content(answer, ["assistant"])
+        texts[source] = _read_content(answer, ["assistant"])
     texts["prompt"] = prompt
     forms = "a string, one message, or (for an answer) one message of a user and one of an assistant"
     for column, text in texts.items():
@@ -139,7 +141,7 @@ def _strings_of(row, answers, place):
     return dict(zip([*answers, "prompt"], texts.values()))
 
 
-def _roles(messages):
+def _read_roles(messages):
     """The roles of a list of messages that hold text; None for anything else."""
     if not isinstance(messages, list):
         return None
@@ -149,7 +151,7 @@ def _roles(messages):
     return [message.get("role") for message in messages]
 
 
-def _content(value, roles):
+def _read_content(value, roles):
     """The text of a number, or of a list with one message of this role; any other value as it is.
 
     None for a list of messages that was stored as a string: its brackets and roles would be learned.
@@ -160,10 +162,17 @@ def _content(value, roles):
         number = Decimal(str(value))
         # written out, since 1e-05 is not read as a number in an answer
         return format(number, "f") if number.is_finite() else value
-    return value[0]["content"] if _roles(value) == roles else value
+    return value[0]["content"] if _read_roles(value) == roles else value
 
 
 # ---------------------------------------------------------------- --dataset: what environments ask
+
+
+def load_tasks(dataset, sample, counts=SAMPLE_COUNTS, **source):
+    """The tasks of each split: what `sample`, a function (split, count) -> tasks, makes, or what read_rows reads."""
+    if dataset == "sample":
+        return {split: sample(split, count) for split, count in counts.items()}
+    return read_rows(dataset, **source)
 
 
 def read_rows(dataset, columns, hub=None, hub_splits=SPLITS, hub_config=None, published=None, judge=list):
@@ -254,7 +263,7 @@ def _read_texts(row, columns):
     """The row with one message, or a number, as a string; or, if a column has no text, why it cannot be used."""
     texts = {}
     for column in columns:
-        text = _content(row.get(column), ["user"] if column == "prompt" else ["assistant"])
+        text = _read_content(row.get(column), ["user"] if column == "prompt" else ["assistant"])
         may_be_blank = column == "completion"  # it is a reference
         if not isinstance(text, str) or not (may_be_blank or text.strip()):
             return f"no text in {column}"

@@ -7,11 +7,12 @@ Only the answer in \boxed{} is compared with the right one (rewards/debate.py): 
 
 import random
 
-from envs import Step, need_sample, one_of
-from envs.data import read_rows
-from envs.samples import SAMPLE_COUNTS
+from envs import UNPAID, Step, need_sample, one_of
+from envs.data import load_tasks
+from envs.reasoning import GSM8K
 from envs.samples import debate as samples
-from rewards.boxed import LONGEST, answer, is_right
+from envs.samples import pair_up
+from rewards.boxed import LONGEST, is_right, read_answer
 from rewards.debate import PARTS, debate_reward, verdict_reward
 from rewards.texts import drop_thoughts
 
@@ -24,19 +25,19 @@ ARGUE = "Show briefly why this is {side}."
 JUDGE = "Who is right? End with \\boxed{true} or \\boxed{false}."
 
 
-def right_answers(rows):
+def judge_answers(rows):
     """For each row of a dataset its task, or why it cannot be used."""
     tasks = []
     for row in rows:
         *working, gold = row["answer"].split("####")
         gold = gold.strip()
-        usable = len(working) < 2 and is_right(answer(f"#### {gold}"), gold)
+        usable = len(working) < 2 and is_right(read_answer(f"#### {gold}"), gold)
         fault = f"its answer, alone or after a single ####, is no number and no string of 1 to {LONGEST} characters"
         tasks.append({**row, "answer": gold} if usable else fault)
     return tasks
 
 
-def shown(text):
+def _cut_text(text):
     """A text as others read it: without thoughts, cut, and in one line, or else it could pose as several agents."""
     words = drop_thoughts(text).split()
     return " ".join(words)[-SHOWN:] or "(nothing)"
@@ -63,9 +64,7 @@ class Debate:
 
     PARTS = PARTS
 
-    def __init__(
-        self, name="debate", num_agents=2, num_turns=1, dataset="sample", seed=1, form="rounds", topic="number"
-    ):
+    def __init__(self, num_agents, num_turns, dataset, seed, form="rounds", topic="number"):
         one_of("form", form, "rounds", "judge")
         one_of("topic", topic, "number", "choice")
         if (form, topic) != ("rounds", "number"):
@@ -81,20 +80,15 @@ class Debate:
         self.seed = seed
         self.judged = form == "judge"
         self.choice = topic == "choice"
-        if dataset == "sample":
-            self.splits = {split: self._sample(split, count) for split, count in SAMPLE_COUNTS.items()}
-        else:
-            columns = ["question", "answer"]
-            self.splits = read_rows(dataset, columns, "openai/gsm8k", hub_config="main", judge=right_answers)
+        self.splits = load_tasks(dataset, self._sample, judge=judge_answers, **GSM8K)
 
     def _sample(self, split, count):
         rng = random.Random(f"debate {split} {self.seed}")
         if self.judged:
-            return samples.claims(split, count, rng)
-        return samples.questions(split, count, rng, self.choice)
+            return samples.make_claims(split, count, rng)
+        return samples.make_questions(split, count, rng, self.choice)
 
     def tasks(self, split):
-        """The tasks of "train" or "test": list of dict(question, answer) with further columns."""
         return self.splits[split]
 
     def observe(self, task, history):
@@ -102,7 +96,7 @@ class Debate:
         texts = []
         if history:
             latest, _ = history[-1]
-            texts = [shown(text) for text in latest]
+            texts = [_cut_text(text) for text in latest]
         if self.judged and history:
             return [None, None, f"Claim: {question}\n\nFor: {texts[0]}\nAgainst: {texts[1]}\n\n{JUDGE}"]
         if self.judged:
@@ -144,12 +138,11 @@ class Debate:
             stances = []
             for _ in range(self.num_turns):
                 if not self.judged:
-                    stances, actions = samples.answers(task, stances, self.num_agents, rng)
+                    stances, actions = samples.draw_answers(task, stances, self.num_agents, rng)
                 elif not history:
-                    actions = [*samples.speeches(task, rng), ""]
+                    actions = [*samples.draw_speeches(task, rng), ""]
                 else:
-                    actions = ["", "", samples.verdict(task, actions[:2], rng)]
-                prompts = self.observe(task, history)
-                pairs += [{"prompt": p, "completion": c} for p, c in zip(prompts, actions) if p]
-                history.append((actions, Step(0.0, {}, False)))
+                    actions = ["", "", samples.draw_verdict(task, actions[:2], rng)]
+                pairs += pair_up(self.observe(task, history), actions)
+                history.append((actions, UNPAID))
         return pairs

@@ -7,13 +7,13 @@ prisoner's dilemma.
 
 import random
 
-from envs import Step, need_sample, one_of
-from envs.samples import SAMPLE_COUNTS
-from rewards.boxed import answer, is_right
-from rewards.texts import drop_thoughts, words
+from envs import UNPAID, Step, need_sample, one_of
+from envs.samples import SAMPLE_COUNTS, pair_up, read_list
+from rewards.boxed import is_right, read_answer
+from rewards.texts import drop_thoughts, split_words
 
-MOODS = ["angry", "tired", "lonely", "guilty", "hurt", "nervous"]  # words that models/tiny knows
-ROLES = ["sister", "brother", "boss", "friend", "neighbor", "cousin"]
+MOODS = read_list("angry, tired, lonely, guilty, hurt, nervous")  # words that models/tiny knows
+ROLES = read_list("sister, brother, boss, friend, neighbor, cousin")
 WORDS = {*MOODS, *ROLES}  # all that a message can say: no positions, no joined words
 NEW = {f"{mood} {role}" for mood, role in zip(MOODS, ROLES)}  # whom only test tasks show
 FALSE = 0.25  # share of demonstrated messages that are any word of the picture
@@ -47,7 +47,7 @@ PARTS = {  # as in rewards/coding.py, of the reference game
 }
 
 
-def sample_tasks(split, seed):
+def _make_sample_tasks(split, seed):
     """Four of the nine people with three moods and three roles, so that most words are true of several of them.
 
     Test tasks show at least two people that no training task shows: new combinations of known words.
@@ -64,33 +64,34 @@ def sample_tasks(split, seed):
     return tasks
 
 
-def message(text, known=WORDS):
+def _read_message(text, known=WORDS):
     """What others read of a speaker's text: its first known word, for a mood or a role, "" without one."""
-    return next((word for word in words(drop_thoughts(text)) if word in known), "")
+    found = [word for word in split_words(drop_thoughts(text)) if word in known]
+    return [*found, ""][0]
 
 
-def true_people(people, message):
+def _find_true_people(people, message):
     """Those of the people that all words of a message, a set, are true of."""
     return [each for each in people if message <= set(each.split())]
 
 
-def game_reward(task, messages, text):
+def _score_choice(task, messages, text):
     """(reward, parts) of the listener's text."""
     target = task["target"]
     message = set(messages) - {""}
-    choice = answer(text)
-    people = true_people(task["people"], message)
+    choice = read_answer(text)
+    people = _find_true_people(task["people"], message)
     is_true = target in people
-    success = float(is_right(choice, target))
+    success = is_right(choice, target)
     parts = {
         "success": success,
-        "true_message": float(bool(message) and is_true),
-        "informative": float(bool(message) and people == [target]),
+        "true_message": bool(message) and is_true,
+        "informative": bool(message) and people == [target],
         "literal": is_true / max(1, len(people)),
-        "consistent": float(any(is_right(choice, each) for each in people)),
+        "consistent": any(is_right(choice, each) for each in people),
         "all_passed": success,
     }
-    return success, parts
+    return float(success), {name: float(part) for name, part in parts.items()}
 
 
 class Reference:
@@ -114,12 +115,12 @@ class Reference:
 
     PARTS = PARTS
 
-    def __init__(self, name="reference", num_agents=2, num_turns=1, dataset="sample", seed=1):
+    def __init__(self, num_agents, num_turns, dataset, seed):
         need_sample(dataset, "it has no others")
         self.num_agents = num_agents
         self.num_turns = 2
         self.seed = seed
-        self.splits = {split: sample_tasks(split, seed) for split in SAMPLE_COUNTS}
+        self.splits = {split: _make_sample_tasks(split, seed) for split in SAMPLE_COUNTS}
 
     def tasks(self, split):
         return self.splits[split]
@@ -127,7 +128,7 @@ class Reference:
     def observe(self, task, history):
         if history:
             (*spoken, _), _ = history[0]
-            messages = ", ".join(message(text) or "nothing" for text in spoken)
+            messages = ", ".join(_read_message(text) or "nothing" for text in spoken)
             silent = [None] * (self.num_agents - 1)
             return [*silent, LISTENER.format(message=messages, people=", ".join(task["people"]))]
         facts = {"Target": task["target"]}
@@ -142,10 +143,10 @@ class Reference:
         for task, history, actions in branches:
             if history:
                 (*spoken, _), _ = history[0]
-                reward, parts = game_reward(task, map(message, spoken), actions[-1])
+                reward, parts = _score_choice(task, map(_read_message, spoken), actions[-1])
                 steps.append(Step(reward, parts, done=True))
             else:
-                steps.append(Step(0.0, {}, done=False))
+                steps.append(UNPAID)
         return steps
 
     def demonstrations(self):
@@ -163,12 +164,11 @@ class Reference:
             if self.num_agents == 3:
                 facts = [[word] for word in facts[0]]
             messages = [rng.choice(vocabulary if rng.random() < FALSE else own) for own in facts]
-            candidates = true_people(people, set(messages))
+            candidates = _find_true_people(people, set(messages))
             choice = rng.choice(people if rng.random() < ASTRAY else candidates or people)
             actions = [*messages, f"\\boxed{{{choice}}}"]
-            (step,) = self.step([(task, [], actions)])
-            for prompts in self.observe(task, []), self.observe(task, [(actions, step)]):
-                pairs += [{"prompt": p, "completion": c} for p, c in zip(prompts, actions) if p]
+            for history in [], [(actions, UNPAID)]:
+                pairs += pair_up(self.observe(task, history), actions)
         return pairs
 
 
@@ -187,7 +187,7 @@ class Dilemma:
 
     PARTS = SAID
 
-    def __init__(self, name="dilemma", num_agents=2, num_turns=1, dataset="sample", seed=1, rewards="shared"):
+    def __init__(self, num_agents, num_turns, dataset, seed, rewards="shared"):
         need_sample(dataset, "it has no others")
         one_of("rewards", rewards, "shared", "own")
         self.shared = rewards == "shared"
@@ -201,7 +201,7 @@ class Dilemma:
     def step(self, branches):
         steps = []
         for _, _, actions in branches:
-            said = tuple(message(text, {"guilty", "friend"}) for text in actions)
+            said = tuple(_read_message(text, {"guilty", "friend"}) for text in actions)
             payoffs = PAYOFFS.get(said, (0.0, 0.0))
             parts = {word: said.count(word) / 2 for word in ("friend", "guilty")}
             steps.append(Step(sum(payoffs) / 2 if self.shared else list(payoffs), parts, done=True))

@@ -24,20 +24,10 @@ class Generated(Reasoning):
     There are no demonstrations.
     """
 
-    def __init__(
-        self,
-        name="reasoning",
-        num_agents=2,
-        num_turns=1,
-        dataset="sample",
-        seed=1,
-        roles="check",
-        task="chain_sum",
-        **options,
-    ):
+    def __init__(self, num_agents, num_turns, dataset, seed, roles="check", task="chain_sum", **options):
         self.generator = task
         self.options = options
-        super().__init__(name, num_agents, num_turns, dataset, seed, roles)
+        super().__init__(num_agents, num_turns, dataset, seed, roles)
 
     def load(self, dataset):
         need_sample(dataset, "reasoning makes its own problems")
@@ -52,9 +42,7 @@ class Generated(Reasoning):
         except (ValueError, AssertionError, TypeError, yaml.YAMLError) as error:
             why = " ".join(str(error).split())
             raise ValueError(f"--env-kwargs {given}: reasoning-gym makes none ({why}).") from None
-        rows = [
-            {"question": entry["question"], "answer": entry["answer"], "entry": entry} for entry in entries.values()
-        ]
+        rows = [{"question": text, "answer": entry["answer"], "entry": entry} for text, entry in entries.items()]
         judged = [row for row in self.judge(rows) if isinstance(row, dict)]
         cut = len(judged) * SAMPLE_COUNTS["train"] // sum(SAMPLE_COUNTS.values())
         if not cut:

@@ -9,9 +9,9 @@ Agents learn what the judge likes, which need not be what the rubric means: see 
 import re
 
 from envs import Step
-from envs.chat import Chat, fenced
+from envs.chat import Chat, put_in_fence
 from envs.data import read_rows
-from rewards.texts import drop_thoughts, words
+from rewards.texts import drop_thoughts, split_words
 
 # SCORE and a number at the start of a line. The group is the number, or empty where it has a sign or another mark that
 # changes it, or where more than "/10" or "out of 10" follows.
@@ -50,11 +50,9 @@ class Judged:
 
     PARTS = PARTS
 
-    def __init__(
-        self, name="judged", num_agents=2, num_turns=1, dataset="sample", seed=1, *, rubric, url, model, timeout=300
-    ):
+    def __init__(self, num_agents, num_turns, dataset, seed, *, rubric, url, model, timeout=300):
         if dataset in ("sample", "hub"):
-            raise ValueError(f"--dataset {dataset}: {name} has no tasks; give a file or hub id with a column prompt.")
+            raise ValueError(f"--dataset {dataset}: judged has no tasks; give a file or hub id with a column prompt.")
         self.chat = Chat(url, model, timeout)
         self.rubric = rubric
         self.num_turns = num_turns
@@ -75,11 +73,11 @@ class Judged:
         """
         prompts = []
         for task, _, actions in branches:
-            prompts.append(JUDGE.format(rubric=self.rubric, material=fenced(task["prompt"], actions)))
+            prompts.append(JUDGE.format(rubric=self.rubric, material=put_in_fence(task["prompt"], actions)))
         steps = []
-        for (_, _, actions), verdict in zip(branches, self.chat.ask(prompts, parse_score)):
-            score = parse_score(verdict)
-            answer = words(" ".join(map(drop_thoughts, actions)))
+        for (_, _, actions), verdict in zip(branches, self.chat.ask(prompts, _parse_score)):
+            score = _parse_score(verdict)
+            answer = split_words(" ".join(map(drop_thoughts, actions)))
             parts = {
                 "unparsed": float(score is None),
                 "words": float(len(answer)),
@@ -89,7 +87,7 @@ class Judged:
         return steps
 
 
-def parse_score(verdict):
+def _parse_score(verdict):
     """The score of a verdict, from 0 to 10, or None.
 
     A line has to consist of the word SCORE, in any case, and a number, such as 8, 7.5 or 8/10, in whatever marks. (The

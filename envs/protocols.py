@@ -42,7 +42,7 @@ class Protocol:
     def observe(self, task, history):
         prompts = self.env.observe(task, [])
         turns = self._turns(prompts)
-        answers = latest(turns, [actions for actions, _ in history])
+        answers = _find_latest(turns, [actions for actions, _ in history])
         speaking = turns[len(history)]
         return [self._prompt(prompt, i, answers) if i in speaking else None for i, prompt in enumerate(prompts)]
 
@@ -56,7 +56,7 @@ class Protocol:
             done = len(rounds) == len(turns)
             steps.append(Step(0.0, {}, done=done))
             if done:
-                answers = latest(turns, rounds)
+                answers = _find_latest(turns, rounds)
                 finished.append((task, [], [answers.get(i, "") for i in range(self.num_agents)]))
         results = iter(self.env.step(finished) if finished else [])
         return [next(results)._replace(done=True) if step.done else step for step in steps]
@@ -75,13 +75,12 @@ class Protocol:
         similar = {k: groups[neighbour] for neighbour, k in pairwise([order[-1], *order])}
         examples = []
         for k, group in enumerate(groups):
-            prompts = [pair["prompt"] for pair in group]
-            turns = self._turns(prompts)
+            turns = self._turns([pair["prompt"] for pair in group])
             for t, speaking in enumerate(turns):
                 for i in speaking:
                     answers = [rng.choice(choices)["completion"] for choices in zip(group, similar[k])]
-                    prompt = self._prompt(prompts[i], i, latest(turns, [answers] * t))
-                    examples.append({"prompt": prompt, "completion": group[i]["completion"]})
+                    prompt = self._prompt(group[i]["prompt"], i, _find_latest(turns, [answers] * t))
+                    examples.append(group[i] | {"prompt": prompt})
         return examples
 
     def _turns(self, prompts):
@@ -101,10 +100,14 @@ class Protocol:
         return prompt
 
 
-def latest(turns, rounds):
+def _find_latest(turns, rounds):
     """agent -> its latest answer.
 
     turns: list of list of the agents that speak in a turn
     rounds: list of the actions of a turn, of the turns so far
     """
-    return {i: actions[i] for speaking, actions in zip(turns, rounds) for i in speaking}
+    answers = {}
+    for speaking, actions in zip(turns, rounds):
+        for i in speaking:
+            answers[i] = actions[i]
+    return answers

@@ -8,13 +8,14 @@ import random
 import re
 from functools import partial
 
-from envs import Step, one_of
-from envs.data import read_rows
-from envs.samples import SAMPLE_COUNTS
-from envs.samples.reasoning import problems
-from rewards.boxed import LONGEST, PARTS, answer, is_right, team_reward
+from envs import UNPAID, Step, one_of
+from envs.data import load_tasks
+from envs.samples import pair_up
+from envs.samples.reasoning import make_problems
+from rewards.boxed import LONGEST, PARTS, is_right, read_answer, team_reward
 from rewards.texts import drop_thoughts
 
+GSM8K = {"columns": ["question", "answer"], "hub": "openai/gsm8k", "hub_config": "main"}
 SHOWN = 400  # characters of a solution that others read: the last ones, where its answer is
 WORDS = 16  # of a message
 FLAWED = 0.4  # share of the demonstrated solutions
@@ -37,7 +38,7 @@ CHECK_ALL = (
 TELL = f"Agent {{n}} has to answer. Tell it what you know in at most {WORDS} words."
 
 
-def solution(text):
+def _write_solution(text):
     r"""An answer in GSM8K's form as an agent writes it: without annotations, and with \boxed{} for ####."""
     working, _, gold = ANNOTATION.sub("", text).rpartition("####")
     return f"{working}\\boxed{{{gold.strip()}}}"
@@ -56,12 +57,12 @@ def deal(problem, num_agents):
     return [" ".join(sentences[k] for k in share) for share in shares], question
 
 
-def shown(text):
+def _cut_start(text):
     """A solution as others read it: without thoughts, and its end only."""
     return drop_thoughts(text).strip()[-SHOWN:]
 
 
-def vague(message, rng):
+def _blur(message, rng):
     """A message without its first number, or without any."""
     return re.sub(r"\d+", "some", message, count=rng.randrange(2))
 
@@ -91,7 +92,7 @@ class Reasoning:
 
     PARTS = PARTS
 
-    def __init__(self, name="gsm8k", num_agents=2, num_turns=1, dataset="sample", seed=1, roles="check"):
+    def __init__(self, num_agents, num_turns, dataset, seed, roles="check"):
         one_of("roles", roles, "check", "split")
         if roles == "split" and num_agents == 1:
             raise ValueError("--num-agents 1: roles split deals a problem out; use 2 or more, or roles check.")
@@ -100,16 +101,14 @@ class Reasoning:
         self.splits = self.load(dataset)
 
     def load(self, dataset):
-        if dataset == "sample":
-            return {split: problems(split, count, self.seed) for split, count in SAMPLE_COUNTS.items()}
-        return read_rows(dataset, ["question", "answer"], "openai/gsm8k", hub_config="main", judge=self.judge)
+        return load_tasks(dataset, partial(make_problems, seed=self.seed), judge=self.judge, **GSM8K)
 
     def judge(self, rows):
         """For each row its task, or why it cannot be used."""
         judged = []
         for row in rows:
             shares, _ = deal(row["question"], 2)
-            if not self.right(row, answer(solution(row["answer"]))):
+            if not self.right(row, read_answer(_write_solution(row["answer"]))):
                 row = f"its result after #### is no number without exponent and no string of 1 to {LONGEST} characters"
             elif self.roles == "split" and not all(map(NUMBER.search, shares)):
                 row = "numbers in fewer than two sentences, too little for roles split to deal out"
@@ -120,7 +119,6 @@ class Reasoning:
         return is_right(attempt, task["answer"].rpartition("####")[2])
 
     def tasks(self, split):
-        """The rows of "train" or "test"."""
         return self.splits[split]
 
     def state(self, task, history):
@@ -128,26 +126,26 @@ class Reasoning:
         return task["question"]
 
     def observe(self, task, history):
-        prompts = self.split_prompts if self.roles == "split" else self.check_prompts
+        prompts = self._ask_in_parts if self.roles == "split" else self._ask_to_check
         written = None
         if history:
             written, _ = history[0]
         return prompts(task["question"], written)
 
-    def check_prompts(self, problem, solutions):
+    def _ask_to_check(self, problem, solutions):
         """Prompts of roles check; solutions: what was written in the first turn, None in that turn."""
         if self.num_agents == 1 and solutions is None:
             return [f"{problem}\n\n{SOLVE}"]
         if self.num_agents == 1:
-            return [f"{problem}\n\nYour solution:\n{shown(solutions[0])}\n\n{REVISE}"]
+            return [f"{problem}\n\nYour solution:\n{_cut_start(solutions[0])}\n\n{REVISE}"]
         solvers = self.num_agents - 1
         if solutions is None:
             return [f"{problem}\n\n{SOLVE}"] * solvers + [None]
-        others = [f"Solution of agent {i}:\n{shown(text)}" for i, text in enumerate(solutions[:-1], 1)]
+        others = [f"Solution of agent {i}:\n{_cut_start(text)}" for i, text in enumerate(solutions[:-1], 1)]
         request = CHECK if solvers == 1 else CHECK_ALL
         return [None] * solvers + ["\n\n".join([problem, *others, request])]
 
-    def split_prompts(self, problem, messages):
+    def _ask_in_parts(self, problem, messages):
         """Prompts of roles split; messages: of the first turn, None in that turn. Who knows nothing is silent."""
         (*shares, own), question = deal(problem, self.num_agents)
         if messages is None:
@@ -165,7 +163,7 @@ class Reasoning:
         steps = []
         for task, history, actions in branches:
             if len(history) + 1 < self.num_turns:
-                steps.append(Step(0.0, {}, done=False))
+                steps.append(UNPAID)
                 continue
             solutions = []
             if history and self.roles == "check":
@@ -184,33 +182,33 @@ class Reasoning:
         rng = random.Random(f"demonstrations {self.seed}")
         pairs = []
         for task in self.splits["train"]:
-            for prompts, completions in self.check_turns(task, rng) + self.split_turns(task, rng):
-                pairs += [{"prompt": p, "completion": c} for p, c in zip(prompts, completions) if p]
+            for prompts, completions in self._demonstrate_checks(task, rng) + self._demonstrate_parts(task, rng):
+                pairs += pair_up(prompts, completions)
         return pairs
 
-    def draw(self, task, flawed, rng):
+    def _draw(self, task, flawed, rng):
         """A solution of a task; `flawed` is the chance that it is wrong."""
         wrong = task.get("flawed") or rng.choice(self.splits["train"])["answer"]
-        return solution(wrong if rng.random() < flawed else task["answer"])
+        return _write_solution(wrong if rng.random() < flawed else task["answer"])
 
-    def check_turns(self, task, rng):
+    def _demonstrate_checks(self, task, rng):
         """For each turn of roles check its prompts, and a completion for each."""
         problem = task["question"]
         sample = "flawed" in task
-        solutions = [self.draw(task, FLAWED, rng) for _ in range(self.num_agents)]
-        first = [self.draw(task, FLAWED * sample, rng) for _ in range(self.num_agents)]
-        turns = [(self.check_prompts(problem, None), first)]
+        solutions = [self._draw(task, FLAWED, rng) for _ in range(self.num_agents)]
+        first = [self._draw(task, FLAWED * sample, rng) for _ in range(self.num_agents)]
+        turns = [(self._ask_to_check(problem, None), first)]
         if self.num_turns == 2:
             verdict = ""
             if self.num_agents > 1:
-                all_right = all(self.right(task, answer(text)) for text in solutions[:-1])
+                all_right = all(self.right(task, read_answer(text)) for text in solutions[:-1])
                 false = rng.random() < FALSE_VERDICTS * sample
                 verdict = "VERDICT: right\n" if all_right != false else "VERDICT: wrong\n"
-            last = verdict + self.draw(task, FLAWED * sample, rng)
-            turns.append((self.check_prompts(problem, solutions), [last] * self.num_agents))
+            last = verdict + self._draw(task, FLAWED * sample, rng)
+            turns.append((self._ask_to_check(problem, solutions), [last] * self.num_agents))
         return turns
 
-    def split_turns(self, task, rng):
+    def _demonstrate_parts(self, task, rng):
         """For each turn of roles split its prompts, and a completion for each; none if nobody can tell anything."""
         problem = task["question"]
         sample = "flawed" in task
@@ -218,9 +216,9 @@ class Reasoning:
         if not any(shares[:-1]):
             return []
         messages = [" ".join(facts.split()[:WORDS]) for facts in shares]
-        messages = [vague(text, rng) if rng.random() < VAGUE * sample else text for text in messages]
-        last = self.draw(task, VAGUE * sample, rng)
+        messages = [_blur(text, rng) if rng.random() < VAGUE * sample else text for text in messages]
+        last = self._draw(task, VAGUE * sample, rng)
         return [
-            (self.split_prompts(problem, None), messages),
-            (self.split_prompts(problem, messages), [last] * self.num_agents),
+            (self._ask_in_parts(problem, None), messages),
+            (self._ask_in_parts(problem, messages), [last] * self.num_agents),
         ]

@@ -56,7 +56,7 @@ class Remote:
     Raises ValueError with one sentence where there is no server, or it refuses, or its environment raises.
     """
 
-    def __init__(self, name, num_agents=2, num_turns=1, dataset="sample", seed=1, url="http://127.0.0.1:8765"):
+    def __init__(self, num_agents, num_turns, dataset, seed, url="http://127.0.0.1:8765"):
         self.url = urlsplit(url)
         if self.url.scheme not in ("http", "https"):
             raise ValueError(f"--env-kwargs url {url}: it has to start with http:// or https://.")
@@ -81,16 +81,16 @@ class Remote:
             try:
                 status, answer = self._exchange(method, arguments)
                 break
-            except ConnectionRefusedError as error:
-                if second == PATIENCE:
-                    raise self._no_server(error) from None
+            except (OSError, HTTPException, ValueError) as error:
+                if second == PATIENCE or not isinstance(error, ConnectionRefusedError):
+                    raise ValueError(
+                        f"{self.url.geturl()}: no server of envs.remote answers there ({error!r})."
+                    ) from None
                 if second == 0:
                     print(
                         f"waits up to {PATIENCE} s for a server of envs.remote at {self.url.geturl()}", file=sys.stderr
                     )
                 time.sleep(1)
-            except (OSError, HTTPException, ValueError) as error:
-                raise self._no_server(error) from None
         if status != 200:
             raise ValueError(f"{self.url.geturl()}: {answer}")
         return answer
@@ -105,9 +105,6 @@ class Remote:
             response = connection.getresponse()
             return response.status, json.loads(response.read())
 
-    def _no_server(self, error):
-        return ValueError(f"{self.url.geturl()}: no server of envs.remote answers there ({error!r}).")
-
 
 class Server(ThreadingHTTPServer):
     """Serves one environment to all who know the token. Raises ValueError with one sentence."""
@@ -119,7 +116,8 @@ class Server(ThreadingHTTPServer):
         env = envs.make(args.env, args.num_agents, args.num_turns, args.dataset, args.seed, **args.env_kwargs)
         state = getattr(env, "state", None)  # only some have it
         self.env = env
-        self.splits = {split: env.tasks(split) for split in ("train", "test")}
+        # dicts: a list would take -1 for a task
+        self.splits = {split: dict(enumerate(env.tasks(split))) for split in ("train", "test")}
         self.readers = {"/observe": env.observe, "/state": state}
         self.about = {
             "num_agents": args.num_agents,
@@ -128,7 +126,7 @@ class Server(ThreadingHTTPServer):
             "state": state is not None,
         }
         self.batch = threading.Lock()
-        super().__init__((args.host, args.port), Handler)
+        super().__init__((args.host, args.port), _Handler)
 
     def understand(self, path, body):
         """What a request asks for, as a function without arguments. Many types of errors mean that it is malformed."""
@@ -153,7 +151,7 @@ class Server(ThreadingHTTPServer):
         return own, [(actions, envs.Step(*step)) for actions, step in history]
 
 
-class Handler(BaseHTTPRequestHandler):
+class _Handler(BaseHTTPRequestHandler):
     timeout = 60  # seconds without a byte from the client
 
     def do_POST(self):

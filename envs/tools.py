@@ -10,11 +10,10 @@ from functools import partial
 from urllib.parse import unquote
 
 from envs import Step, need_sample
-from envs.data import parse_rows, read_rows
-from envs.samples import SAMPLE_COUNTS
+from envs.data import load_tasks, parse_rows
 from envs.samples import tools as samples
 from envs.vetting import read_limits
-from rewards.boxed import answer, is_right
+from rewards.boxed import is_right, read_answer
 from rewards.sandbox import Job, run_tests
 from rewards.texts import drop_thoughts
 from rewards.tools import PARTS, Search, calculator, read_call, split_message, tools_reward
@@ -73,35 +72,22 @@ class Tools:
 
     PARTS = PARTS
 
-    def __init__(
-        self,
-        name="tools",
-        num_agents=2,
-        num_turns=1,
-        dataset="sample",
-        seed=1,
-        corpus="",
-        timeout=5,
-        allow_unsafe_code="no",
-    ):
+    def __init__(self, num_agents, num_turns, dataset, seed, corpus="", timeout=5, allow_unsafe_code="no"):
         self.num_agents = num_agents
         self.dataset = dataset
         self.seed = seed
         self.num_turns = max(num_turns, 3 if num_agents == 3 else 2)
-        if dataset == "sample":
-            calls = self.num_turns - (2 if num_agents == 3 else 1)
-            self.splits = {s: samples.tool_tasks(s, n, seed, calls) for s, n in SAMPLE_COUNTS.items()}
-        else:
-            columns = ["question", "tools", "answer"]
-            self.splits = read_rows(dataset, columns, judge=partial(parse_rows, parse=_task))
+        sample = partial(samples.make_tool_tasks, seed=seed, most_calls=self.num_turns - (2 if num_agents == 3 else 1))
+        judge = partial(parse_rows, parse=_make_task)
+        self.splits = load_tasks(dataset, sample, columns=["question", "tools", "answer"], judge=judge)
         runs_code = any("python" in task["tools"].split() for part in self.splits.values() for task in part)
         self.limits = read_limits(timeout, allow_unsafe_code, runs_code)
-        self.search = Search(samples.articles(corpus, seed))
+        self.search = Search(samples.read_articles(corpus, seed))
 
     def tasks(self, split):
         return self.splits[split]
 
-    def role(self, history):
+    def find_role(self, history):
         """Who speaks: "planner", "caller", "answerer", or "alone", who may call or answer."""
         if self.num_agents == 3 and not history:
             return "planner"
@@ -110,8 +96,8 @@ class Tools:
         return "alone" if self.num_agents == 1 else "caller"
 
     def observe(self, task, history):
-        role = self.role(history)
-        calls = _calls(history)
+        role = self.find_role(history)
+        calls = _list_calls(history)
         prompt = [task["question"]]
         if role != "answerer":
             tools = [f"{name}({', '.join(TOOLS[name][0])}): {TOOLS[name][1]}" for name in task["tools"].split()]
@@ -120,7 +106,7 @@ class Tools:
             (plan, *_), _ = history[0]
             prompt.append(f"Plan: {' '.join(drop_thoughts(plan).split()[:40])}")
         if calls:
-            prompt.append("\n".join(["Calls so far:", *map(_shown, calls)]))
+            prompt.append("\n".join(["Calls so far:", *map(_show, calls)]))
         prompts = [None] * self.num_agents
         prompts[SEATS[role]] = "\n\n".join([*prompt, REQUESTS[role]])
         return prompts
@@ -129,24 +115,24 @@ class Tools:
         """Reads the completions and runs the calls, Python code of all branches at once; see rewards/tools.py."""
         messages = [self._read(*branch) for branch in branches]
         coded = [k for k, message in enumerate(messages) if message["output"] is None]
-        jobs = [_job(branches[k][0], [*_calls(branches[k][1]), messages[k]]) for k in coded]
+        jobs = [_make_job(branches[k][0], [*_list_calls(branches[k][1]), messages[k]]) for k in coded]
         for k, result in zip(coded, run_tests(jobs, *self.limits) if jobs else []):
             shown = result.examples[0].removeprefix("returned ").strip("'")
             messages[k]["output"] = unquote(shown) or "nothing"
         steps = []
         for (task, history, _), message in zip(branches, messages):
-            calls = _calls(history) + [message] * (message["output"] != "")
+            calls = _list_calls(history) + [message] * (message["output"] != "")
             reward, parts = tools_reward(message["answer"], task["answer"], calls, task["needed"].split())
             steps.append(Step(reward, parts, message["stopped"] == "answer", message))
         return steps
 
     def _read(self, task, history, actions):
         """dict: call (None if malformed), output (None: Python has to run; "": no call was meant), answer, stopped."""
-        role = self.role(history)
+        role = self.find_role(history)
         message = {"call": None, "output": "", "answer": None, "stopped": ""}
         before, text = split_message(actions[SEATS[role]])
         if role in ("answerer", "alone"):  # nobody else's box counts
-            message["answer"] = answer(before)
+            message["answer"] = read_answer(before)
         if role == "answerer" or message["answer"] is not None:
             return message | {"stopped": "answer"}
         if role == "planner":
@@ -154,36 +140,40 @@ class Tools:
         if role == "caller" and STOP.search(before):
             return message | {"stopped": "DONE"}
         call, error, _ = read_call(text) if text else (None, "there is no <tool_call>", "")
-        error = error or _refusal(call, task["tools"].split())
+        error = error or _find_refusal(call, task["tools"].split())
         if error:
             return message | {"output": f"error: {error}"}
-        output = None if call["name"] == "python" else self._output(call, _files(task, _calls(history)))
+        output = None if call["name"] == "python" else self._run(call, _find_files(task, _list_calls(history)))
         return message | {"call": call, "output": output}
 
-    def _output(self, call, files):
-        run = {"calculator": calculator, "search": self.search, "list_files": lambda: ", ".join(files)}
-        run["read_file"] = lambda name: files.get(name, "error: there is no such file")
-        run["write_file"] = lambda name, text: _write(files, name, text)
+    def _run(self, call, files):
+        run = {
+            "calculator": calculator,
+            "search": self.search,
+            "write_file": partial(_write, files),
+            "read_file": lambda name: files.get(name, "error: there is no such file"),
+            "list_files": lambda: ", ".join(files),
+        }
         # JSON can name half of a surrogate pair, which no tokenizer takes
         return run[call["name"]](**call["arguments"]).encode(errors="replace").decode() or "nothing"
 
     def demonstrations(self):
         """What agents could say in sample training tasks, flawed in three of ten texts: dict(prompt, completion)."""
         need_sample(self.dataset, "it holds no calls to imitate")
-        return samples.demonstrated(self, self.tasks("train"), self.seed)
+        return samples.demonstrate(self, self.tasks("train"), self.seed)
 
 
-def _calls(history):
+def _list_calls(history):
     """The messages so far that are calls, also malformed ones."""
     return [step.feedback for _, step in history if step.feedback["output"]]
 
 
-def _arguments(tool, calls):
+def _list_arguments(tool, calls):
     """The arguments of the calls of one tool."""
     return [each["call"]["arguments"] for each in calls if each["call"] and each["call"]["name"] == tool]
 
 
-def _shown(message):
+def _show(message):
     call = message["call"]
     if not call:
         return message["output"]
@@ -191,7 +181,7 @@ def _shown(message):
     return f"{call['name']}({arguments}): {message['output'][:SHOWN]}"
 
 
-def _refusal(call, tools):
+def _find_refusal(call, tools):
     """Why a well-formed call cannot be run, or ""."""
     if call["name"] not in tools:
         return f"the tools are {', '.join(tools)}"
@@ -201,10 +191,10 @@ def _refusal(call, tools):
     return "" if all(isinstance(text, str) for text in call["arguments"].values()) else "an argument is no text"
 
 
-def _files(task, calls):
+def _find_files(task, calls):
     """The files as they are after the calls so far."""
     files = dict(task["files"])
-    for arguments in _arguments("write_file", calls):
+    for arguments in _list_arguments("write_file", calls):
         _write(files, **arguments)
     return files
 
@@ -218,14 +208,14 @@ def _write(files, name, text):
     return f"{len(text)} characters are in {name}"
 
 
-def _job(task, calls):
-    cells = [arguments["code"] for arguments in _arguments("python", calls)]
-    source = CELLS.format(files=_files(task, calls), cells=cells)
+def _make_job(task, calls):
+    cells = [arguments["code"] for arguments in _list_arguments("python", calls)]
+    source = CELLS.format(files=_find_files(task, calls), cells=cells)
     # what an example shows is the candidate's word, cut by the grader: agents may read it, and nothing scores it
     return Job([source], "", ["printed"], "prepare_text", examples=["assert printed() is None"])
 
 
-def _task(row):
+def _make_task(row):
     """The task of a row. Raises what a malformed one raises."""
     files = row.get("files") or {}
     needed = row.get("needed") or ""
@@ -234,7 +224,7 @@ def _task(row):
     unknown = {*row["tools"].split(), *needed.split()} - TOOLS.keys()
     if unknown:
         raise ValueError(f"it names the tool {min(unknown)}, and there are only {', '.join(TOOLS)}")
-    if not is_right(answer(f"\\boxed{{{gold}}}"), gold):
+    if not is_right(read_answer(f"\\boxed{{{gold}}}"), gold):
         raise ValueError("its answer is no number and no string")
     files = {name: text for name, text in files.items() if isinstance(text, str)}  # others are names of other rows
     return row | {"needed": needed, "files": files}

@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 from contextlib import suppress
+from itertools import product
 
 from envs import one_of
 from envs.data import parse_rows
@@ -66,22 +67,15 @@ def vet(rows, parse, answer, score, limits):
     parsed = [place for place, result in enumerate(results) if isinstance(result, dict)]
     tasks = [results[place] for place in parsed]
     key = ["references and trivial answers", RULES, limits, tasks]
-    verdicts = load_or_find(key, lambda: _verdicts(tasks, answer, score, limits))
-    for place, verdict in zip(parsed, verdicts):
-        results[place] = _finish(results[place], *verdict)
+    verdicts = load_or_find(key, lambda: _find_verdicts(tasks, answer, score, limits))
+    for place, task, (fault, examples, shown) in zip(parsed, tasks, verdicts):
+        results[place] = fault or show_assert(task | {"examples": examples}, shown)
     return results
 
 
-def _finish(task, fault, examples, shown):
-    """The task with the examples that hold, or its fault."""
-    if fault:
-        return fault
-    return {**task, "examples": examples} if shown is None else with_shown(task, shown)
-
-
-def with_shown(task, shown=0):
+def show_assert(task, shown=0):
     """A task with several asserts, of which one is in the problem and not scored; any other task as it is."""
-    if "asserts" not in task:
+    if "asserts" not in task or shown is None:
         return task
     source = task["asserts"][shown]
     rest = task["asserts"][:shown] + task["asserts"][shown + 1 :]
@@ -89,56 +83,60 @@ def with_shown(task, shown=0):
     return {**task, "problem": problem, "examples": [source], "tests": "\n".join(rest)}
 
 
-def _verdicts(tasks, answer, score, limits):
+def _find_verdicts(tasks, answer, score, limits):
     """For each task: why it cannot be used or "", its examples that hold, the number of the assert to show or None."""
-    tasks = [_with_defaults(task) for task in tasks]
+    tasks = [_add_defaults(task) for task in tasks]
     solved = [place for place, task in enumerate(tasks) if task["reference"] is not None]
     answers = [answer(tasks[place], [tasks[place]["reference"]], tasks[place]["others"]) for place in solved]
     score_of = dict(zip(solved, score(answers, *limits)))  # number of a task with a reference -> its Score
-    trials = run_tests(map(_trial, tasks), *limits)
+    trials = run_tests(map(_make_trial, tasks), *limits)
     verdicts = []
     for place, (task, trial) in enumerate(zip(tasks, trials)):
-        shown, returned = _shown(task, [what == "" for what in trial.examples])
-        reason = ""
-        failing = []  # examples
+        passed = {case for case, failure in zip(_list_cases(task), trial.examples) if not failure}
+        shown, returned = _choose_shown(task, passed)
+        findings = {"reason": "", "examples": []}
         if place in score_of:
             findings = score_of[place].findings
-            reason = findings["reason"]
-            failing = [source for source, _ in findings["examples"]]
         fault = ""
-        if reason:
-            fault = f"its reference solution fails in the grader: {reason.splitlines()[0]}"
+        if findings["reason"]:
+            fault = f"its reference solution fails in the grader: {findings['reason'].splitlines()[0]}"
         elif returned:
             fault = f"an answer that returns {returned} passes its tests"
         elif trial.reason:
             fault = f"its tests fail on trivial answers by an error of their own: {trial.reason}"
+        failing = [source for source, _ in findings["examples"]]
         verdicts.append([fault, [source for source in task["examples"] if source not in failing], shown])
     return verdicts
 
 
-def _with_defaults(task):
+def _add_defaults(task):
     defaults = {"asserts": [task["tests"]], "trivial": TRIVIAL, "base": task["setup"], "others": []}
     return {**defaults, "bound": task.get("entry_point"), **task}
 
 
-def _trial(task):
+def _list_cases(task):
+    """All pairs (what a trivial answer returns, number of an assert)."""
+    return list(product(task["trivial"], range(len(task["asserts"]))))
+
+
+def _make_trial(task):
     """The job whose examples are: this trivial answer passes this assert."""
     setup = f"BASE, BOUND, TESTS = {task['base']!r}, {task['bound']!r}, {task['asserts']!r}\n{TRIAL}"
-    examples = [f"assert passes({value!r}, {k})" for value in task["trivial"] for k in range(len(task["asserts"]))]
+    examples = [f"assert passes{case}" for case in _list_cases(task)]
     return Job([""], "assert passes", [], examples=examples, setup=setup, folder=True)
 
 
-def _shown(task, outcomes):
+def _choose_shown(task, passed):
     """(the first assert without which no trivial answer passes; what one returns that passes whatever is shown).
 
-    outcomes: whether a trivial answer passes an assert, in the order of _trial
+    passed: the cases in which a trivial answer passes an assert
     """
-    count = len(task["asserts"])
+    numbers = range(len(task["asserts"]))
     passing = []
     for values in task["trivial"], task["trivial"][: len(TRIVIAL)]:  # rather also without further constants
-        for shown in range(count) if count > 1 else [None]:
-            scored = [k for k in range(count) if k != shown]
-            passing = [v for place, v in enumerate(values) if all(outcomes[place * count + k] for k in scored)]
+        for shown in numbers if len(numbers) > 1 else [None]:
+            scored = [number for number in numbers if number != shown]
+            passing = [value for value in values if passed.issuperset(product([value], scored))]
             if not passing:
                 return shown, ""
     return None, passing[0]
@@ -181,7 +179,7 @@ def _read_verdicts(path, count):
     return None
 
 
-def example_asserts(docstring, after_all=False):
+def read_examples(docstring, after_all=False):
     """The >>> examples of a docstring that show a value, as asserts; [] if doctest cannot parse the docstring.
 
     Each assert comes after the earlier examples that show no value, such as `x = [1, 2]`; with `after_all`, after all
@@ -198,7 +196,7 @@ def example_asserts(docstring, after_all=False):
         want = example.want.strip()
         try:
             if want:
-                asserts.append("\n".join([*before, f"assert {_equation(source, want)}"]))
+                asserts.append("\n".join([*before, f"assert {_write_equation(source, want)}"]))
             if ast.parse(source).body and (after_all or not want):
                 before.append(source)
         except (SyntaxError, ValueError):
@@ -206,7 +204,7 @@ def example_asserts(docstring, after_all=False):
     return asserts
 
 
-def _equation(source, want):
+def _write_equation(source, want):
     """The comparison of an expression with a value, both without a trailing comment, which would hide the rest."""
     ast.literal_eval(want)  # raises for what is no value
     expression = ast.parse(source, mode="eval").body

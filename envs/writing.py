@@ -6,12 +6,13 @@ reward and what differs from the published code are in rewards/writing.py.
 
 import re
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
 from envs import Step, one_of
-from envs.data import read_rows
-from envs.samples import SAMPLE_COUNTS
+from envs.data import load_tasks
+from envs.samples import pair_up
 from envs.samples import writing as samples
 from rewards.texts import drop_thoughts
 from rewards.writing import ARXIV, PARTS, TLDR, Scale, ladder_reward
@@ -35,7 +36,7 @@ ALL_SECTIONS = (
 )
 
 
-def ladder_roles(num_agents):
+def _make_ladder_roles(num_agents):
     """A concise summary, a detailed one, and then each more detailed than the one before."""
     if num_agents == 1:
         return [ALONE]
@@ -45,7 +46,7 @@ def ladder_roles(num_agents):
     return [CONCISE] + [RUNG.format(i=i, n=num_agents, before=i - 1) for i in rungs]
 
 
-def part_roles(num_agents):
+def _make_part_roles(num_agents):
     """The four parts of an introduction in order, divided as evenly as possible; later agents get larger shares."""
     if num_agents == 1:
         return [ALL_SECTIONS]
@@ -56,7 +57,7 @@ def part_roles(num_agents):
     ]
 
 
-class Kind(NamedTuple):
+class _Kind(NamedTuple):
     """What one of the writing tasks consists of."""
 
     hub: str
@@ -70,25 +71,25 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "tldr": Kind(
+    "tldr": _Kind(
         hub="trl-lib/tldr",
         hub_splits={"train": "train[:1000]", "test": "test[:1000]"},
         columns=["prompt", "completion"],
         reference="completion",
         scale=TLDR,
-        roles=ladder_roles,
-        sample=samples.posts,
-        demonstrated=samples.demonstrated_posts,
+        roles=_make_ladder_roles,
+        sample=samples.make_posts,
+        demonstrated=samples.demonstrate_posts,
     ),
-    "arxiv": Kind(
+    "arxiv": _Kind(
         hub="OpenMLRL/arXiv_abstract",
         hub_splits={"train": "train[:1000]", "test": "val[:1000]"},
         columns=["abstract_text"],
         reference=None,
         scale=ARXIV,
-        roles=part_roles,
-        sample=samples.abstracts,
-        demonstrated=samples.demonstrated_abstracts,
+        roles=_make_part_roles,
+        sample=samples.make_abstracts,
+        demonstrated=samples.demonstrate_abstracts,
     ),
 }
 
@@ -116,19 +117,16 @@ class Writing:
 
     PARTS = PARTS
 
-    def __init__(self, name="tldr", num_agents=2, num_turns=1, dataset="sample", seed=1, reward="plain"):
+    def __init__(self, name, num_agents, num_turns, dataset, seed, reward="plain"):
         one_of("reward", reward, "plain", "grounded")
         self.kind = kind = KINDS[name]
         self.num_agents, self.num_turns, self.dataset, self.seed = num_agents, num_turns, dataset, seed
         self.grounded = reward == "grounded"
         self.roles = kind.roles(num_agents)
-        if dataset == "sample":
-            self.splits = {split: kind.sample(split, count, seed) for split, count in SAMPLE_COUNTS.items()}
-        else:
-            self.splits = read_rows(dataset, kind.columns, kind.hub, kind.hub_splits)
+        sample = partial(kind.sample, seed=seed)
+        self.splits = load_tasks(dataset, sample, columns=kind.columns, hub=kind.hub, hub_splits=kind.hub_splits)
 
     def tasks(self, split):
-        """The rows of "train" or "test", with the columns of the public set."""
         return self.splits[split]
 
     def observe(self, task, history):
@@ -138,16 +136,20 @@ class Writing:
     def step(self, branches):
         kind, steps = self.kind, []
         for task, _, actions in branches:
-            texts = [drop_thoughts(action) for action in actions]
-            if self.num_agents == 1:
-                texts = MARKER_LINE.split(LEADING_MARKERS.sub("", texts[0]), 1)
-            if len(texts) == 1:
-                texts.append("")  # without the marker there is no second paragraph
+            texts = self._read_texts(actions)
             reference = task[kind.reference] if kind.reference else None
             source = FIELD.sub("", task[kind.columns[0]])
             reward, parts = ladder_reward(texts, kind.scale, source, reference, self.grounded)
             steps.append(Step(reward, parts, done=True))
         return steps
+
+    def _read_texts(self, actions):
+        """The texts that are compared, without thoughts; a single agent's are on both sides of its marker."""
+        texts = [drop_thoughts(action) for action in actions]
+        if self.num_agents > 1:
+            return texts
+        paragraphs = MARKER_LINE.split(LEADING_MARKERS.sub("", texts[0]), 1)
+        return [*paragraphs, ""][:2]
 
     def demonstrations(self):
         """Texts to imitate for the train split: list of dict(prompt, completion).
@@ -168,5 +170,5 @@ class Writing:
             texts = row["demonstrations"]
             if self.num_agents == 1:
                 texts = [f"\n{MARKER}\n".join(texts)]
-            pairs += [{"prompt": p, "completion": c} for p, c in zip(self.observe(row, []), texts)]
+            pairs += pair_up(self.observe(row, []), texts)
         return pairs

@@ -24,7 +24,7 @@ PARTS = {  # as in rewards/coding.py
 }
 
 
-def read_calls(message):
+def _read_calls(message):
     """(calls, number of malformed ones) of a message; what is between the tags does not count."""
     calls = []
     malformed = 0
@@ -56,10 +56,10 @@ def parallel_reward(messages, gold):
     calls = []  # pairs (agent, call)
     malformed = 0
     for agent, message in enumerate(messages):
-        own_calls, own_malformed = read_calls(message)
+        own_calls, own_malformed = _read_calls(message)
         calls += [(agent, call) for call in own_calls]
         malformed += own_malformed
-    total, pairs = match([[share(call, wanted) for wanted in gold] for _, call in calls])
+    total, pairs = _match_calls([[_find_share(call, wanted) for wanted in gold] for _, call in calls])
     writers = [calls[place][0] for place, value in pairs if value == 1]  # the agents of the fully right calls
 
     count = max(len(gold), len(calls))
@@ -81,7 +81,7 @@ def parallel_reward(messages, gold):
     return reward, {name: float(value) for name, value in parts.items()}
 
 
-def match(shares):
+def _match_calls(shares):
     """(greatest sum of shares, the pairs (call, share) that make it), from a row of shares for each call."""
     best = {frozenset(): (0.0, ())}  # gold calls that are taken -> the best of the calls so far with just these
     for place, row in enumerate(shares):
@@ -95,42 +95,42 @@ def match(shares):
     return max(best.values(), key=operator.itemgetter(0))
 
 
-def share(call, wanted):
+def _find_share(call, wanted):
     """The share, 0 to 1, of right arguments among those required and those written."""
     ((name, accepted),) = wanted.items()
     if call["name"] != name:
         return 0.0
     arguments = call["arguments"]
-    counted = {*arguments, *required(accepted)}
-    right = [key for key in counted if is_right(key, arguments, accepted)]
+    counted = {*arguments, *_list_required(accepted)}
+    right = [key for key in counted if _is_right(key, arguments, accepted)]
     return len(right) / len(counted) if counted else 1.0
 
 
-def required(accepted):
+def _list_required(accepted):
     """The keys that may not be left out: those for which gold does not list ""."""
     return [key for key, values in accepted.items() if "" not in values]
 
 
-def is_right(key, arguments, accepted):
-    return key in arguments and key in accepted and is_accepted(arguments[key], accepted[key])
+def _is_right(key, arguments, accepted):
+    return key in arguments and key in accepted and _is_accepted(arguments[key], accepted[key])
 
 
-def is_accepted(value, accepted_values):
-    return any(is_same(value, gold) for gold in accepted_values if gold != "")  # "" says that it may be left out
+def _is_accepted(value, accepted_values):
+    return any(_is_same(value, gold) for gold in accepted_values if gold != "")  # "" says that it may be left out
 
 
-def is_same(value, gold):
+def _is_same(value, gold):
     """Whether a value is the gold one: numbers by value, strings without case, blanks and ,./-_*^ as in BFCL."""
     if isinstance(gold, str) and isinstance(value, str):
-        return plain(value) == plain(gold)
+        return _simplify(value) == _simplify(gold)
     if isinstance(gold, list) and isinstance(value, list):
-        return len(gold) == len(value) and all(map(is_same, value, gold))
+        return len(gold) == len(value) and all(map(_is_same, value, gold))
     if isinstance(gold, dict) and isinstance(value, dict):
-        return all(is_right(key, value, gold) for key in {*value, *required(gold)})
+        return all(_is_right(key, value, gold) for key in {*value, *_list_required(gold)})
     if bool in (type(value), type(gold)):  # which Python takes for 0 and 1
         return value is gold
     return value == gold
 
 
-def plain(string):
+def _simplify(string):
     return re.sub(r"[\s,./_*^-]", "", string).casefold()

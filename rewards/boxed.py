@@ -7,7 +7,7 @@ Only right answers are paid, and a verdict that is true. Form, agreement, length
 import re
 from fractions import Fraction
 
-from rewards.texts import as_typed, drop_thoughts, words
+from rewards.texts import as_typed, drop_thoughts, split_words
 
 BOX = re.compile(r"\\boxed\s*\{")
 PLACEHOLDER = "answer"  # what the prompts have in the box
@@ -41,7 +41,7 @@ NUMBER = re.compile(
 REMARK = re.compile(r"\d.*(?<![\\A-Za-z])[A-Za-z]{3}|\d[eE][+-]?\d", re.DOTALL)
 # With these words it is another number, or several: 3 million, 18 minus two, 3 quarters
 NO_UNITS = set(
-    words("""
+    split_words("""
     hundred hundreds thousand thousands million millions billion billions trillion trillions dozen dozens score
     gross grand lakh lakhs crore crores mil mln bn half halves third thirds quarter quarters fourth fourths fifth
     fifths sixth sixths seventh sevenths eighth eighths ninth ninths tenth tenths hundredth hundredths thousandth
@@ -69,7 +69,7 @@ PARTS = {  # as in rewards/coding.py; those after all_passed: with roles check o
 }
 
 
-def answer(completion):
+def read_answer(completion):
     r"""The one answer that a completion gives, or None: what its \boxed{...} hold, or else what comes after its ####.
 
     Thoughts do not count. Two different answers are none, so listing candidates earns nothing; nor does a number that
@@ -93,7 +93,7 @@ def is_right(attempt, gold):
     as 18 (each) or 1e-05.
     """
     gold = _plain(gold)
-    usable = number(gold) is not None or (0 < len(gold) <= LONGEST and not REMARK.search(gold))
+    usable = _read_number(gold) is not None or (0 < len(gold) <= LONGEST and not REMARK.search(gold))
     return usable and is_same(attempt, gold)
 
 
@@ -102,7 +102,7 @@ def is_same(one, other):
     return None not in (one, other) and _value(_plain(one)) == _value(_plain(other))
 
 
-def number(text):
+def _read_number(text):
     """The Fraction that a string is, with or without a unit, or None: also for what might be another number.
 
     Exponents are refused: 1e999999999 would hang.
@@ -114,13 +114,13 @@ def number(text):
     sign, whole, top, bottom, unit = match.groups()
     value = Fraction(top.replace(",", "")) / int(bottom or 1)
     improper = whole and value >= 1  # 17 18/2 is no mixed number
-    if improper or NO_UNITS.intersection(words(unit)):
+    if improper or NO_UNITS.intersection(split_words(unit)):
         return None
     value += int(whole or 0)
     return -value if sign == "-" else value
 
 
-def verdict(completion):
+def read_verdict(completion):
     """True for a line VERDICT: right, False for VERDICT: wrong, None for neither, both or any other word."""
     verdicts = set(VERDICT_LINE.findall(drop_thoughts(completion).lower()))
     only = verdicts.pop() if len(verdicts) == 1 else ""
@@ -136,15 +136,15 @@ def team_reward(completion, right, solutions=()):
 
     Returns (reward, parts), the reward being correct + verdict + solver_correct.
     """
-    final = answer(completion)
+    final = read_answer(completion)
     correct = float(right(final))
     parts = {"correct": correct, "parsed": float(final is not None), "all_passed": correct}
     if not solutions:
         return correct, parts
-    attempts = [answer(solution) for solution in solutions]
+    attempts = [read_answer(solution) for solution in solutions]
     marks = [right(attempt) for attempt in attempts]
     copies = [is_same(attempt, final) for attempt in attempts]
-    judged = verdict(completion)
+    judged = read_verdict(completion)
     share = sum(marks) / len(marks)
     parts["verdict"] = VERDICT * (judged is not None and judged == all(marks))
     parts["solver_correct"] = SOLVER * share
@@ -157,7 +157,7 @@ def team_reward(completion, right, solutions=()):
 
 def _value(text):
     """What two answers have in common if they are the same: a number, or a string without case and needless blanks."""
-    value = number(text)
+    value = _read_number(text)
     return re.sub(r"(?<!\d) | (?!\d)", "", text).casefold() if value is None else value
 
 

@@ -8,7 +8,7 @@ fixed: where no test passed before, none can be lost. As in the coding reward, e
 
 from typing import NamedTuple
 
-from rewards.coding import TESTED, Answer, equal_ones_once, make_score
+from rewards.coding import TESTED, Answer, equal_ones_once, find_facts, make_score
 from rewards.sandbox import Job, run_tests
 
 PARTS = {  # as in rewards/coding.py
@@ -37,31 +37,29 @@ class Repair(NamedTuple):
 @equal_ones_once
 def bugfix_rewards(repairs, timeout=10.0, allow_unsafe_code=False):
     """Scores the repairs in parallel: list of Score, in order; arguments as in `coding_rewards`."""
-    results = run_tests(map(_job, repairs), timeout, allow_unsafe_code)
+    results = run_tests(map(_make_job, repairs), timeout, allow_unsafe_code)
     return list(map(_score, repairs, results))
 
 
-def _job(repair):
+def _make_job(repair):
     answer = repair.answer
     options = {"entry_point": answer.entry_point, "prelude": answer.prelude, "program": repair.program}
     return Job(answer.texts, answer.tests, answer.names, "prepare_repair", options, setup=answer.setup)
 
 
 def _score(repair, result):
-    # the facts are empty if reading the text killed the process
-    facts = {"defined": [False], "syntax": False, "edits": 0, "error": result.reason} | result.facts
+    facts = {"edits": 0} | find_facts(repair.answer, result)
     fixed = sum(number in result.passing for number in repair.failing) / len(repair.failing)
     lost = sum(number not in result.passing for number in repair.passing) / max(1, len(repair.passing))
     # what was added to it may be what it lacked
     unchanged = facts["syntax"] and not facts["edits"] and not fixed
+    paid = not unchanged
     shares = {
-        "defined": facts["defined"][0],
-        "parses": facts["syntax"],
+        "defined": paid and facts["defined"][0],
+        "parses": paid and facts["syntax"],
         "fixed": max(0.0, fixed - lost),
         "kept": fixed * (lost == 0),
         "complete": not result.reason,
     }
-    if unchanged:
-        shares = dict.fromkeys(shares, 0)
     diagnostics = {"regressed": lost, "unchanged": float(unchanged), "edit_distance": float(facts["edits"])}
     return make_score(PARTS, shares, diagnostics, facts, [], result)

@@ -7,7 +7,7 @@ Unlike in the published code, a stub (pass, a bare return, raise NotImplementedE
 method, and the class cannot reach the tests; see docs/sandbox.md.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from rewards.coding import TESTED, equal_ones_once, make_score
 from rewards.sandbox import Job, run_tests
@@ -23,7 +23,8 @@ PARTS = {  # as in rewards/coding.py; shares are those of the methods that are t
 }
 
 
-class ClassAnswer(NamedTuple):
+@dataclass
+class ClassAnswer:
     """A joint answer and its tests; base, tests, setup and examples are trusted source."""
 
     texts: list[str]  # one completion per agent; fences are accepted
@@ -39,11 +40,11 @@ class ClassAnswer(NamedTuple):
 @equal_ones_once
 def class_rewards(answers, timeout=10.0, allow_unsafe_code=False):
     """Scores the answers in parallel: list of Score, in order; arguments as in `coding_rewards`."""
-    results = run_tests(map(_job, answers), timeout, allow_unsafe_code)
+    results = run_tests(map(_make_job, answers), timeout, allow_unsafe_code)
     return list(map(_score, answers, results))
 
 
-def _job(answer):
+def _make_job(answer):
     options = {"assigned": answer.assigned, "class_name": answer.class_name, "base": answer.base}
     return Job(
         texts=answer.texts,

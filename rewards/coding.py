@@ -11,9 +11,10 @@ program that fails on purpose when it meets a stub goes undetected.
 """
 
 import functools
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from rewards.programs import SCHEMES
+from rewards.programs import prepare
 from rewards.sandbox import Job, run_tests
 
 TESTED = {  # of all rewards that run tests
@@ -66,7 +67,8 @@ STUBS = [
 ]
 
 
-class Answer(NamedTuple):
+@dataclass
+class Answer:
     """A joint answer and its tests; tests, setup and prelude are trusted source."""
 
     texts: list[str]  # one completion per agent: the helpers' in order, then the asked function's; fences are accepted
@@ -105,46 +107,37 @@ def coding_rewards(answers, timeout=10.0, allow_unsafe_code=False):
     allow_unsafe_code: see rewards/sandbox.py, also for what is raised
     """
     run = functools.partial(run_tests, timeout=timeout, allow_unsafe_code=allow_unsafe_code)
-    results = run([_job(answer) for answer in answers])
+    results = run([_make_job(answer) for answer in answers])
     # Without a call, or without a passed test, stubs cannot make the result worse.
     calling = [i for i, result in enumerate(results) if result.passed and any(result.facts["called"])]
-    stubbed = iter(run([_job(answers[i], stub=stub) for i in calling for stub in STUBS]))
-    without = {i: max(_share(next(stubbed)) for _ in STUBS) for i in calling}  # the share that passes with stubs
+    stubbed = iter(run([_make_job(answers[i], stub=stub) for i in calling for stub in STUBS]))
+    without = {i: max(_find_share(next(stubbed)) for _ in STUBS) for i in calling}  # the share that passes with stubs
     pairs = []  # (i, helper): the tests need helpers, and this one is called
     for i in calling:
-        if without[i] < _share(results[i]):
+        if without[i] < _find_share(results[i]):
             called = zip(answers[i].helpers, results[i].facts["called"])
             pairs += [(i, helper) for helper, is_called in called if is_called]
-    alone = run([_job(answers[i], alone=helper) for i, helper in pairs])
-    wrappers = {i for (i, _), result in zip(pairs, alone) if _share(result) >= _share(results[i])}
+    alone = run([_make_job(answers[i], alone=helper) for i, helper in pairs])
+    wrappers = {i for (i, _), result in zip(pairs, alone) if _find_share(result) >= _find_share(results[i])}
     return [_score(answer, results[i], without.get(i), i in wrappers) for i, answer in enumerate(answers)]
 
 
-def _job(answer, **instead):
+def _make_job(answer, **instead):
     options = {"helpers": answer.helpers, "entry_point": answer.entry_point, "prelude": answer.prelude, **instead}
     # with the examples each time: by the number of its calls, a program could tell whether a stub is in place
     return Job(answer.texts, answer.tests, answer.names, "prepare", options, answer.examples, answer.setup)
 
 
-def _share(result):
+def _find_share(result):
     return result.passed / result.total  # 0 for what does not compile
 
 
 def _score(answer, result, without, wrapper):
     """without: the share of tests that pass with stubs; None if these were not tried."""
     count = len(answer.helpers)
-    facts = {
-        "defined": [False] * len(answer.texts),
-        "syntax": False,
-        "called": [False] * count,
-        "ignored": [False] * count,
-        "schemes": dict.fromkeys(SCHEMES, 0.0),
-        "errors": [""] * len(answer.texts),
-        "error": result.reason,
-        **result.facts,  # empty if reading the text killed the process
-    }
+    facts = find_facts(answer, result)
     *helpers_defined, main_defined = facts["defined"]
-    share = _share(result)
+    share = _find_share(result)
     useful = without is not None and without < share
     # A helper whose result is dropped did something only if no other helper can have made the difference.
     kept = [called and not ignored for called, ignored in zip(facts["called"], facts["ignored"])]
@@ -165,10 +158,25 @@ def _score(answer, result, without, wrapper):
     return make_score(PARTS, shares, diagnostics, facts, answer.examples, result)
 
 
+def remark_on_syntax(agent, findings):
+    """Agent number `agent` reads its own syntax error, but only whether another agent made one."""
+    if findings["errors"][agent]:
+        return [f"Your answer is not Python: {findings['errors'][agent]}."]
+    if any(findings["errors"]):
+        return ["The answer of another agent is not Python."]
+    return [f"The program does not compile: {findings['error']}."] if findings["error"] else []
+
+
+def find_facts(answer, result):
+    """What was found in an answer; if reading it killed the process, the facts of an empty one."""
+    _, facts = prepare([""] * len(answer.texts), answer.helpers, answer.entry_point)
+    return result.facts or {**facts, "error": result.reason}
+
+
 def make_score(meanings, shares, diagnostics, facts, examples, result):
     """The Score where each part is paid by its share, 0 to 1, and what all rewards of code report about the tests."""
     levels = {name: 0.0 + meanings[name][0] * share for name, share in shares.items()}  # never -0.0
-    diagnostics = {"all_passed": float(not result.reason), "passed_share": _share(result), **diagnostics}
+    diagnostics = {"all_passed": float(not result.reason), "passed_share": _find_share(result), **diagnostics}
     findings = {
         **facts,
         "passed": result.passed,

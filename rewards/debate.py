@@ -8,7 +8,7 @@ from the start is worth a little more.
 import re
 from itertools import pairwise
 
-from rewards.boxed import answer, is_right, is_same
+from rewards.boxed import is_right, is_same, read_answer
 
 ALL_RIGHT = 0.2
 STEADY = 0.1
@@ -41,7 +41,7 @@ def debate_reward(rounds, gold):
     Returns (reward, parts), with reward = correct + 0.2 all_passed + 0.1 steady, 0 to 1.3. An agent is right in a
     round if the one answer that its completion gives (see rewards/boxed.py) equals gold.
     """
-    read = choice if gold in {*"ABCD"} else answer
+    read = read_choice if gold in {*"ABCD"} else read_answer
     answers = [[read(completion) for completion in completions] for completions in rounds]
     N = len(answers[0])
     first = [is_right(attempt, gold) for attempt in answers[0]]
@@ -66,15 +66,15 @@ def debate_reward(rounds, gold):
     return parts["correct"] + bonus, parts
 
 
-def choice(completion):
+def read_choice(completion):
     """The letter that a completion's one answer begins with, or None: also where another letter is in it."""
-    match = CHOICE.match(answer(completion) or "")
+    match = CHOICE.match(read_answer(completion) or "")
     return match and match[1]
 
 
 def verdict_reward(completion, truth):
     """Score a judge on a claim: (1.0 if its answer is `truth`, "true" or "false", else 0.0, parts)."""
-    attempt = answer(completion)
+    attempt = read_answer(completion)
     right = float(is_right(attempt, truth))
     said_true = float(is_right(attempt, "true"))
     return right, {"all_passed": right, "parsed": float(attempt is not None), "said_true": said_true}

@@ -17,6 +17,7 @@ import fractions
 import functools
 import json
 import math
+import operator
 import os
 import random
 import resource
@@ -26,7 +27,9 @@ import struct
 import sys
 import types
 import unittest
+from dataclasses import dataclass, field
 from errno import ENOSYS, EPERM
+from operator import attrgetter
 
 MEMORY, FILE, MESSAGE = 512 << 20, 16 << 20, 16_000_000  # bytes: address space, one file, one message
 WALL = 6  # seconds by the clock for each second of processor time: for code that sleeps, and busy machines
@@ -79,7 +82,7 @@ def call(function, *arguments):
     return result
 
 
-def compile_filter():
+def _compile_filter():
     """A function without arguments that filters the system calls of this process from then on, for good."""
     library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
     library.seccomp_init.restype = ctypes.c_void_p
@@ -96,7 +99,7 @@ def compile_filter():
     return functools.partial(call, library.seccomp_load, context)
 
 
-def restrict_files(folder=""):
+def _restrict_files(folder=""):
     """Landlock: from now on READABLE can be read, plain files in `folder` also written, nothing else opened."""
     create, add, restrict = 444, 445, 446  # the numbers of its system calls, which the C library does not know
     version = call(libc.syscall, create, None, 0, 1)
@@ -114,11 +117,11 @@ def restrict_files(folder=""):
     os.close(ruleset)
 
 
-def mount(source, target, flags, kind=None, options=None):
+def _mount(source, target, flags, kind=None, options=None):
     call(libc.mount, *[text and os.fsencode(text) for text in (source, target, kind)], flags, options)
 
 
-def private_root():
+def _use_private_root():
     """Namespaces: from now on this process and its forks see READABLE, read-only, and no other file."""
     user, group = os.getuid(), os.getgid()
     call(libc.unshare, NEW_USER | NEW_MOUNTS)  # in a user namespace of its own, anyone may mount
@@ -127,32 +130,32 @@ def private_root():
             file.write(text)
     with open("/proc/self/mountinfo", "rb") as file:  # there, a space in a path is \040
         mounts = [os.fsdecode(line.split()[4].decode("unicode_escape").encode("latin-1")) for line in file]
-    mount(None, "/", RECURSIVE | PRIVATE)  # what is mounted here is seen nowhere else
+    _mount(None, "/", RECURSIVE | PRIVATE)  # what is mounted here is seen nowhere else
     root = "/proc"  # an empty folder in memory covers it, gets what may be seen, and becomes the root
-    mount("tmpfs", root, 0, "tmpfs", b"size=64k")
+    _mount("tmpfs", root, 0, "tmpfs", b"size=64k")
     os.mkdir(f"{root}/dev")
     open(root + os.devnull, "w").close()
     for path in [*filter(os.path.isdir, READABLE), os.devnull]:
         if path != os.devnull:
             os.makedirs(root + path, exist_ok=True)
-        mount(path, root + path, BIND | RECURSIVE)
+        _mount(path, root + path, BIND | RECURSIVE)
         real = os.path.realpath(path)
         for inner in ["", *[m.removeprefix(real) for m in mounts if m.startswith(f"{real}/") and os.path.exists(m)]]:
             keep = os.statvfs(root + path + inner).f_flag & 0b1110  # nosuid, nodev, noexec: not ours to take back
-            mount(None, root + path + inner, REMOUNT | BIND | READ_ONLY | keep)
+            _mount(None, root + path + inner, REMOUNT | BIND | READ_ONLY | keep)
     os.mkdir(root + JOB_FOLDER)
-    mount(None, root, REMOUNT | BIND | READ_ONLY)
+    _mount(None, root, REMOUNT | BIND | READ_ONLY)
     os.chroot(root)  # each job goes to its folder, or to "/", in here
 
 
-def private_folder():
+def _use_private_folder():
     """An empty folder in memory at JOB_FOLDER, which this process and its forks see, and which goes with them."""
     call(libc.unshare, NEW_MOUNTS)
-    mount("tmpfs", JOB_FOLDER, 0b110, "tmpfs", b"nr_inodes=1k,size=%d" % FILE)  # nosuid, nodev
+    _mount("tmpfs", JOB_FOLDER, 0b110, "tmpfs", b"nr_inodes=1k,size=%d" % FILE)  # nosuid, nodev
 
 
-def confine(layers, folder, seconds):
-    """Limits this process for good. layers: see find_layers."""
+def _confine(layers, folder, seconds):
+    """Limits this process for good. layers: see _find_layers."""
     # At the limit of processor time the kernel kills it; nothing that runs in it can raise the limit or catch that.
     limits = {"CPU": math.ceil(seconds), "FSIZE": FILE, "NOFILE": 64, "CORE": 0, "MEMLOCK": 0}
     limits |= {"AS": MEMORY, "NPROC": 4096} if sys.platform == "linux" else {}  # NPROC counts the user's threads
@@ -163,11 +166,11 @@ def confine(layers, folder, seconds):
     if layers["seccomp"]:
         call(libc.capset, struct.pack("Ii", 0x20080522, 0), bytes(24))  # drop root's privileges
         if layers["Landlock"]:
-            restrict_files(folder)
+            _restrict_files(folder)
         layers["seccomp"]()
 
 
-def fork(function, *arguments):
+def _fork(function, *arguments):
     """Runs function(*arguments) in a fork that dies with this process and never returns from here."""
     parent = os.getpid()
     if not (pid := os.fork()):
@@ -182,7 +185,7 @@ def fork(function, *arguments):
 
 
 # Template ------------------------------------------------------------------------------------------------------------
-def template(unsafe):
+def _serve_template(unsafe):
     """Forks a grader for each socket that arrives, until the trainer is gone."""
     control = socket.socket(fileno=0)
     for module in ["bisect", "copy", "hashlib", "heapq", "itertools", "re", "statistics", "string", "typing"]:
@@ -195,31 +198,31 @@ def template(unsafe):
             file.write("1000")  # if memory runs out, the kernel kills jobs before the trainer
         call(libc.prctl, PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # candidates whose grader has ended become its children
         libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)  # a huge page stays while a bit of it is used; MEMORY counts bits
-        layers = find_layers()
+        layers = _find_layers()
         safe = bool(layers["seccomp"] and (layers["Landlock"] or layers["namespaces"]))
         if safe and not layers["Landlock"]:
-            private_root()
+            _use_private_root()
         call(libc.prctl, PR_SET_DUMPABLE, 0, 0, 0, 0)  # no other process of this user can look into it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps its children
     Channel(control).send({name: bool(holds) for name, holds in layers.items()})
     while (safe or unsafe) and (received := socket.recv_fds(control, 1, 1))[0]:
         # If there are too many processes for a fork, the trainer sees the end of its socket and tries again.
         with socket.socket(fileno=received[1][0]) as trainer, contextlib.suppress(OSError):
-            fork(_grader, Channel(trainer), layers if safe else {"seccomp": None})
+            _fork(_run_grader, Channel(trainer), layers if safe else {"seccomp": None})
 
 
-def find_layers():
+def _find_layers():
     """Which layers this system has, each tried in a process of its own; for seccomp, the function that applies it."""
     layers = {"seccomp": None}
     with contextlib.suppress(OSError):  # no libseccomp
-        layers["seccomp"] = compile_filter() if holds(compile_filter(), os.fork) else None
-    layers["Landlock"] = holds(restrict_files, os.listdir, "/etc")
+        layers["seccomp"] = _compile_filter() if _is_refused(_compile_filter(), os.fork) else None
+    layers["Landlock"] = _is_refused(_restrict_files, os.listdir, "/etc")
     if not layers["Landlock"]:
-        layers["namespaces"] = holds(lambda: [private_root(), private_folder()], os.listdir, "/etc")
+        layers["namespaces"] = _is_refused(lambda: [_use_private_root(), _use_private_folder()], os.listdir, "/etc")
     return layers
 
 
-def holds(layer, function, *arguments):
+def _is_refused(layer, function, *arguments):
     """Whether a process that has applied the layer is refused a call."""
 
     def attempt():
@@ -229,10 +232,39 @@ def holds(layer, function, *arguments):
         except OSError:
             os._exit(1)
 
-    return os.waitpid(fork(attempt), 0)[1] == 1 << 8
+    return os.waitpid(_fork(attempt), 0)[1] == 1 << 8
 
 
 # Messages between the processes --------------------------------------------------------------------------------------
+@dataclass
+class Job:
+    """One piece of model-written code, and what is done with it. Only `texts` are not to be trusted."""
+
+    texts: list[str]  # what the models wrote, unchanged; more than MAX_SOURCE characters in all fail
+    # Each assert outside of classes is one test, which passes if it held each time that it ran; if an error ends the
+    # tests, only asserts at the top level, or at that of a function check(), keep what they earned. Each method of a
+    # unittest.TestCase is one test.
+    tests: str
+    names: list[str]  # the candidate's functions and classes that the tests use
+    # Name of a function in rewards/programs.py, prepare(texts, **options) -> (program, facts), that runs in the
+    # candidate, where a crash does no harm. `program`: the source or syntax tree to run, or None. `facts`: to report.
+    prepare: str = "prepare_text"
+    options: dict = field(default_factory=dict)
+    examples: list[str] | tuple = ()  # each ends in an assert whose outcome the model may see; they do not count
+    setup: str = ""  # what the tests need, such as functions that the task's prompt defines
+    folder: bool = False  # whether candidate and tests share a folder in which they may write plain files
+
+
+def write_job(job, seconds, folder):
+    """The message to a grader. seconds: of processor time; folder: the path of the job's folder, or ""."""
+    return {"job": vars(job), "seconds": seconds, "folder": folder}
+
+
+def _read_job(message):
+    """(job, seconds, folder) of the message that write_job made."""
+    return Job(**message["job"]), message["seconds"], message["folder"]
+
+
 class Channel:
     """A socket for JSON, one message a line. receive raises EOFError at the end, ValueError for what is no message."""
 
@@ -257,11 +289,11 @@ SEQUENCES = {list, tuple, set, frozenset, collections.deque}
 # Other types: how a value is taken apart, and how it is made again.
 PARTS = {
     **{t: (lambda x: [x.hex()], t.fromhex) for t in (bytes, bytearray)},
-    complex: (lambda x: [x.real, x.imag], complex),
-    **{t: (lambda x: [x.start, x.stop, x.step], t) for t in (range, slice)},
+    complex: (attrgetter("real", "imag"), complex),
+    **{t: (attrgetter("start", "stop", "step"), t) for t in (range, slice)},
     decimal.Decimal: (lambda x: [str(x)], decimal.Decimal),
-    fractions.Fraction: (lambda x: [x.numerator, x.denominator], fractions.Fraction),
-    datetime.timedelta: (lambda x: [x.days, x.seconds, x.microseconds], datetime.timedelta),
+    fractions.Fraction: (attrgetter("numerator", "denominator"), fractions.Fraction),
+    datetime.timedelta: (attrgetter("days", "seconds", "microseconds"), datetime.timedelta),
     **{t: (lambda x: [x.isoformat()], t.fromisoformat) for t in (datetime.datetime, datetime.date, datetime.time)},
 }
 DICTS = {dict, collections.OrderedDict, collections.Counter, collections.defaultdict}  # all arrive as dict
@@ -269,15 +301,15 @@ TYPES = {kind.__name__: kind for kind in [*ATOMS, *SEQUENCES, *PARTS, dict]}
 MUTABLE = (list, set, dict, bytearray, collections.deque)
 
 
-def pack(value, reference):
+def _pack(value, reference):
     """Plain data for JSON; only exact types are plain: a subclass could redefine equality. The rest by reference."""
     kind = type(value)
     if kind in ATOMS:
         return value
     if kind in DICTS:
-        return ["dict", *[pack(part, reference) for pair in value.items() for part in pair]]
+        return ["dict", *[_pack(part, reference) for pair in value.items() for part in pair]]
     if kind in SEQUENCES:
-        return [kind.__name__, *[pack(part, reference) for part in value]]
+        return [kind.__name__, *[_pack(part, reference) for part in value]]
     if kind in PARTS:
         return [kind.__name__, *PARTS[kind][0](value)]
     if kind is type and TYPES.get(value.__name__) is value:
@@ -285,7 +317,7 @@ def pack(value, reference):
     return ["object", reference(value)]
 
 
-def unpack(data, refer):
+def _unpack(data, refer):
     """The inverse of pack. Hostile data may raise any exception, but makes only plain data and refer(number)."""
     if type(data) in ATOMS:
         return data
@@ -296,26 +328,26 @@ def unpack(data, refer):
         return TYPES[parts[0]]
     if (kind := TYPES[kind]) in PARTS:
         return PARTS[kind][1](*parts)
-    parts = [unpack(part, refer) for part in parts]
+    parts = [_unpack(part, refer) for part in parts]
     return kind(parts) if kind in SEQUENCES else dict(zip(parts[::2], parts[1::2]))
 
 
 # Candidate -----------------------------------------------------------------------------------------------------------
 # What the grader may ask for. Nothing here compares: that would tell the candidate the expected value.
 OPERATIONS = {
-    "call": lambda function, *arguments, **keywords: function(*arguments, **keywords),
+    "call": operator.call,
     "get": getattr,
     "set": setattr,
-    "getitem": lambda thing, place: thing[place],
-    "setitem": lambda thing, place, value: thing.__setitem__(place, value),
-    "delitem": lambda thing, place: thing.__delitem__(place),
+    "getitem": operator.getitem,
+    "setitem": operator.setitem,
+    "delitem": operator.delitem,
     "len": len,
     "items": lambda thing: [item for item, _ in zip(thing, range(100_000))],
     "instance": lambda kind, thing: isinstance(thing, kind),
 }
 
 
-def _candidate(channel, layers):
+def _run_candidate(channel, layers):
     """Runs the model's code and answers calls. From its first line on, that code may do anything here."""
     null = os.open(os.devnull, os.O_RDWR)
     for place, descriptor in enumerate([null, null, null, channel.fileno()]):
@@ -323,12 +355,12 @@ def _candidate(channel, layers):
     os.closerange(4, 256)  # above all the trainer's socket
     channel.detach()
     channel = Channel(socket.socket(fileno=3))
-    folder, seconds, texts, prepare, options = channel.receive()
-    confine(layers, folder, seconds)
+    job, seconds, folder = _read_job(channel.receive())
+    _confine(layers, folder, seconds)
     random.seed(0)  # the same code, the same reward
-    program, facts = vars(programs)[prepare](texts, **options)
+    program, facts = vars(programs)[job.prepare](job.texts, **job.options)
     channel.send([program is not None, facts])
-    del texts, prepare, options, facts  # else the code could read here whether its helper is a stub
+    del job, facts  # else the code could read here whether its helper is a stub
     builtins.exit = builtins.quit = sys.exit
     module = sys.modules["candidate"] = types.ModuleType("candidate")
     kept = {}  # id -> object. What is no plain data stays here, and the grader knows it by its id
@@ -341,13 +373,13 @@ def _candidate(channel, layers):
         return getattr(module, key) if isinstance(key, str) else kept[key]
 
     def operate(name, key, packed, keywords):
-        arguments = [unpack(part, find) for part in packed]
-        value = OPERATIONS[name](find(key), *arguments, **{k: unpack(v, find) for k, v in keywords.items()})
+        arguments = [_unpack(part, find) for part in packed]
+        value = OPERATIONS[name](find(key), *arguments, **{k: _unpack(v, find) for k, v in keywords.items()})
         changed = []  # pairs (place of an argument, what it is after the call)
-        value = pack(value, reference)
+        value = _pack(value, reference)
         for place, argument in enumerate(arguments):
             if isinstance(argument, MUTABLE):
-                after = pack(argument, reference)
+                after = _pack(argument, reference)
                 if after != packed[place]:
                     changed.append([place, after])
         return ["value", value, changed]
@@ -368,7 +400,7 @@ class CandidateError(Exception):
     """The candidate raised what is no built-in exception, or does not answer."""
 
 
-class Object:
+class _Object:
     """An object of the candidate's. No comparison or arithmetic reaches it: it is true, and equals only itself."""
 
     def __init__(self, candidate, key):
@@ -377,8 +409,8 @@ class Object:
     def __ask__(self, operation, *arguments, **keywords):
         candidate, key = vars(self)["__handle__"]
         candidate.send_changes()
-        packed = [pack(argument, handle) for argument in arguments]
-        keywords = {name: pack(value, handle) for name, value in keywords.items()}
+        packed = [_pack(argument, _find_key) for argument in arguments]
+        keywords = {name: _pack(value, _find_key) for name, value in keywords.items()}
         return candidate.result(candidate.exchange(operation, key, packed, keywords), arguments)
 
     def __getattr__(self, name):
@@ -387,7 +419,7 @@ class Object:
         value = self.__ask__("get", name)
         if isinstance(value, MUTABLE):
             candidate, key = vars(self)["__handle__"]
-            candidate.copies[key, name] = value, pack(value, handle)
+            candidate.copies[key, name] = value, _pack(value, _find_key)
         return value
 
     __call__ = functools.partialmethod(__ask__, "call")
@@ -401,7 +433,7 @@ class Object:
         return iter(self.__ask__("items"))
 
     def __instancecheck__(self, thing):
-        return isinstance(thing, Object) and self.__ask__("instance", thing) is True
+        return isinstance(thing, _Object) and self.__ask__("instance", thing) is True
 
     def __bool__(self):
         return True
@@ -410,7 +442,7 @@ class Object:
         return "<object>"
 
 
-class Candidate:
+class _Candidate:
     """The grader's end of the channel to the candidate, which may answer anything."""
 
     def __init__(self, channel, pid):
@@ -440,7 +472,7 @@ class Candidate:
     def send_changes(self):
         """Sets the attributes of which the tests have changed their copy, as in `box.items.append(1)`."""
         for (key, name), (value, before) in list(self.copies.items()):
-            after = pack(value, handle)
+            after = _pack(value, _find_key)
             if after != before:
                 self.copies[key, name] = value, after
                 self.exchange("set", key, [name, after], {})
@@ -450,11 +482,11 @@ class Candidate:
         if reply[0] == "value":
             _, value, changed = reply
             for place, new in changed:
-                old, new = arguments[place], unpack(new, self.object)
+                old, new = arguments[place], _unpack(new, self.object)
                 if isinstance(old, MUTABLE) and isinstance(old, type(new)):
                     old.clear()
                     (old.update if isinstance(old, (set, dict)) else old.extend)(new)
-            self.last = unpack(value, self.object)
+            self.last = _unpack(value, self.object)
             return self.last
         _, kinds, text = reply
         self.last = CandidateError(f"raised {kinds[0]}: {text}"[:200])
@@ -464,17 +496,17 @@ class Candidate:
         raise builtin[0](text)
 
     def object(self, key):
-        return self.objects.setdefault(key, Object(self, key))
+        return self.objects.setdefault(key, _Object(self, key))
 
 
-def handle(value):
+def _find_key(value):
     """What the candidate knows an object by."""
-    if isinstance(value, Object):
+    if isinstance(value, _Object):
         return vars(value)["__handle__"][1]
     raise TypeError(f"the tests pass a {type(value).__name__}, which is no plain data")
 
 
-class Asserts(ast.NodeTransformer):
+class _Asserts(ast.NodeTransformer):
     """Makes each assert report its outcome, so that one failure does not end the tests."""
 
     def __init__(self, tree):
@@ -497,48 +529,52 @@ class Asserts(ast.NodeTransformer):
         return node
 
 
-def _grader(trainer, layers):
+def _run_grader(trainer, layers):
     """Reads a job and runs its tests; see `_run_one` in rewards/sandbox.py for what becomes of its messages."""
     signal.setitimer(signal.ITIMER_REAL, 60)  # the kernel ends this process then, and with it the candidate
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # so that it learns how the candidate ended
     if layers.get("namespaces"):
-        private_folder()
+        _use_private_folder()
     channel, theirs = socket.socketpair()
-    candidate = Candidate(Channel(channel), fork(_candidate, theirs, layers))  # before this process has read anything
+    candidate = _Candidate(
+        Channel(channel), _fork(_run_candidate, theirs, layers)
+    )  # before this process has read anything
     theirs.close()
-    seconds, folder, texts, tests, names, prepare, options, examples, setup = trainer.receive()
+    job, seconds, folder = _read_job(trainer.receive())
     signal.setitimer(signal.ITIMER_REAL, WALL * seconds)
     folder = JOB_FOLDER if folder and layers.get("namespaces") else folder
-    confine(layers, folder, seconds)
-    random.seed(tests)
+    _confine(layers, folder, seconds)
+    random.seed(job.tests)
     seen = {}  # number of a test -> whether it has always passed; its first outcome is sent, and a later failure
 
     def check(number, value, error=None):
         passed = error is None and bool(value) and not candidate.dead
         if number not in seen or passed < seen[number]:
             seen[number] = passed
-            trainer.send(["outcome", number, passed, describe(error or CandidateError("a wrong result"))])
+            trainer.send(["outcome", [number, passed, describe(error or CandidateError("a wrong result"))]])
 
     try:
-        tree = ast.parse(tests)
-        asserts = Asserts(tree)
+        tree = ast.parse(job.tests)
+        asserts = _Asserts(tree)
         tree = ast.fix_missing_locations(asserts.visit(tree))
-        trainer.send(["tests", asserts.count, asserts.straight])
-        candidate.channel.send([folder, seconds, texts, prepare, options])
+        trainer.send(["tests", [asserts.count, asserts.straight]])
+        # all that the candidate may know of the job
+        told = Job(job.texts, tests="", names=[], prepare=job.prepare, options=job.options)
+        candidate.channel.send(write_job(told, seconds, folder))
         ready, facts = candidate.exchange()
         trainer.send(["facts", facts])
         if not ready:
             raise CandidateError(facts.get("error") or "no program")
         candidate.result(candidate.exchange())
         scope = {"__name__": "tests", "__check__": check}
-        exec(setup, scope)
-        scope.update({name: candidate.object(name) for name in names})
-        trainer.send(["examples", [_example(source, candidate, dict(scope)) for source in examples]])
+        exec(job.setup, scope)
+        scope.update({name: candidate.object(name) for name in job.names})
+        trainer.send(["examples", [_try_example(source, candidate, dict(scope)) for source in job.examples]])
         exec(compile(tree, "<tests>", "exec"), scope)
         cases = [c for c in scope.values() if isinstance(c, type) and issubclass(c, unittest.TestCase)]
         methods = [method for case in cases for method in unittest.defaultTestLoader.loadTestsFromTestCase(case)]
         total = asserts.count + len(methods)
-        trainer.send(["tests", total, [*asserts.straight, *range(asserts.count, total)]])
+        trainer.send(["tests", [total, [*asserts.straight, *range(asserts.count, total)]]])
         for number, method in enumerate(methods, start=asserts.count):
             outcome = unittest.TestResult()
             unittest.TestSuite([method]).run(outcome)
@@ -549,7 +585,7 @@ def _grader(trainer, layers):
         trainer.send(["end", describe(error)])
 
 
-def _example(source, candidate, scope):
+def _try_example(source, candidate, scope):
     """What an assert that may be shown finds: "" if it holds."""
     candidate.last = None
     *before, final = ast.parse(source).body
@@ -572,4 +608,4 @@ if __name__ == "__main__":
     from rewards import programs
 
     sys.path.pop(0)
-    template(unsafe="--unsafe" in sys.argv)
+    _serve_template(unsafe="--unsafe" in sys.argv)

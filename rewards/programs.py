@@ -26,7 +26,6 @@ DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 WRITTEN = (*FUNCTIONS, ast.Lambda)
 SHARED = (*WRITTEN, ast.ClassDef, ast.alias)  # what a block below gives to the code
 CALLABLES = (*WRITTEN, ast.Name, ast.Attribute, ast.Call)  # what is called, or may turn out to be
-SCHEMES = ("fallback", "strategy_filter", "coordinator", "decorator")  # see schemes_of()
 # Annotations may name what is not imported, such as List; an example that takes half of the time ends.
 BEFORE = """from __future__ import annotations
 import builtins as _known, resource as _resource, signal as _signal
@@ -44,12 +43,12 @@ IDLE = re.compile(r"""pass|return|return None|(return )?\.{3}|['"].*|raise NotIm
 BEFORE_CODE = re.compile(r"(?ms)\A.*?^(?=[ \t]*(?:(?:async )?def |class |import |from [\w.]+ import |@\w))")
 
 
-def read_code(text, names):
+def _read_code(text, names):
     """(statements of rule 4, error): the code of a completion that is to define one of the `names`."""
     text = drop_thoughts(text)
     blocks = BLOCK.findall(text)  # pairs: code, and the fence that closes it, which only the last block may lack
     codes = [code for code, _ in blocks]
-    bodies, errors = zip(*map(parse, [*codes, text, BEFORE_CODE.sub("", text)]))
+    bodies, errors = zip(*map(_parse, [*codes, text, BEFORE_CODE.sub("", text)]))
     closed = sum(fence != "" for _, fence in blocks)
     places = [*reversed(range(closed)), *range(closed, len(bodies))]  # indices of bodies, in the order of rule 1
     # An example such as `area = box.area()` is only taken for want of a function.
@@ -57,29 +56,32 @@ def read_code(text, names):
         for place in places:
             body = bodies[place]
             methods = [part for node in body if isinstance(node, ast.ClassDef) for part in node.body]
-            if find_names(body + methods, kinds) & {*names}:
-                shared = take_shared(bodies[: min(place, len(blocks))], bodies[place + 1 : len(blocks)])
+            if _find_names(body + methods, kinds) & {*names}:
+                shared = _take_shared(bodies[: min(place, len(blocks))], bodies[place + 1 : len(blocks)])
                 # other versions of a function are drafts, unless this one returns nothing
-                whole = {n.name for n in body if isinstance(n, FUNCTIONS) and returns_something(n)}
-                return [node for node in shared if whole.isdisjoint(find_names([node]))] + body, ""
+                whole = {n.name for n in body if isinstance(n, FUNCTIONS) and _returns_something(n)}
+                return [node for node in shared if whole.isdisjoint(_find_names([node]))] + body, ""
     error = errors[places[0]]
     return [] if error else bodies[places[0]], error
 
 
-def take_shared(above, below):
+def _take_shared(above, below):
     """The statements of rule 2, from the bodies of the blocks above and below the code."""
-    shared = [node for body in above for node in body]
+    shared = []
+    for body in above:
+        shared += body
     for body in below:
-        shared += [node for node in body if find_names([node], SHARED)]
+        shared += [node for node in body if _find_names([node], SHARED)]
     return shared
 
 
-def parse(code):
+def _parse(code):
     """(statements of rule 4, error): of the code, or of how one would type it if that reads further."""
-    return max(map(parse_lines, [code, as_typed(code)]), key=lambda parsed: [n.end_lineno for n in parsed[0]][-1:])
+    readings = map(_parse_lines, [code, as_typed(code)])
+    return max(readings, key=lambda parsed: [n.end_lineno for n in parsed[0]][-1:])
 
 
-def parse_lines(code):
+def _parse_lines(code):
     """(statements of rule 4, error): of the lines before the first syntax error, if there is one."""
     lines = textwrap.dedent(code).split("\n")
     first_error = ""
@@ -93,7 +95,7 @@ def parse_lines(code):
             return [], describe(error)
         else:
             # A definition that does not compile is an error; a `return` at the top level is only left out.
-            return [n for n in body if isinstance(n, DEFINITIONS) or compile_body([guard(n)])[0]], first_error
+            return [n for n in body if isinstance(n, DEFINITIONS) or _compile_body([_guard(n)])[0]], first_error
     return [], first_error
 
 
@@ -101,7 +103,7 @@ def describe(error):
     return str(error)[:200] or "too deep for Python"
 
 
-def find_bindings(node, value=None):
+def _find_bindings(node, value=None):
     """Pairs (name, what it is bound to: a definition, an import or a value), of a statement and the blocks in it."""
     if isinstance(node, DEFINITIONS):
         return [(node.name, node)]
@@ -112,22 +114,28 @@ def find_bindings(node, value=None):
     if isinstance(node, ast.Name):
         return [(node.id, value)]
     value = getattr(node, "value", None)
-    return [pair for child in ast.iter_child_nodes(node) for pair in find_bindings(child, value)]
+    pairs = []
+    for child in ast.iter_child_nodes(node):
+        pairs += _find_bindings(child, value)
+    return pairs
 
 
-def find_names(body, kinds=object):
+def _find_names(body, kinds=object):
     """The names that statements bind to nodes of these kinds."""
-    return {name for node in body for name, value in find_bindings(node) if isinstance(value, kinds)}
+    names = set()
+    for node in body:
+        names |= {name for name, value in _find_bindings(node) if isinstance(value, kinds)}
+    return names
 
 
-def guard(statement):
+def _guard(statement):
     """The statement in a `try`: it may be an example, or nothing may need it."""
     attempt = ast.parse("try: pass\nexcept BaseException: pass").body[0]
     attempt.body.append(statement)  # after `pass`: in Python 3.11 no `try` holds the jump of a loop that is its start
     return attempt
 
 
-def returns_something(function):
+def _returns_something(function):
     """Whether a function yields or returns something else than None."""
     nodes = [n for n in ast.walk(function) if isinstance(n, (ast.Return, ast.Yield, ast.YieldFrom))]
     return any(getattr(node.value, "value", node.value) is not None for node in nodes)
@@ -138,7 +146,7 @@ def is_stub(function):
     return all(IDLE.fullmatch(ast.unparse(node)) for node in function.body)
 
 
-def compile_body(body, errors=()):
+def _compile_body(body, errors=()):
     """(syntax tree, "") of a program, or (None, error): the first of `errors`, or what keeps it from compiling."""
     tree = ast.Module(body + ast.parse(AFTER).body, [])
     error = next(filter(None, errors), "")
@@ -149,8 +157,8 @@ def compile_body(body, errors=()):
     return (None if error else tree), error
 
 
-def schemes_of(tree, helpers):
-    """How a function cooperates with its helpers, named as in MAGRPO's section on coding: 1.0 or 0.0 for each scheme.
+def _find_schemes(tree, helpers):
+    """How a function cooperates with its helpers, named as in MAGRPO's section on coding: dict(name -> 1.0 or 0.0).
 
     tree: the function's text
     fallback: a helper is named in a `try`, or an `if` tests a name that got its result
@@ -166,19 +174,20 @@ def schemes_of(tree, helpers):
     def count(parts, names=helpers):
         return sum(isinstance(n, ast.Name) and n.id in names for part in parts for n in ast.walk(part))
 
-    results = find_names([node for node in find(ast.Assign) if count([node.value])])
+    results = _find_names([node for node in find(ast.Assign) if count([node.value])])
     choices = find(ast.If, ast.IfExp)
     filters = [part for node in find(ast.comprehension) for part in node.ifs]
     repeated = [part for node in find(ast.For) for part in node.body] + find(ast.While)
     repeated += [node.elt for node in find(ast.ListComp, ast.SetComp, ast.GeneratorExp)]
     calls = [node.value for node in find(ast.Return) if isinstance(node.value, ast.Call)]
     returned = [call.func for call in calls if isinstance(call.func, ast.Name)]
-    fallback = count(find(ast.Try)) or count([node.test for node in choices], results)
-    strategy_filter = count(choices + filters)
-    coordinator = count(repeated) or count([tree]) > 1
-    decorator = count([tree]) and not (fallback or strategy_filter or coordinator or count(returned))
-    shown = (fallback, strategy_filter, coordinator, decorator)
-    return {name: float(value > 0) for name, value in zip(SCHEMES, shown)}
+    schemes = {
+        "fallback": count(find(ast.Try)) or count([node.test for node in choices], results),
+        "strategy_filter": count(choices + filters),
+        "coordinator": count(repeated) or count([tree]) > 1,
+    }
+    schemes["decorator"] = count([tree]) and not (any(schemes.values()) or count(returned))
+    return {name: float(shown > 0) for name, shown in schemes.items()}
 
 
 def prepare_text(texts):
@@ -199,7 +208,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=""):
     syntax: bool, whether the program compiles
     called: list[bool] by helper: the main function's text reads its name, beside bare calls and asserts at the top
     ignored: list[bool] by helper: it does so only in calls that stand alone, as statements
-    schemes: dict, 1.0 for each of SCHEMES that the main function's text shows, else 0.0
+    schemes: dict, 1.0 for each scheme of cooperation that the main function's text shows, else 0.0
     errors: list[str], the syntax error of each text, or ""
     error: str, the first of these, or what keeps the texts from compiling together
     """
@@ -208,20 +217,20 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=""):
     defined = []
     errors = []
     for name, text in zip(owned, texts):
-        body, error = read_code(text, [name])
-        body = [node for node in body if find_names([node]).isdisjoint({*owned} - {name})]
+        body, error = _read_code(text, [name])
+        body = [node for node in body if _find_names([node]).isdisjoint({*owned} - {name})]
         # a version that returns nothing, perhaps cut off, does not hide one that does
-        hollow = [n for n in body if isinstance(n, FUNCTIONS) and n.name == name and not returns_something(n)]
+        hollow = [n for n in body if isinstance(n, FUNCTIONS) and n.name == name and not _returns_something(n)]
         rest = [node for node in body if node not in hollow]
-        defined.append(name in find_names(rest, CALLABLES))
+        defined.append(name in _find_names(rest, CALLABLES))
         body = rest if defined[-1] else body
         errors.append(error)
-        program += map(guard, body)
+        program += map(_guard, body)
         if name in helpers:
             program += ast.parse(stub.replace("NAME", name)).body
     if alone:
         program += ast.parse(f"{entry_point} = {alone}").body
-    tree, error = compile_body(program, errors)
+    tree, error = _compile_body(program, errors)
     # `body` is now the main function's; what is an example does not count.
     asked = ast.Module([n for n in body if not isinstance(n, (ast.Expr, ast.Assert))], [])
     nodes = [*ast.walk(asked)]
@@ -234,7 +243,7 @@ def prepare(texts, helpers, entry_point, prelude="", stub="", alone=""):
         "error": error,
         "called": [helper in names for helper in helpers],
         "ignored": [0 < names.count(helper) == dropped.count(helper) for helper in helpers],
-        "schemes": schemes_of(asked, helpers),
+        "schemes": _find_schemes(asked, helpers),
     }
     return (tree if defined[-1] else None), facts
 
@@ -247,9 +256,9 @@ def prepare_repair(texts, entry_point, prelude, program):
     """
     tree, facts = prepare(texts, [], entry_point, prelude)
     original, _ = prepare([program], [], entry_point, prelude)
-    after = lines_of(tree)
+    after = _find_lines(tree)
     edits = 0
-    for name, lines in lines_of(original).items():
+    for name, lines in _find_lines(original).items():
         matcher = difflib.SequenceMatcher(None, lines, after.get(name, []), False)
         for kind, start, end, new_start, new_end in matcher.get_opcodes():
             if kind != "equal":
@@ -257,15 +266,15 @@ def prepare_repair(texts, entry_point, prelude, program):
     return tree, facts | {"edits": edits}
 
 
-def lines_of(tree):
+def _find_lines(tree):
     """name -> lines of the last statement of a program that binds it."""
     lines = {}
     for node in tree.body if tree else []:
-        node = node.body[-1] if isinstance(node, ast.Try) else node  # see guard()
+        node = node.body[-1] if isinstance(node, ast.Try) else node  # see _guard
         for part in ast.walk(node):
             if isinstance(part, DEFINITIONS) and ast.get_docstring(part) is not None and part.body[1:]:
                 del part.body[0]
-        if names := find_names([node]):
+        if names := _find_names([node]):
             lines[" ".join(sorted(names))] = ast.unparse(node).splitlines()
     return lines
 
@@ -286,24 +295,24 @@ def prepare_class(texts, assigned, class_name, base):
     program = ast.parse(BEFORE + base)
     owner = next(node for node in program.body if isinstance(node, ast.ClassDef) and node.name == class_name)
     skeleton = {node.name: node for node in owner.body if isinstance(node, FUNCTIONS)}
-    taken = find_names(program.body)
+    taken = _find_names(program.body)
     errors = []
     methods = []  # by agent: name -> its definitions, of which a property may have several
     before = []  # statements that go before the class
     added = []  # and into it, before the skeleton's own
     for text, names in zip(texts, assigned):
-        body, error = read_code(text, names) if names else ([], "")
+        body, error = _read_code(text, names) if names else ([], "")
         errors.append(error)
         definitions = {}
-        for node, in_class in split_class(body, class_name):
+        for node, in_class in _split_class(body, class_name):
             if isinstance(node, FUNCTIONS) and node.name in skeleton:
                 if not is_stub(node):
                     node.decorator_list = node.decorator_list or skeleton[node.name].decorator_list
                     definitions.setdefault(node.name, []).append(node)
             elif in_class:
-                added.append(guard(node))
-            elif not find_names([node]) & taken:
-                before.append(guard(node))
+                added.append(_guard(node))
+            elif not _find_names([node]) & taken:
+                before.append(_guard(node))
         methods.append(definitions)
 
     filled = {}
@@ -312,7 +321,7 @@ def prepare_class(texts, assigned, class_name, base):
     owner.body = added + [part for n in owner.body for part in filled.get(getattr(n, "name", ""), [n])]
     place = program.body.index(owner)
     program.body[place:place] = before
-    tree, error = compile_body(program.body, errors)
+    tree, error = _compile_body(program.body, errors)
     writers = [name for own in methods for name in own]
     facts = {
         "syntax": bool(tree),
@@ -324,13 +333,13 @@ def prepare_class(texts, assigned, class_name, base):
     return tree, facts
 
 
-def split_class(body, class_name):
+def _split_class(body, class_name):
     """Pairs (statement, whether its place is in the class) of what an agent wrote."""
     pairs = []
     for node in body:
         if isinstance(node, ast.ClassDef) and node.name == class_name:
             pairs += [(part, True) for part in node.body]
-        elif class_name not in find_names([node]):
+        elif class_name not in _find_names([node]):
             arguments = node.args.args if isinstance(node, FUNCTIONS) else []
             pairs.append((node, bool(arguments) and arguments[0].arg in ("self", "cls")))
     return pairs

@@ -27,27 +27,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from rewards import jail
+from rewards.jail import Job as Job  # what run_tests takes
 
 MAX_SOURCE = 1_000_000  # characters of model text in one job
 SHARE, MOST = 3, 96  # jobs at once: per core, so that endless loops do not keep quick jobs waiting, and in all
-
-
-class Job(NamedTuple):
-    """One piece of model-written code, and what is done with it. Only `texts` are not to be trusted."""
-
-    texts: list[str]  # what the models wrote, unchanged; more than MAX_SOURCE characters in all fail
-    # Each assert outside of classes is one test, which passes if it held each time that it ran; if an error ends the
-    # tests, only asserts at the top level, or at that of a function check(), keep what they earned. Each method of a
-    # unittest.TestCase is one test.
-    tests: str
-    names: list[str]  # the candidate's functions and classes that the tests use
-    # Name of a function in rewards/programs.py, prepare(texts, **options) -> (program, facts), that runs in the
-    # candidate, where a crash does no harm. `program`: the source or syntax tree to run, or None. `facts`: to report.
-    prepare: str = "prepare_text"
-    options: dict | None = None
-    examples: list[str] | tuple = ()  # each ends in an assert whose outcome the model may see; they do not count
-    setup: str = ""  # what the tests need, such as functions that the task's prompt defines
-    folder: bool = False  # whether candidate and tests share a folder in which they may write plain files
 
 
 class Result(NamedTuple):
@@ -80,30 +63,37 @@ def run_tests(jobs, timeout=10.0, allow_unsafe_code=False):
 def require_protection(allow_unsafe_code=False):
     """The socket of the template, which is started unless it runs. Raises what run_tests does."""
     with _lock:
-        if _running and _running[0][0].poll() is not None:
+        if _running and _running[0].process.poll() is not None:
             close()
         if not _running:
             _start(allow_unsafe_code)
-        _, control, missing = _running[0]
-        if missing and not allow_unsafe_code:
+        template = _running[0]
+        if template.missing and not allow_unsafe_code:
             close()
             raise ValueError(
-                f"nothing contains model-written code here, as this system lacks {missing}; "
+                f"nothing contains model-written code here, as this system lacks {template.missing}; "
                 "--env-kwargs allow_unsafe_code yes runs it regardless, with all your rights"
             )
-        return control
+        return template.control
 
 
 def close():
     """Ends the template and with it all jobs. It also ends with the trainer; the next run_tests starts another."""
     if _running:
-        process, control, _ = _running.pop()
-        control.close()
-        process.kill()
-        process.wait()
+        template = _running.pop()
+        template.control.close()
+        template.process.kill()
+        template.process.wait()
 
 
-_running, _lock = [], threading.Lock()  # at most one (process, socket, what is missing to contain code)
+class _Template(NamedTuple):
+    process: subprocess.Popen
+    control: socket.socket
+    missing: str  # what this system lacks to contain code
+
+
+_running = []  # at most one _Template
+_lock = threading.Lock()
 atexit.register(close)
 os.register_at_fork(after_in_child=_running.clear)  # a fork of the trainer must not talk to its template
 
@@ -116,12 +106,18 @@ def _start(unsafe):
     command = [sys.executable, "-S", "-s", "-B", jail.__file__, *["--unsafe"] * unsafe]
     environment = {key: os.environ[key] for key in ["LD_LIBRARY_PATH"] if key in os.environ}
     environment |= {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"}
-    apart = {"env": environment, "cwd": "/", "start_new_session": True}
-    apart |= {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     control, theirs = socket.socketpair()
     with theirs:
-        process = subprocess.Popen(command, stdin=theirs, **apart)
-    _running.append((process, control, ""))
+        process = subprocess.Popen(
+            command,
+            stdin=theirs,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            cwd="/",
+            start_new_session=True,
+        )
+    _running.append(_Template(process, control, ""))
     try:
         layers = jail.Channel(control).receive()  # the names of those that were tried, and whether they hold
     except (OSError, EOFError):
@@ -129,43 +125,40 @@ def _start(unsafe):
         raise RuntimeError(f"the sandbox's interpreter {sys.executable} did not start") from None
     missing = [] if layers["seccomp"] else ["seccomp (libseccomp.so.2)"]
     missing += [] if layers.get("Landlock") or layers.get("namespaces") else ["Landlock (Linux 5.13) and namespaces"]
-    _running[0] = process, control, " and ".join(missing)
+    _running[0] = _Template(process, control, " and ".join(missing))
     if unsafe or not missing:
         states = ", ".join(f"{name} {'yes' if holds else 'NO'}" for name, holds in layers.items())
         print(f"sandbox: {states}{': model-written code is NOT CONTAINED' if missing else ''}", file=sys.stderr)
 
 
 def _run_one(job, timeout, unsafe):
-    """The Result of a job, from what its grader reports: see _grader in rewards/jail.py for the messages."""
+    """The Result of a job, from what its grader reports: see _run_grader in rewards/jail.py for the messages."""
     if sum(map(len, job.texts)) > MAX_SOURCE:
         return Result(0, 1, f"more than {MAX_SOURCE} characters", {}, ["not run"] * len(job.examples))
     for _ in range(3):  # again if the kernel kills template or grader, as for want of memory
-        report = {"tests": [1, []], "facts": [{}], "examples": [["not run"] * len(job.examples)]}
-        outcomes = {}  # number of a test -> [whether it passed, why not]
+        report = {"tests": (1, []), "facts": {}, "examples": ["not run"] * len(job.examples)}
+        outcomes = {}  # number of a test -> (whether it passed, why not)
         start = time.monotonic()
-        for kind, *content in _messages(job, timeout, require_protection(unsafe)):
+        for kind, content in _receive_messages(job, timeout, require_protection(unsafe)):
             if kind == "outcome":
-                number, *outcome = content
-                outcomes[number] = outcome
+                number, passed, why = content
+                outcomes[number] = passed, why
             else:
                 report[kind] = content
         late = time.monotonic() - start >= timeout
         if late or "end" in report:
             break
     total, straight = report["tests"]
-    (end,) = report.get("end", ["out of time" if late else "the grader was killed"])  # "" if nothing ended the tests
-    passing = [number for number, (passed, _) in outcomes.items() if passed and (not end or number in straight)]
-    reasons = [why for passed, why in outcomes.values() if not passed]
-    if end:
-        reason = end
-    elif len(passing) == total > 0:
-        reason = ""
-    else:
+    end = report.get("end", "out of time" if late else "the grader was killed")  # "" if nothing ended the tests
+    passing = sorted(number for number, (passed, _) in outcomes.items() if passed and (not end or number in straight))
+    reason = end
+    if not end and not len(passing) == total > 0:
+        reasons = [why for passed, why in outcomes.values() if not passed]
         reason = [*reasons, "an assert did not run"][0]
-    return Result(len(passing), max(1, total), reason, report["facts"][0], report["examples"][0], sorted(passing))
+    return Result(len(passing), max(1, total), reason, report["facts"], report["examples"], passing)
 
 
-def _messages(job, timeout, control):
+def _receive_messages(job, timeout, control):
     """The messages of the grader of a job until it ends."""
     folder = tempfile.mkdtemp() if job.folder else ""
     ours, theirs = socket.socketpair()
@@ -174,7 +167,7 @@ def _messages(job, timeout, control):
             socket.send_fds(control, [b"J"], [theirs.fileno()])
         ours.settimeout(jail.WALL * timeout + 60)  # the kernel ends the grader long before, unless it was stopped
         channel = jail.Channel(ours)
-        channel.send([timeout, folder, *job[:4], job.options or {}, *job[5:7]])
+        channel.send(jail.write_job(job, timeout, folder))
         while True:
             yield channel.receive()
     for _ in range(100 * job.folder):  # the candidate dies an instant after the grader

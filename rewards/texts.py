@@ -22,7 +22,7 @@ def as_typed(text):
     return text.translate(TYPED)
 
 
-def words(text):
+def split_words(text):
     """The list of lower-case words, without punctuation."""
     lower = text.lower().replace("’", "'")
     return WORD.findall(lower)

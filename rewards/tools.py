@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from fractions import Fraction
 
 from rewards.boxed import is_right
-from rewards.texts import drop_thoughts, words
+from rewards.texts import drop_thoughts, split_words
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
@@ -64,7 +64,7 @@ def calculator(expression):
     if len(expression) > LONGEST_EXPRESSION:
         return f"error: the expression has more than {LONGEST_EXPRESSION} characters"
     try:
-        value = evaluate(ast.parse(expression.strip(), mode="eval").body, DEEPEST)
+        value = _evaluate(ast.parse(expression.strip(), mode="eval").body, DEEPEST)
     except (SyntaxError, MemoryError, RecursionError):
         return "error: this is not an expression"
     except (ArithmeticError, TypeError, ValueError) as error:
@@ -72,7 +72,7 @@ def calculator(expression):
     return str(value) if value.denominator == 1 else f"{float(value):.10f}".rstrip("0").rstrip(".")
 
 
-def evaluate(node, depth):
+def _evaluate(node, depth):
     """The Fraction that a syntax tree stands for. Every step is bounded, so a tower of powers ends early."""
     if depth == 0:
         raise ValueError("the expression nests too deeply")
@@ -80,13 +80,13 @@ def evaluate(node, depth):
         value = Fraction(str(node.value))  # 0.1 is a tenth
     elif isinstance(node, ast.UnaryOp) and type(node.op) in SIGNS:
         sign = SIGNS[type(node.op)]
-        value = sign(evaluate(node.operand, depth - 1))
+        value = sign(_evaluate(node.operand, depth - 1))
     elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        left = evaluate(node.left, depth - 1)
-        right = evaluate(node.right, depth - 1)
+        left = _evaluate(node.left, depth - 1)
+        right = _evaluate(node.right, depth - 1)
         value = OPERATORS[type(node.op)](left, right)
     elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in FUNCTIONS and not node.keywords:
-        arguments = [evaluate(argument, depth - 1) for argument in node.args]
+        arguments = [_evaluate(argument, depth - 1) for argument in node.args]
         value = FUNCTIONS[node.func.id](*arguments)
     else:
         raise ValueError(f"only numbers, + - * / // % **, parentheses and {', '.join(FUNCTIONS)} are known")
@@ -96,21 +96,21 @@ def evaluate(node, depth):
     return value
 
 
-def small(x):
+def _need_small(x):
     if x.denominator > 1 or abs(x) > 64:
         raise ValueError("exponents and digits are whole numbers up to 64")
     return int(x)
 
 
-def power(base, exponent):
-    return base ** small(exponent)
+def _power(base, exponent):
+    return base ** _need_small(exponent)
 
 
-def rounded(x, digits=Fraction(0)):
-    return round(x, small(digits))
+def _rounded(x, digits=Fraction(0)):
+    return round(x, _need_small(digits))
 
 
-def square_root(x):
+def _square_root(x):
     return Fraction(math.isqrt(x.numerator * 10**24 // x.denominator), 10**12)  # cut after twelve decimals
 
 
@@ -122,9 +122,9 @@ OPERATORS = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
-    ast.Pow: power,
+    ast.Pow: _power,
 }
-FUNCTIONS = {"abs": abs, "min": min, "max": max, "round": rounded, "sqrt": square_root}
+FUNCTIONS = {"abs": abs, "min": min, "max": max, "round": _rounded, "sqrt": _square_root}
 
 
 class Search:
@@ -134,7 +134,7 @@ class Search:
         k1, b = 1.2, 0.75
         self.articles = articles
         self.weights = defaultdict(dict)  # word -> {number of an article: its weight there}
-        counts = [Counter(words(article)) for article in articles]
+        counts = [Counter(split_words(article)) for article in articles]
         mean = sum(map(Counter.total, counts)) / max(1, len(counts))
         containing = Counter(word for count in counts for word in count)
         for number, count in enumerate(counts):
@@ -145,7 +145,7 @@ class Search:
 
     def __call__(self, query):
         scores = Counter()
-        for word in set(words(query)):
+        for word in set(split_words(query)):
             scores.update(self.weights.get(word, {}))
         best = sorted(scores, key=lambda number: (-scores[number], number))[:3]
         return "\n".join(self.articles[number][:200] for number in best) or "nothing found"

@@ -14,7 +14,7 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
-from rewards.texts import words
+from rewards.texts import split_words
 
 PARTS = {  # as in rewards/coding.py
     "structure": (0.5, "both texts have an allowed number of words"),
@@ -59,26 +59,27 @@ ARXIV = Scale(
     transitions_in_both=True,
 )
 
-TRANSITIONS = {
-    "elaboration": "moreover, furthermore, in addition, additionally, also, besides, what is more",
-    "examples": "for example, for instance, such as, namely, to illustrate, in particular",
-    "explanation": "in other words, that is, that means, put simply, to clarify, which means, basically",
-    "cause_effect": "because, therefore, as a result, for this reason, thus, hence, consequently",
-    "contrast": "however, but, on the other hand, in contrast, instead, yet, whereas",
-    "sequence": "at first, first, second, next, then, finally, lastly, after that",
-    "emphasis": "in fact, indeed, above all, especially, importantly, certainly, clearly",
-    "summary": "in short, overall, in summary, to sum up, in conclusion, all in all, in general",
-    "comparison": "similarly, likewise, in the same way, just like, as, compared to, equally",
-    "concession": "although, even though, nevertheless, despite, still, admittedly, granted",
-    "condition": "if, unless, provided that, in case, as long as, otherwise, whether",
-    "time": "meanwhile, when, while, since, until, during, before, later, eventually",
-}
+# category: its phrases
+TRANSITIONS = """
+elaboration: moreover, furthermore, in addition, additionally, also, besides, what is more
+examples: for example, for instance, such as, namely, to illustrate, in particular
+explanation: in other words, that is, that means, put simply, to clarify, which means, basically
+cause_effect: because, therefore, as a result, for this reason, thus, hence, consequently
+contrast: however, but, on the other hand, in contrast, instead, yet, whereas
+sequence: at first, first, second, next, then, finally, lastly, after that
+emphasis: in fact, indeed, above all, especially, importantly, certainly, clearly
+summary: in short, overall, in summary, to sum up, in conclusion, all in all, in general
+comparison: similarly, likewise, in the same way, just like, as, compared to, equally
+concession: although, even though, nevertheless, despite, still, admittedly, granted
+condition: if, unless, provided that, in case, as long as, otherwise, whether
+time: meanwhile, when, while, since, until, during, before, later, eventually
+"""
 TRANSITION_PATTERNS = [
-    re.compile(rf"(?<!\w)(?:{phrases.replace(', ', '|')})(?!\w)") for phrases in TRANSITIONS.values()
+    re.compile(rf"(?<!\w)(?:{phrases.replace(', ', '|')})(?!\w)") for phrases in re.findall(": (.*)", TRANSITIONS)
 ]
 
 STOP_WORDS = set(
-    words("""
+    split_words("""
     a an the this that these those i me my mine myself we us our ours you your yours he him his she her hers it
     its they them their theirs who whom whose which what where when why how be am is are was were been
     being do does did doing done have has had having will would shall should can could may might must
@@ -89,12 +90,12 @@ STOP_WORDS = set(
 )
 
 
-def content_words(text):
+def _find_content_words(text):
     """The set of a text's words, without stop words."""
-    return set(words(text)) - STOP_WORDS
+    return set(split_words(text)) - STOP_WORDS
 
 
-def ramp(x, zero_from, one_from, one_to, zero_at):
+def _ramp(x, zero_from, one_from, one_to, zero_at):
     """0 at `zero_from`, rising to 1 at `one_from`, 1 until `one_to`, falling to 0 at `zero_at`; None outside."""
     if not zero_from <= x <= zero_at:
         return None
@@ -105,38 +106,38 @@ def ramp(x, zero_from, one_from, one_to, zero_at):
     return 1.0
 
 
-def transition_categories(text):
+def _count_transitions(text):
     """The number of the twelve categories of which the text has a transition phrase, matched as whole words."""
     flat = " ".join(text.lower().split())
     return sum(pattern.search(flat) is not None for pattern in TRANSITION_PATTERNS)
 
 
-def rouge1(text, reference):
+def _measure_rouge(text, reference):
     """Unigram F1 of `text` and `reference`, counting repeated words, 0 to 1."""
-    ours, theirs = Counter(words(text)), Counter(words(reference))
+    ours, theirs = Counter(split_words(text)), Counter(split_words(reference))
     return 2 * sum((ours & theirs).values()) / max(1, ours.total() + theirs.total())
 
 
-def repetition(text):
+def _measure_repetition(text):
     """Share of three-word sequences that already occurred in the text, 0 to 1."""
-    sequence = words(text)
+    sequence = split_words(text)
     triples = list(zip(sequence, sequence[1:], sequence[2:]))
     return 1 - len(set(triples)) / len(triples) if triples else 0.0
 
 
-def diagnostics(text1, text2, source, reference):
+def measure(text1, text2, source, reference):
     """What the plain reward does not read: grounded, content and repetition, and rouge if there is a reference."""
-    content1 = content_words(text1)
-    content2 = content_words(text2)
+    content1 = _find_content_words(text1)
+    content2 = _find_content_words(text2)
     both = content1 | content2
-    count = max(1, len(words(text1) + words(text2)), len(f"{text1} {text2}".split()))
+    count = max(1, len(split_words(text1) + split_words(text2)), len(f"{text1} {text2}".split()))
     parts = {
-        "grounded": len(both & content_words(source)) / max(1, len(both)),
+        "grounded": len(both & _find_content_words(source)) / max(1, len(both)),
         "content": (len(content1) + len(content2)) / count,
-        "repetition": (repetition(text1) + repetition(text2)) / 2,
+        "repetition": (_measure_repetition(text1) + _measure_repetition(text2)) / 2,
     }
     if reference is not None:
-        parts["rouge"] = (rouge1(text1, reference) + rouge1(text2, reference)) / 2
+        parts["rouge"] = (_measure_rouge(text1, reference) + _measure_rouge(text2, reference)) / 2
     return parts
 
 
@@ -156,47 +157,49 @@ def pair_reward(text1, text2, scale=TLDR, source="", reference=None, grounded=Fa
     Returns (reward, parts). The levels structure, length, unique and style are 0 from a failing one on, and so are the
     numbers that they go by.
     """
-    parts = dict.fromkeys(PARTS, 0.0) | diagnostics(text1, text2, source, reference)
+    parts = _find_parts(text1, text2, scale, source, reference, grounded)
+    return parts["structure"] + parts["length"] + parts["unique"] + parts["style"], parts
+
+
+def _find_parts(text1, text2, scale, source, reference, grounded):
+    parts = dict.fromkeys(PARTS, 0.0) | measure(text1, text2, source, reference)
     if reference is None:
         del parts["rouge"]
     weight = 1.0
     if grounded:
         weight = min(1.0, parts["grounded"] / 0.5) * min(1.0, parts["content"] / 0.3) * (1 - parts["repetition"])
-    content1 = content_words(text1)
-    content2 = content_words(text2)
-
-    def reward():
-        return parts["structure"] + parts["length"] + parts["unique"] + parts["style"], parts
+    content1 = _find_content_words(text1)
+    content2 = _find_content_words(text2)
 
     # Level 1, structure
     fewest, most = scale.words
     if not all(fewest <= len(text.split()) <= most for text in (text1, text2)):
-        return reward()
+        return parts
     parts["structure"] = 0.5
 
     # Level 2, length; a run of whitespace counts as one character, so padding with blanks does not help
     parts["length_ratio"] = len(" ".join(text2.split())) / len(" ".join(text1.split()))
-    length = ramp(parts["length_ratio"], *scale.length)
+    length = _ramp(parts["length_ratio"], *scale.length)
     if length is None:
-        return reward()
+        return parts
     parts["length"] = weight * length
 
     # Level 3, unique words; if the first text has only stop words, there is nothing to compare with
     parts["unique_ratio"] = len(content2) / len(content1) if content1 else 0.0
-    unique = ramp(parts["unique_ratio"], *scale.unique)
+    unique = _ramp(parts["unique_ratio"], *scale.unique)
     if unique is None:
-        return reward()
+        return parts
     parts["unique"] = weight * 0.5 * unique
 
     # Level 4, style; with at most 12 categories the published limit of 1 is never reached
     searched = f"{text1} | {text2}" if scale.transitions_in_both else text2  # no phrase spans both
-    categories = transition_categories(searched)
+    categories = _count_transitions(searched)
     transition = 0.4 + 0.05 * (categories - 1) if categories else 0.0
     overlap = len(content1 & content2) / max(1, len(content1 | content2))  # Jaccard
     parts["transitions"] = float(categories)
     parts["overlap"] = overlap
     parts["style"] = weight * (0.4 * transition + 0.6 * min(overlap, scale.overlap_cap) / scale.overlap_cap)
-    return reward()
+    return parts
 
 
 def ladder_reward(texts, scale=TLDR, source="", reference=None, grounded=False):

@@ -7,11 +7,11 @@ import pytest
 from toy import rows_of
 
 import envs
-from envs.bfcl import gold_call, written
+from envs.bfcl import make_gold_call, write_call
 from rewards.bfcl import parallel_reward
 
 GOLD = [{"set": {"lamp": [k], "level": [10 * k]}} for k in (1, 2, 3, 4)]
-CALLS = {letter: written(gold_call(call)) for letter, call in zip("ABCD", GOLD)}
+CALLS = {letter: write_call(make_gold_call(call)) for letter, call in zip("ABCD", GOLD)}
 CALLS["w"] = CALLS["A"].replace("1", "8")  # the right name, wrong arguments
 CALLS["c"] = CALLS["A"].removesuffix("</tool_call>")
 
@@ -67,7 +67,7 @@ def test_calls_are_matched_for_the_greatest_sum_and_arguments_as_bfcl_does():
     for row in rows_of(ARGUMENTS):
         accepted, calls, level = map(json.loads, row)
         gold = [{"f": arguments} for arguments in accepted]
-        _, parts = parallel_reward([written({"name": "f", "arguments": arguments}) for arguments in calls], gold)
+        _, parts = parallel_reward([write_call({"name": "f", "arguments": arguments}) for arguments in calls], gold)
         assert parts["arguments"] == level, row
 
 

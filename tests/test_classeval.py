@@ -2,6 +2,7 @@
 
 import pytest
 from test_sandbox import sections
+from toy import rows_of
 
 import envs
 from rewards.classeval import ClassAnswer, class_rewards
@@ -167,18 +168,22 @@ def test_each_level_is_worth_what_the_docstring_says():
         assert "-0.0" not in str(score.parts)  # as it would be logged
 
 
-def test_each_agent_is_told_of_its_own_methods():
-    """Fails if an agent is blamed for another's error, or an example is not run with all that comes before it."""
-    good, broken = scores([ONE, SIZE], [ONE, "It adds."], examples=["b = Box()\nb.add(1)\nassert b.size() == 2"])
-    assert good.findings["written"] == [[True, True], [True, False]]
-    assert good.findings["examples"][0][1] == "returned 1"
-    assert [bool(error) for error in broken.findings["errors"]] == [False, True]
+# What two agents choose | `written` if agent 1 then writes all methods, and agent 2 none | `balance`
+CHOICES = """
+add, keeps | `keeps`, "kept" | 1 | 0.5
+I take kept and result: keeps. | <think>add</think> none | 1.5 | 0
+ | None of them | 0 | 0
+"""
 
 
 def test_a_turn_of_choosing_is_no_turn_of_writing():
-    """Fails if an agent does not read who has what, reads its thoughts, or if choosing or failing first pays more."""
+    """Fails if an agent does not read who has what, if choosing or failing first pays more, or what both take or
+    nobody takes is another's."""
     env = envs.make("classeval", 2, 3, deal="choose")
     task = env.tasks("test")[0]
+    for *choices, written, balance in rows_of(CHOICES):
+        (step,) = env.step([(task, [(choices, None)], [task["reference"], ""])])
+        assert (step.parts["written"], step.parts["balance"]) == (float(written), float(balance))
     history = [(["add, keeps", "kept, result"], None)]
     first, second = env.observe(task, history)
     assert "kept, result" in first and "add, keeps" in second
@@ -187,7 +192,6 @@ def test_a_turn_of_choosing_is_no_turn_of_writing():
     history.append((answers[0], wrong))
     again, repaired = env.step([(task, history, actions) for actions in answers])
     assert "Hm" not in env.observe(task, history)[0]
-    assert [step.parts["repaired"] for step in (wrong, right, again, repaired)] == [0, 0, 0, 1]
     assert (wrong.reward, right.reward) == (again.reward, 2 * repaired.reward)
 
 

@@ -5,8 +5,8 @@ from test_sandbox import sections
 
 import envs
 from rewards.coding import Answer, coding_rewards
-from rewards.programs import SCHEMES
 
+SCHEMES = ["fallback", "strategy_filter", "coordinator", "decorator"]
 ASSERTS = "assert f([1, 2, 3]) == 12\nassert f([5]) == 10\nassert f([]) == 0\nassert f([-1]) == -2"
 AUX = "def aux(x):\n    return 2 * x\n"
 USER = "def f(numbers):\n    return sum(aux(x) for x in numbers)\n"

@@ -4,7 +4,7 @@ import pytest
 from toy import play, rows_of
 
 import envs
-from rewards.debate import choice, debate_reward, verdict_reward
+from rewards.debate import debate_reward, read_choice, verdict_reward
 
 # What agents box in each round | the reward | the parts that are not 0; the gold answer is 2
 DEBATES = """
@@ -68,7 +68,7 @@ def test_what_a_debate_earns():
 @pytest.mark.parametrize("form, letter", rows_of(CHOICES))
 def test_the_letter_of_an_option(form, letter):
     """Fails if a usual form of a letter is refused, if two letters are one, or if the option's text counts."""
-    assert str(choice(boxed(form))) == letter
+    assert str(read_choice(boxed(form))) == letter
 
 
 @pytest.mark.parametrize("row", rows_of(WORTHLESS))

@@ -7,14 +7,15 @@ import sys
 import datasets
 import pytest
 from test_sft import save_lines
-from toy import Cases, Letters, Step, play, rows_of
+from toy import Cases, Letters, Step, rows_of
 
 import envs
-from envs.samples.coding import class_tasks, coding_tasks
+from envs.samples import PROGRAM_COUNTS
+from envs.samples.coding import make_class_tasks, make_coding_tasks
 from envs.vetting import load_or_find
 
-HUMANEVAL = coding_tasks("train", 1, 1)[0]
-CLASSEVAL = class_tasks("train", 1, 1)[0]
+HUMANEVAL = make_coding_tasks("train", 1, 1)[0]
+CLASSEVAL = make_class_tasks("train", 1, 1)[0]
 MBPP = {"task_id": 7, "prompt": "Add one.", "code": "def f(x):\n    return x + 1", "test_imports": []}
 MBPP["test_list"] = ["assert f(1) == 2", "assert f(2) == 3"]
 
@@ -23,8 +24,8 @@ MBPP["test_list"] = ["assert f(1) == 2", "assert f(2) == 3"]
 def few_tasks(tmp_path, monkeypatch):
     """Few, so that these tests are quick, and a place of its own for the verdicts, so that each tries its tasks."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for module in "coding", "classeval":
-        monkeypatch.setattr(f"envs.{module}.SAMPLE_COUNTS", {"train": 12, "validation": 2, "test": 2})
+    for split, count in {"train": 12, "validation": 2, "test": 2}.items():
+        monkeypatch.setitem(PROGRAM_COUNTS, split, count)
 
 
 def posts(count):
@@ -307,24 +308,3 @@ def test_a_second_turn(name):
         prompts = "".join(env.observe(task, [(branches[-1][1], failed)]))
         assert not [line for line in task["tests"].splitlines() if "assert" in line and line in prompts]
     assert completions
-
-
-# What two agents choose | `written` if agent 1 then writes all methods, and agent 2 none | `balance`
-CHOICES = """
-add, keeps | `keeps`, "kept" | 1 | 0.5
-I take kept and result: keeps. | <think>add</think> none | 1.5 | 0
- | None of them | 0 | 0
-"""
-
-
-def test_agents_choose_their_methods():
-    """Fails if what both take is the second's, or if what nobody takes is not missed."""
-    env = envs.make("classeval", deal="choose")
-    task = env.tasks("train")[0]
-    for *choices, written, balance in rows_of(CHOICES):
-        (step,) = env.step([(task, [], choices)])
-        (step,) = env.step([(task, [(choices, step)], [task["reference"], ""])])
-        assert (step.parts["written"], step.parts["balance"]) == (float(written), float(balance))
-    completions = {pair["prompt"]: pair["completion"] for pair in env.demonstrations()}
-    _, steps = play(env, task, lambda turn, i, prompt: completions[prompt])
-    assert [step.reward > 0 for step in steps] == [False, True]

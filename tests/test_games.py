@@ -33,29 +33,6 @@ def test_a_message_is_one_word(completion, num_agents):
     assert prompt.splitlines()[:2] == [f"Message: {message}.", f"People: {', '.join(task['people'])}."]
 
 
-# What a listener writes | what it earns where a tired boss is meant
-CHOICES = r"""
-\boxed{tired boss} | 1
-Not the angry boss. So \boxed{Tired BOSS}. | 1
-\boxed{tired boss} \boxed{tired boss} | 1
- | 0
-tired boss | 0
-\boxed{tired} | 0
-\boxed{boss} | 0
-\boxed{angry boss} \boxed{tired boss} | 0
-\boxed{angry boss, angry sister, tired boss, hurt friend} | 0
-"""
-
-
-@pytest.mark.parametrize("completion, reward", rows_of(CHOICES))
-def test_the_listener_has_to_name_one(completion, reward):
-    """Fails if a list of all, a part of the name, or a name outside of the box is paid."""
-    people = ["angry boss", "angry sister", "tired boss", "hurt friend"]
-    task = {"people": people, "shown": people, "target": "tired boss"}
-    _, (_, last) = play(GAMES[2], task, lambda turn, *_: completion if turn else "tired")
-    assert last.reward == float(reward)
-
-
 @pytest.mark.parametrize("num_agents", GAMES)
 def test_no_prompt_tells_more_than_it_should(num_agents):
     """Fails if a listener's prompt depends on the target, or a speaker's on the part that it does not know."""

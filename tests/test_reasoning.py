@@ -8,8 +8,8 @@ import pytest
 from toy import play, rows_of
 
 import envs
-from envs.debate import right_answers
-from rewards.boxed import answer, is_right, team_reward, verdict
+from envs.debate import judge_answers
+from rewards.boxed import is_right, read_answer, read_verdict, team_reward
 
 # What a box may hold | the gold answer | whether it is right; THIN and NONE are a thin blank and one without width
 FORMS = r"""
@@ -189,23 +189,23 @@ VERDICT: right\nVERDICT: maybe | None
 def test_usual_forms_are_read_and_none_as_another_number():
     """Fails if a form that models write is refused, or pays for a number that it is not."""
     for form, gold, judgement in rows_of(FORMS.replace("THIN", "\u202f").replace("NONE", "\u200b")):
-        attempt = answer(f"so \\boxed{{{form}}}.")
+        attempt = read_answer(f"so \\boxed{{{form}}}.")
         assert is_right(attempt, gold) == (judgement == "right"), (form, gold)
 
 
 def test_only_one_answer_in_its_place_is_right():
     """Fails if candidates, a number in passing, a thought or the box of a prompt counts, or if a long one hangs."""
     for completion, attempt in rows_of(COMPLETIONS):
-        assert str(answer(completion.replace("\\n", "\n"))) == attempt, completion
+        assert str(read_answer(completion.replace("\\n", "\n"))) == attempt, completion
     for text in LONG:
-        assert not is_right(answer(f"\\boxed{{{text}}}"), "18"), text[:30]
+        assert not is_right(read_answer(f"\\boxed{{{text}}}"), "18"), text[:30]
 
 
 def test_a_verdict_is_the_first_word_of_its_line():
     """Fails if a missing or garbled verdict, or one of each kind, counts as one, or many lines hang."""
     for completion, value in rows_of(VERDICTS):
-        assert str(verdict(completion.replace("\\n", "\n"))) == value, completion
-    assert verdict("\n" * 10**6) is None
+        assert str(read_verdict(completion.replace("\\n", "\n"))) == value, completion
+    assert read_verdict("\n" * 10**6) is None
 
 
 # The checker's verdict | its box | the solvers' boxes | the reward | diagnostics; the gold answer is 18
@@ -252,7 +252,7 @@ def test_gold_answers_that_nothing_can_equal_are_left_out():
     golds, usable = zip(*rows_of(GOLDS))
     assert [str(is_right(gold, gold)) for gold in golds] == [*usable]
     rows = [{"question": "How many?", "answer": f"#### {gold}"} for gold in golds]
-    for judge in envs.make("gsm8k").judge, right_answers:
+    for judge in envs.make("gsm8k").judge, judge_answers:
         assert [str(isinstance(row, dict)) for row in judge(rows)] == [*usable]
 
 
@@ -265,11 +265,16 @@ SPEAKERS = """
 
 
 def test_solvers_then_a_checker():
-    """Fails if a checker speaks too early, does not read a solution or reads a thought, or if one agent has one."""
+    """Fails if a checker speaks too early, does not read a solution or reads a thought, or if one agent has one.
+
+    Or if an answer earns in the first turn.
+    """
     solution = f"{'long ' * 200}<think>so 100;</think> so "
     for num_agents, speakers, solutions in rows_of(SPEAKERS):
         env = envs.make("gsm8k", int(num_agents), 2)
-        turns, _ = play(env, env.tasks("test")[0], lambda turn, i, prompt: f"{solution}10{i};")
+        task = env.tasks("test")[0] | {"answer": "#### 10"}
+        turns, steps = play(env, task, lambda turn, i, prompt: f"{solution}10{i}; \\boxed{{10}}")
+        assert steps[0].reward == 0
         for prompts, speaking in zip(turns, speakers.split(), strict=True):
             assert [str(i) for i, prompt in enumerate(prompts) if prompt] == [*speaking]
         assert re.findall("so (10.);", turns[1][-1]) == solutions.split()
@@ -289,27 +294,19 @@ It is 10. It is blue. How many? | 2 | It is 10. / It is blue. | 1 | False
 def test_a_problem_is_dealt_out():
     """Fails if two agents or none know a fact, the answerer all numbers, or a title ends a sentence.
 
-    Or if a message is longer than allowed or read by nobody.
+    Or if a message is longer than allowed, read by nobody, or taken for the answer.
     """
     for question, num_agents, known, messages, used in rows_of(DEALT):
         env = envs.make("gsm8k", int(num_agents), roles="split")
         task = {"question": question, "answer": "#### 10"}
-        (tellers, listener), _ = play(env, task, lambda *_: "told " * 30)
+        (tellers, listener), steps = play(env, task, lambda turn, *_: "told " * 30 + ["\\boxed{10}", ""][turn])
+        assert [step.reward for step in steps] == [0, 0]
         prompts = [*tellers[:-1], listener[-1]]
         facts = ["".join(re.findall("You know: (.*)", prompt or "")) or "nothing" for prompt in prompts]
         assert " / ".join(facts) == known
         assert listener[-1].count("told") == 16 * int(messages)
         assert env.state(task, []) == question
         assert str(env.judge([task]) == [task]) == used
-
-
-def test_only_the_last_completion_is_the_answer():
-    """Fails if an answer earns in the first turn, or whoever gives it."""
-    task = {"question": "A is 2. B is 3. What is A + B?", "answer": "#### 5"}
-    for roles, reward in ("check", 0.1), ("split", 0):
-        env = envs.make("gsm8k", 2, roles=roles)
-        _, steps = play(env, task, lambda turn, *_: "no" if turn else "\\boxed{5}")
-        assert [step.reward for step in steps] == [0, reward]
 
 
 class Generator:

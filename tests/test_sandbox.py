@@ -145,7 +145,7 @@ while True: pass
 import builtins, sys
 builtins.abs = builtins.bool = builtins.eval = builtins.compile = builtins.len = lambda *a, **k: True
 main = sys.modules['__main__']
-main.check = main._grader = main.pack = main.OPERATIONS['call'] = lambda *a, **k: True
+main.check = main._run_grader = main._pack = main.OPERATIONS['call'] = lambda *a, **k: True
 def f(x): return 9
 ## replies of another shape
 import os
@@ -261,6 +261,12 @@ assert f() is None; assert 1 == 1
 ## only the channel is open: 1 of 1
 > def f(fd): return __import__('ctypes').CDLL(None).fcntl(fd, 1) >= 0
 assert [fd for fd in range(999) if f(fd)] == [0, 1, 2, 3]
+## what the candidate was told, such as a stub, is out of its reach: 1 of 1
+> import sys
+> frame, told = sys._getframe(), ''
+> while frame: told, frame = told + repr(frame.f_locals), frame.f_back
+> def f(name): return name in told
+assert not f('prepare_text') and f('seconds')
 ## the tests are not in the candidate's memory: 2 of 2
 > import os, zlib, ctypes
 > mine, libc = '_'.join(['needle', 'that', 'the', 'candidate', 'holds']), ctypes.CDLL(None)
@@ -336,7 +342,7 @@ def family(pid):
 
 def template():
     sandbox.require_protection()
-    return sandbox._running[0][0].pid
+    return sandbox._running[0].process.pid
 
 
 def test_nothing_is_left_behind(monkeypatch, tmp_path):

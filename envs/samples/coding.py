@@ -4,36 +4,39 @@ import itertools
 import random
 import re
 
-from envs.samples import split_of
+from envs.samples import find_split, pair_up, read_records, read_table
 
 # ---------------------------------------------------------------- functions to write
 
-FILTERS = {  # name -> (words, condition on x)
-    "even": ("even numbers", "x % 2 == 0"),
-    "odd": ("odd numbers", "x % 2 == 1"),
-    "positive": ("positive numbers", "x > 0"),
-    "negative": ("negative numbers", "x < 0"),
-    "nonzero": ("nonzero numbers", "x != 0"),
-    "third": ("multiples of three", "x % 3 == 0"),
-}
-MAPS = {  # name -> (words, value of x)
-    "squares": ("squares", "x * x"),
-    "cubes": ("cubes", "x * x * x"),
-    "doubles": ("doubles", "2 * x"),
-    "halves": ("floored halves", "x // 2"),
-    "negations": ("negations", "-x"),
-    "successors": ("successors", "x + 1"),
-    "predecessors": ("predecessors", "x - 1"),
-    "sizes": ("absolute values", "abs(x)"),
-}
-FOLDS = {  # name -> (words, expression around a list)
-    "sum": ("sum", "sum([{}])"),
-    "largest": ("largest", "max([{}], default=0)"),
-    "smallest": ("smallest", "min([{}], default=0)"),
-    "list": ("list", "[{}]"),
-    "sorted": ("sorted list", "sorted([{}])"),
-    "distinct": ("distinct count", "len(set([{}]))"),
-}
+# name | words | condition on x
+FILTERS = read_records("""
+even     | even numbers       | x % 2 == 0
+odd      | odd numbers        | x % 2 == 1
+positive | positive numbers   | x > 0
+negative | negative numbers   | x < 0
+nonzero  | nonzero numbers    | x != 0
+third    | multiples of three | x % 3 == 0
+""")
+# name | words | words for one | value of x
+MAPS = read_records("""
+squares      | squares         | square         | x * x
+cubes        | cubes           | cube           | x * x * x
+doubles      | doubles         | double         | 2 * x
+halves       | floored halves  | floored half   | x // 2
+negations    | negations       | negation       | -x
+successors   | successors      | successor      | x + 1
+predecessors | predecessors    | predecessor    | x - 1
+sizes        | absolute values | absolute value | abs(x)
+""")
+# name | words | expression around a list
+FOLDS = read_records("""
+sum      | sum            | sum([{}])
+largest  | largest        | max([{}], default=0)
+smallest | smallest       | min([{}], default=0)
+list     | list           | [{}]
+sorted   | sorted list    | sorted([{}])
+distinct | distinct count | len(set([{}]))
+""")
 # for the tests of functions whose own lists do not tell a right answer from one that lacks a part
 _drawn = random.Random(0)
 SHORT_LISTS = [[_drawn.randint(-3, 3) for _ in range(_drawn.randint(1, 5))] for _ in range(200)]
@@ -71,21 +74,18 @@ HELPERS = {
     "condition": "def aux(x):\n    return {condition}\n",
     "filter": "def aux(numbers):\n    return [x for x in {source} if {condition}]\n",
 }
-# where a function of mbpp finds its numbers: (words, the argument that holds a list of numbers, its numbers)
-PLACES = [
-    ("in a tuple", "tuple(numbers)", "numbers"),
-    ("among the keys of a dictionary", "{x: x * x % 7 for x in numbers}", "numbers"),
-    (
-        "in a counter, each as often as it is counted",
-        "{x: 2 + x % 3 for x in numbers}",
-        "[x for x, count in numbers.items() for _ in range(count)]",
-    ),
-    ("that come first in a list of pairs", "[(x, x * x % 7) for x in numbers]", "[x for x, _ in numbers]"),
-    ("in a string, with spaces between them", "' '.join(map(str, numbers))", "map(int, numbers.split())"),
-]
+# where a function of mbpp finds its numbers | the argument that holds a list of numbers | its numbers
+PLACES = read_table("""
+in a tuple | tuple(numbers) | numbers
+among the keys of a dictionary | {x: x * x % 7 for x in numbers} | numbers
+in a counter, each as often as it is counted | {x: 2 + x % 3 for x in numbers} | \
+[x for x, count in numbers.items() for _ in range(count)]
+that come first in a list of pairs | [(x, x * x % 7) for x in numbers] | [x for x, _ in numbers]
+in a string, with spaces between them | ' '.join(map(str, numbers)) | map(int, numbers.split())
+""")
 
 
-def coding_tasks(split, count, seed, benchmark="humaneval"):
+def make_coding_tasks(split, count, seed, benchmark="humaneval"):
     """Functions over integers, filter x map x fold, in the columns of a benchmark; one of the three below.
 
     humaneval: over a list; the filter comes before the map
@@ -101,18 +101,18 @@ def coding_tasks(split, count, seed, benchmark="humaneval"):
     compositions (192 train, 48 test; fewer of coophumaneval), they repeat with other words and numbers.
     """
     rng = random.Random(f"coding {split} {seed}")
-    chosen = enumerate(_compositions(split, count, rng, after=benchmark == "coophumaneval"))
-    return [_coding_task(benchmark, f"sample/{split}/{i}", *composition, rng) for i, composition in chosen]
+    chosen = enumerate(_draw_compositions(split, count, rng, after=benchmark == "coophumaneval"))
+    return [_make_coding_task(benchmark, f"sample/{split}/{i}", *composition, rng) for i, composition in chosen]
 
 
-def _compositions(split, count, rng, after=False):
+def _draw_compositions(split, count, rng, after=False):
     """`count` combinations of filter, map and fold: each one of the split occurs once before any repeats.
 
     after: the filter comes after the map, and has something to select there
     A new round is drawn only when the last one is used up, since the tasks draw from `rng` in between.
     """
     indices = itertools.product(range(len(FILTERS)), range(len(MAPS)), range(len(FOLDS)))
-    compositions = [c for c, i in zip(itertools.product(FILTERS, MAPS, FOLDS), indices) if split_of(*i) == split]
+    compositions = [c for c, i in zip(itertools.product(FILTERS, MAPS, FOLDS), indices) if find_split(*i) == split]
     if after:
         compositions = [c for c in compositions if _selects(*c[:2])]
     while count > 0:
@@ -123,12 +123,12 @@ def _compositions(split, count, rng, after=False):
 
 def _selects(filter_name, map_name):
     """Whether a filter keeps some values of a map and not all, and not just those other than 0, as `if x` would."""
-    values = eval(f"[{MAPS[map_name][1]} for x in range(-9, 10)]")
+    values = eval(f"[{MAPS[map_name][-1]} for x in range(-9, 10)]")
     outcomes = {(x != 0, eval(FILTERS[filter_name][1], {"x": x})) for x in values}
     return len({kept for _, kept in outcomes}) == 2 and outcomes != {(True, True), (False, False)}
 
 
-def _coding_task(benchmark, task_id, filter_name, map_name, fold_name, rng):
+def _make_coding_task(benchmark, task_id, filter_name, map_name, fold_name, rng):
     name = f"{fold_name}_{filter_name}_{map_name}"
     filter_words, condition = FILTERS[filter_name]
     given = source = "numbers"
@@ -136,7 +136,8 @@ def _coding_task(benchmark, task_id, filter_name, map_name, fold_name, rng):
         where, given, source = rng.choice(PLACES)
         filter_words += f" {where}"
     fold_words, fold = FOLDS[fold_name]
-    parts = {"value": MAPS[map_name][1], "source": source, "condition": condition}
+    map_words, _, value = MAPS[map_name]
+    parts = {"value": value, "source": source, "condition": condition}
     forms = AFTER if benchmark == "coophumaneval" else BEFORE
     expression = fold.format(forms["whole"].format(**parts))
     reference = eval(f"lambda numbers: {expression}")
@@ -155,7 +156,7 @@ def _coding_task(benchmark, task_id, filter_name, map_name, fold_name, rng):
         tells = (numbers for numbers in lists if answer(argument(numbers)) != reference(argument(numbers)))
         telling += [numbers for numbers in itertools.islice(tells, 1) if numbers not in telling]
     asserted = [[], *telling, *(numbers for numbers in inputs[2:] if numbers not in telling)][:5]
-    words = rng.choice(TASK_WORDINGS[benchmark]).format(fold=fold_words, map=MAPS[map_name][0], filter=filter_words)
+    words = rng.choice(TASK_WORDINGS[benchmark]).format(fold=fold_words, map=map_words, filter=filter_words)
     if "default=0" in expression:
         words += " It is 0 if there are none."
     convention = rng.choices(["map", "condition", "filter"], weights=[4, 3, 3])[0]
@@ -163,11 +164,11 @@ def _coding_task(benchmark, task_id, filter_name, map_name, fold_name, rng):
     body = fold.format(forms[convention].format(**parts)) if calls else expression
     answer = {"helper": HELPERS[convention].format(**parts), "main": f"def {name}(numbers):\n    return {body}\n"}
     cases = [(argument(numbers), reference(argument(numbers))) for numbers in (*examples, *asserted)]
-    columns = _mbpp_columns if benchmark == "mbpp" else _humaneval_columns
+    columns = _write_mbpp_columns if benchmark == "mbpp" else _write_humaneval_columns
     return {"task_id": task_id, **columns(name, words, expression, cases), **answer}
 
 
-def _humaneval_columns(name, words, expression, cases):
+def _write_humaneval_columns(name, words, expression, cases):
     """cases: (argument, value), first those of the two examples."""
     shown = "".join(f"    >>> {name}({argument!r})\n    {value}\n" for argument, value in cases[:2])
     asserts = "".join(f"    assert candidate({argument!r}) == {value}\n" for argument, value in cases[2:])
@@ -179,7 +180,7 @@ def _humaneval_columns(name, words, expression, cases):
     }
 
 
-def _mbpp_columns(name, words, expression, cases):
+def _write_mbpp_columns(name, words, expression, cases):
     """The assert with the second example comes first; the case of no numbers is left out."""
     return {
         "prompt": words,
@@ -195,16 +196,6 @@ CLASS_WORDINGS = [
     ("Store the {map} of x and return it.", "The {fold} of what kept() returns."),
     ("Keep the {map} of x in items and return it.", "Return the {fold} of kept()."),
 ]
-SINGULAR = {  # name of a map -> words
-    "squares": "square",
-    "cubes": "cube",
-    "doubles": "double",
-    "halves": "floored half",
-    "negations": "negation",
-    "successors": "successor",
-    "predecessors": "predecessor",
-    "sizes": "absolute value",
-}
 
 
 # Given in the skeleton: with another keeps, kept and result are only right if they call it, and do not repeat it.
@@ -216,7 +207,7 @@ class Rest({}):
 """
 
 
-def class_tasks(split, count, seed):
+def make_class_tasks(split, count, seed):
     """Classes that store, select and sum up numbers, map x filter x fold, in the columns of FudanSELab/ClassEval.
 
     Returns `count` dicts: task_id, skeleton (a class with four methods to write: add, keeps, kept, result; and a
@@ -227,18 +218,19 @@ def class_tasks(split, count, seed):
     numbers.
     """
     rng = random.Random(f"classes {split} {seed}")
-    chosen = enumerate(_compositions(split, count, rng))
-    return [_class_task(f"sample/{split}/{i}", *composition, rng) for i, composition in chosen]
+    chosen = enumerate(_draw_compositions(split, count, rng))
+    return [_make_class_task(f"sample/{split}/{i}", *composition, rng) for i, composition in chosen]
 
 
-def _class_task(task_id, filter_name, map_name, fold_name, rng):
-    name = f"{fold_name} {filter_name} {SINGULAR[map_name]}".title().replace(" ", "")
-    (filter_words, condition), value = FILTERS[filter_name], MAPS[map_name][1]
+def _make_class_task(task_id, filter_name, map_name, fold_name, rng):
+    filter_words, condition = FILTERS[filter_name]
+    _, map_words, value = MAPS[map_name]
     fold_words, fold = FOLDS[fold_name]
+    name = f"{fold_name} {filter_name} {map_words}".title().replace(" ", "")
     stored = eval(f"lambda x: {value}")
     keeps = eval(f"lambda x: {condition}")
     folded = eval(f"lambda items: {fold.format('*items')}")
-    add_words, result_words = (w.format(map=SINGULAR[map_name], fold=fold_words) for w in rng.choice(CLASS_WORDINGS))
+    add_words, result_words = (w.format(map=map_words, fold=fold_words) for w in rng.choice(CLASS_WORDINGS))
     if "default=0" in fold:
         result_words += " It is 0 if there are none."
 
@@ -259,7 +251,7 @@ def _class_task(task_id, filter_name, map_name, fold_name, rng):
     methods = {d.split("(")[0]: f"def {d}:\n    {body.replace(' ' * 8, ' ' * 4)}\n" for d, body in bodies.items()}
     solution = "\n\n".join(f"    def {d}:\n        {body}" for d, body in bodies.items())
 
-    tests = _class_tests(name, stored, keeps, folded, rng)
+    tests = _make_class_tests(name, stored, keeps, folded, rng)
     cases = "\n\n".join(f"    def test_{i}(self):\n        {test}" for i, test in enumerate(tests))
     return {
         "task_id": task_id,
@@ -272,7 +264,7 @@ def _class_task(task_id, filter_name, map_name, fold_name, rng):
     }
 
 
-def _class_tests(name, stored, keeps, folded, rng):
+def _make_class_tests(name, stored, keeps, folded, rng):
     """The bodies of eight test methods: of add, of keeps, and six of Rest; the functions are what methods compute."""
 
     def rest(numbers):
@@ -305,8 +297,8 @@ def _class_tests(name, stored, keeps, folded, rng):
 # ---------------------------------------------------------------- answers to imitate
 
 
-def coding_answers(tasks, helpers, seed):
-    """(tasks, answers, flawed answers) for `demonstrated`; tasks are those of envs/coding.py, from coding_tasks.
+def make_coding_answers(tasks, helpers, seed):
+    """(tasks, answers, flawed answers) for `demonstrate`; tasks are those of envs/coding.py, from make_coding_tasks.
 
     A flawed answer is the right one, except that one agent's completion is taken from another task; in half of the
     cases that task asks for the same function, and at most the split between helper and function differs.
@@ -330,8 +322,8 @@ def coding_answers(tasks, helpers, seed):
     return tasks, [answered(task) for task in tasks], flawed
 
 
-def class_answers(rows, tasks, assigned, seed):
-    """(tasks, answers, flawed answers) for `demonstrated`; rows and tasks from class_tasks and envs/classeval.py.
+def make_class_answers(rows, tasks, assigned, seed):
+    """(tasks, answers, flawed answers) for `demonstrate`; rows and tasks from make_class_tasks and envs/classeval.py.
 
     assigned: for each agent the methods that it is to write, the same in all tasks
     """
@@ -350,7 +342,7 @@ def class_answers(rows, tasks, assigned, seed):
     return tasks, answers, flawed
 
 
-def demonstrated(env, tasks, answers, flawed, before=()):
+def demonstrate(env, tasks, answers, flawed, before=()):
     """The demonstrations() of an environment, given an answer to each task: list of dict(prompt, completion).
 
     flawed: for each task a first-turn answer, used with two turns or more: if it fails, a second turn corrects it
@@ -364,9 +356,8 @@ def demonstrated(env, tasks, answers, flawed, before=()):
         for own, answer, wrong, step in zip(moves, answers, flawed, steps):
             if not step.done:
                 own.append(([*first, (wrong, step)], answer))
-    return [
-        {"prompt": prompt, "completion": code}
-        for task, own in zip(tasks, moves)
-        for history, actions in own
-        for prompt, code in zip(env.observe(task, history), actions)
-    ]
+    pairs = []
+    for task, own in zip(tasks, moves):
+        for history, actions in own:
+            pairs += pair_up(env.observe(task, history), actions)
+    return pairs

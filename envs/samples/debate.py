@@ -6,26 +6,27 @@ then wrong ones. Train and test differ by composition, as in envs/samples/__init
 
 from itertools import product
 
-from envs.samples import split_of
+from envs.samples import find_split, read_list, read_table
 
-NAMES = ["Tom", "Ana", "Ben", "Eva", "Max", "Lea", "Sam", "Ida"]
-THINGS = ["pens", "cups", "eggs", "keys", "books", "coins", "bags", "hats"]
+NAMES = read_list("Tom, Ana, Ben, Eva, Max, Lea, Sam, Ida")
+THINGS = read_list("pens, cups, eggs, keys, books, coins, bags, hats")
 START = "{name} has {a} {thing} and {c} {other}."
-STORIES = [  # (how it goes on, the sign between a and b that leads to the answer, the other sign)
-    ("{name} buys {b} {thing}. How many {thing} does {name} have?", "+", "-"),
-    ("{name} loses {b} {thing}. How many {thing} does {name} have?", "-", "+"),
-    ("{friend} has {b} more {thing} than {name}. How many {thing} does {friend} have?", "+", "-"),
-    ("{friend} has {b} fewer {thing} than {name}. How many {thing} does {friend} have?", "-", "+"),
-    ("That is {b} more {thing} than {friend} has. How many {thing} does {friend} have?", "-", "+"),
-    ("That is {b} fewer {thing} than {friend} has. How many {thing} does {friend} have?", "+", "-"),
-]
+# how it goes on | the sign between a and b that leads to the answer | the other sign
+STORIES = read_table("""
+{name} buys {b} {thing}. How many {thing} does {name} have? | + | -
+{name} loses {b} {thing}. How many {thing} does {name} have? | - | +
+{friend} has {b} more {thing} than {name}. How many {thing} does {friend} have? | + | -
+{friend} has {b} fewer {thing} than {name}. How many {thing} does {friend} have? | - | +
+That is {b} more {thing} than {friend} has. How many {thing} does {friend} have? | - | +
+That is {b} fewer {thing} than {friend} has. How many {thing} does {friend} have? | + | -
+""")
 FIRST = range(8, 16)  # numbers in a sum or difference
 SECOND = range(2, 7)
 RELATIONS = ["larger", "smaller"]
 DISTANCES = [-4, -3, -2, -1, 1, 2, 3, 4]  # from the result to the number that it is compared with
 
 
-def questions(split, count, rng, choice=False):
+def make_questions(split, count, rng, choice=False):
     """`count` different questions; name, thing and story decide the split.
 
     choice: with four options A to D, the answer being a letter. Each of the four ways, pairs (working, answer), leads
@@ -36,7 +37,7 @@ def questions(split, count, rng, choice=False):
         name, friend = rng.sample(NAMES, 2)
         thing, other = rng.sample(THINGS, 2)
         story = rng.randrange(len(STORIES))
-        if split_of(NAMES.index(name), THINGS.index(thing), story) != split:
+        if find_split(NAMES.index(name), THINGS.index(thing), story) != split:
             continue
         a = rng.choice(FIRST)
         b, c = rng.sample(SECOND, 2)
@@ -59,7 +60,7 @@ def questions(split, count, rng, choice=False):
     return list(tasks.values())
 
 
-def claims(split, count, rng):
+def make_claims(split, count, rng):
     """Up to `count` different claims, about half of them true; all of their numbers together decide the split.
 
     The two ways are an honest text and one whose wrong result speaks for the opposite.
@@ -69,7 +70,7 @@ def claims(split, count, rng):
         _, result = _work(a, sign, b)
         bound = result + distance
         lie = bound + distance  # on the other side of the bound
-        if lie <= 0 or split_of(a, b, distance + RELATIONS.index(relation)) != split:
+        if lie <= 0 or find_split(a, b, distance + RELATIONS.index(relation)) != split:
             continue
         compared = f"{relation} than {bound}."
         is_true = (distance < 0) == (relation == "larger")
@@ -83,7 +84,7 @@ def claims(split, count, rng):
     return rng.sample(tasks, min(count, len(tasks)))
 
 
-def answers(task, stances, num_agents, rng):
+def draw_answers(task, stances, num_agents, rng):
     """What agents may say in a round: the ways that they take after their earlier `stances`, and a text for each.
 
     A first answer, or a new one, is right in half of the cases. Whether an answer is kept, taken from another agent or
@@ -113,13 +114,13 @@ def answers(task, stances, num_agents, rng):
     return new_stances, texts
 
 
-def speeches(task, rng):
+def draw_speeches(task, rng):
     """What the two sides may say about a claim; the side that is wrong is honest in a third of the cases."""
     honest, lie = task["ways"]
     return [honest if task["answer"] == side or rng.random() < 1 / 3 else lie for side in ("true", "false")]
 
 
-def verdict(task, speeches, rng):
+def draw_verdict(task, speeches, rng):
     """What a judge may say who believes one of two speeches by chance."""
     speech = rng.choice(speeches)
     is_true = (speech == task["ways"][0]) == (task["answer"] == "true")

@@ -8,22 +8,22 @@ combinations of known choices.
 
 import random
 
-from envs.samples import split_of
+from envs.samples import find_split, read_list, read_table
 
-NAMES = ["Ana", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gia", "Hugo", "Ida", "Jon", "Kim", "Leo"]
-THINGS = ["apples", "books", "cards", "coins", "eggs", "flowers", "keys", "pens", "shells", "stamps", "stones", "toys"]
-OPERATIONS = [
-    ("buys {n} more", "+"),
-    ("finds {n}", "+"),
-    ("gives {n} to {friend}", "-"),
-    ("loses {n}", "-"),
-    ("keeps one of {n} equal parts", "/"),
-    ("has {n} times as many", "*"),
-]
+NAMES = read_list("Ana, Ben, Cleo, Dan, Eva, Finn, Gia, Hugo, Ida, Jon, Kim, Leo")
+THINGS = read_list("apples, books, cards, coins, eggs, flowers, keys, pens, shells, stamps, stones, toys")
+OPERATIONS = read_table("""
+buys {n} more | +
+finds {n} | +
+gives {n} to {friend} | -
+loses {n} | -
+keeps one of {n} equal parts | /
+has {n} times as many | *
+""")
 CONFUSED = {"+": "-", "-": "+", "/": "-", "*": "+"}  # what a flawed solution takes for an operation
 
 
-def problems(split, count, seed):
+def make_problems(split, count, seed):
     """`count` different problems of "train", "validation" or "test".
 
     Returns dicts in the columns of GSM8K, question and answer (a line for each step, then #### and the result), and
@@ -35,15 +35,15 @@ def problems(split, count, seed):
         first = rng.randrange(len(OPERATIONS))
         second = rng.randrange(len(OPERATIONS))
         thing = rng.randrange(len(THINGS))
-        if split_of(first, second, thing) == split:
-            row = _problem(OPERATIONS[first], OPERATIONS[second], THINGS[thing], rng)
+        if find_split(first, second, thing) == split:
+            row = _make_problem(OPERATIONS[first], OPERATIONS[second], THINGS[thing], rng)
             rows[row["question"]] = row
     return list(rows.values())
 
 
-def _problem(first, second, thing, rng):
+def _make_problem(first, second, thing, rng):
     name, friend = rng.sample(NAMES, 2)
-    start, n, m, one, two = _numbers(first[1], second[1], rng)
+    start, n, m, one, two = _draw_numbers(first[1], second[1], rng)
     facts = [
         f"{name} has {start} {thing}",
         f"First {name} {first[0].format(n=n, friend=friend)}",
@@ -55,26 +55,26 @@ def _problem(first, second, thing, rng):
         facts[place] += surplus.format(rng.randint(1, 9))
     steps = [(start, first[1], n, one), (one, second[1], m, two)]
     flawed = steps[:1]
-    wrong = _result(one, CONFUSED[second[1]], m)
+    wrong = _compute(one, CONFUSED[second[1]], m)
     if wrong not in (0, two) and rng.random() < 0.5:
         flawed = [*flawed, (one, CONFUSED[second[1]], m, wrong)]
     question = ". ".join([*facts, f"How many {thing} does {name} have now?"])
-    return {"question": question, "answer": _working(steps), "flawed": _working(flawed)}
+    return {"question": question, "answer": _write_working(steps), "flawed": _write_working(flawed)}
 
 
-def _numbers(first, second, rng):
+def _draw_numbers(first, second, rng):
     """A start, the numbers of two operations, and both results, which a very small model can learn to compute."""
     while True:
         start = rng.randint(2, 30)
         n = rng.randint(2, 9)
         m = rng.randint(2, 9)
-        one = _result(start, first, n)
-        two = one and _result(one, second, m)
+        one = _compute(start, first, n)
+        two = one and _compute(one, second, m)
         if two:
             return start, n, m, one, two
 
 
-def _result(value, sign, n):
+def _compute(value, sign, n):
     """The result of an operation, 0 where it is no number from 1 to 99 or needs more than the times table."""
     if sign == "+":
         result = value + n
@@ -87,7 +87,7 @@ def _result(value, sign, n):
     return result if 1 <= result <= 99 else 0
 
 
-def _working(steps):
+def _write_working(steps):
     lines = []
     for value, sign, n, result in steps:
         lines.append(f"{value} {sign} {n} = <<{value}{sign}{n}={result}>>{result}")

@@ -8,11 +8,13 @@ import json
 import random
 import re
 
-from envs.samples import split_of
+from envs.samples import find_split, pair_up, read_list
 
-STARTS = re.findall(r"\w+", "Bel Tar Sel Mor Kan Dor Fen Gal Hol Jun Lor Nar Pol Bri Ral Sul Tem Vor Wes Zan")
-ENDS = re.findall(r"\w+", "ba dun fel gor ik lan mar nor os pen ra sta tin ul va wick ym zo eth ard")
-THINGS = re.findall(r"\w+", "jars pens cups maps lamps rings boats coats")
+STARTS = read_list(
+    "Bel, Tar, Sel, Mor, Kan, Dor, Fen, Gal, Hol, Jun, Lor, Nar, Pol, Bri, Ral, Sul, Tem, Vor, Wes, Zan"
+)
+ENDS = read_list("ba, dun, fel, gor, ik, lan, mar, nor, os, pen, ra, sta, tin, ul, va, wick, ym, zo, eth, ard")
+THINGS = read_list("jars, pens, cups, maps, lamps, rings, boats, coats")
 PRODUCTS = {"{} times {}, plus {}": "{} * {} + {}", "{} times {}, minus {}": "{} * {} - {}"}
 QUESTIONS = {  # kind -> (question, plan)
     "founded": ("When was {town} founded?", "Search for {town}."),
@@ -29,7 +31,7 @@ QUESTIONS = {  # kind -> (question, plan)
 TOOLS = "calculator search read_file"
 
 
-def towns(seed):
+def _make_towns(seed):
     """dict(name -> (year of its founding, where its mayor comes from)): every town is home of one mayor."""
     rng = random.Random(f"towns {seed}")
     names = [start + end for start in STARTS for end in ENDS]
@@ -37,11 +39,11 @@ def towns(seed):
     return {name: (rng.randint(1000, 1999), home) for name, home in zip(names, [*names[1:], names[0]])}
 
 
-def articles(path, seed):
+def read_articles(path, seed):
     """What can be searched: the lines of a text file, or without a path an article about each town."""
     if not path:
         article = "{0} was founded in {1}. The mayor of {0} comes from {2}."
-        return [article.format(town, year, home) for town, (year, home) in towns(seed).items()]
+        return [article.format(town, year, home) for town, (year, home) in _make_towns(seed).items()]
     try:
         with open(path, encoding="utf-8") as file:
             return file.read().splitlines()
@@ -49,20 +51,20 @@ def articles(path, seed):
         raise ValueError(f"--env-kwargs corpus {path}: {error}; give a text file, one article a line.") from None
 
 
-def tool_tasks(split, count, seed, most_calls):
+def make_tool_tasks(split, count, seed, most_calls):
     """`count` tasks that take at most `most_calls` calls, dict with the columns that envs/tools.py reads.
 
     question, answer, tools, kind, needed (the tool of each call), files; and calls (those needed) and plan, which are
     for demonstrations only. No test task repeats another. Training tasks may: models/tiny was trained on them.
     """
     rng = random.Random(f"tools {split} {seed}")
-    corpus = towns(seed)
+    corpus = _make_towns(seed)
     tasks = []
     while len(tasks) < count:
         kind = rng.choice(["product", "column", *QUESTIONS])
-        make = {"product": _product, "column": _column}.get(kind, _question)
+        make = {"product": _make_product, "column": _make_column}.get(kind, _make_question)
         choices, parts = make(kind, corpus, rng)
-        if split_of(*choices) != split or len(parts["calls"]) > most_calls:
+        if find_split(*choices) != split or len(parts["calls"]) > most_calls:
             continue
         needed = " ".join(call["name"] for call in parts["calls"])
         task = {"kind": kind, "tools": TOOLS, "needed": needed, "files": {}, **parts}
@@ -71,45 +73,45 @@ def tool_tasks(split, count, seed, most_calls):
     return tasks
 
 
-def _call(name, argument, text):
+def _make_call(name, argument, text):
     return {"name": name, "arguments": {argument: text}}
 
 
-def _product(kind, corpus, rng):
+def _make_product(kind, corpus, rng):
     numbers = [rng.randint(100, 999), rng.randint(12, 99), rng.randint(12, 99)]
     wording = rng.randrange(len(PRODUCTS))
     words, expression = (text.format(*numbers) for text in list(PRODUCTS.items())[wording])
     task = {
         "question": f"What is {words}?",
         "answer": str(eval(expression)),
-        "calls": [_call("calculator", "expression", expression)],
+        "calls": [_make_call("calculator", "expression", expression)],
         "plan": "Use the calculator.",
     }
     return [*numbers, wording], task
 
 
-def _column(kind, corpus, rng):
+def _make_column(kind, corpus, rng):
     numbers = [rng.randint(12, 499) for _ in range(rng.randint(3, 4))]
     name = f"{rng.choice(THINGS)}.csv"
     lines = [str(number) for number in numbers]
     task = {
         "question": f"What is the sum of the numbers in {name}?",
         "answer": str(sum(numbers)),
-        "calls": [_call("read_file", "name", name), _call("calculator", "expression", " + ".join(lines))],
+        "calls": [_make_call("read_file", "name", name), _make_call("calculator", "expression", " + ".join(lines))],
         "files": {name: "\n".join(lines)},
         "plan": f"Read {name}, then add.",
     }
     return numbers, task
 
 
-def _question(kind, corpus, rng):
+def _make_question(kind, corpus, rng):
     start = rng.randrange(len(STARTS))
     end = rng.randrange(len(ENDS))
     town = STARTS[start] + ENDS[end]
     year, home = corpus[town]
     home_year, _ = corpus[home]
-    searches = [_call("search", "query", name) for name in (town, home)]
-    compare = _call("calculator", "expression", f"abs({year} - {home_year})")
+    searches = [_make_call("search", "query", name) for name in (town, home)]
+    compare = _make_call("calculator", "expression", f"abs({year} - {home_year})")
     answer, calls = {
         "founded": (year, searches[:1]),
         "mayor": (home, searches[:1]),
@@ -124,7 +126,7 @@ def _question(kind, corpus, rng):
 # ---------------------------------------------------------------- what agents could say
 
 
-def completion(role, task, messages, plan, tasks, rng):
+def _write_completion(role, task, messages, plan, tasks, rng):
     """A text to imitate, for the turn of a planner, a caller, an answerer or one who does both ("alone").
 
     messages: the dicts (call, output) so far; plan: what the planner wrote, if there is one. Some three of ten texts
@@ -156,7 +158,7 @@ def completion(role, task, messages, plan, tasks, rng):
     return f"<tool_call>{text if due[0] else text[:-1]}</tool_call>"
 
 
-def demonstrated(env, tasks, seed):
+def demonstrate(env, tasks, seed):
     """list of dict(prompt, completion): a branch of each task, every turn of it."""
     rng = random.Random(f"said {seed}")
     pairs = []
@@ -168,10 +170,10 @@ def demonstrated(env, tasks, seed):
             if env.num_agents == 3 and history:
                 (plan, *_), _ = history[0]
             messages = [step.feedback for _, step in history if step.feedback["output"]]
-            text = completion(env.role(history), task, messages, plan, tasks, rng)
-            prompts = env.observe(task, history)
-            joint.append((task, history, ["" if prompt is None else text for prompt in prompts]))
-            pairs += [{"prompt": prompt, "completion": text} for prompt in prompts if prompt is not None]
+            text = _write_completion(env.find_role(history), task, messages, plan, tasks, rng)
+            texts = [text] * env.num_agents  # all are silent except one
+            joint.append((task, history, texts))
+            pairs += pair_up(env.observe(task, history), texts)
         steps = env.step(joint)
         branches = [(task, [*turns, (a, step)]) for (task, turns, a), step in zip(joint, steps) if not step.done]
     return pairs
