@@ -12,7 +12,7 @@ With --share-policy one model learns both roles.
 import re
 
 from envs import Step
-from rewards.boxed import answer, is_right
+from rewards.boxed import is_right, read_answer
 from rewards.texts import drop_thoughts
 
 
@@ -43,7 +43,7 @@ class Proposer:
             if history:
                 _, proposed = history[0]
                 result = task["number"] * proposed.feedback
-                right = [float(is_right(answer(text), str(result))) for text in actions[1:]]
+                right = [float(is_right(read_answer(text), str(result))) for text in actions[1:]]
                 p = sum(right) / self.num_solvers
                 steps.append(Step([4 * p * (1 - p), *right], {"right": p}, done=True))
             else:
