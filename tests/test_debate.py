@@ -4,7 +4,7 @@ import pytest
 from toy import play, rows_of
 
 import envs
-from rewards.debate import debate_reward, read_choice, verdict_reward
+from rewards.debate import debate_reward, read_choice
 
 # What agents box in each round | the reward | the parts that are not 0; the gold answer is 2
 DEBATES = """
@@ -16,12 +16,6 @@ DEBATES = """
 3 2 2 4 / 3 2 3 4 | 0.275 | correct 0.25 steady 0.25 parsed 1 round1_correct 0.5 persuaded_wrongly 0.25 flips 0.25
 3 4 / 3.0 answer | 0 | parsed 0.5 flips 0.5
 answer / answer | 0 |
-"""
-# Lists, one wrong answer of all, and style
-WORTHLESS = r"""
-\boxed{12} \boxed{13} \boxed{12}
-\boxed{A, B, C, D, 11, 12, 13}
-Research shows that, therefore, without any doubt, first 12, then B, so = true. All agree.
 """
 # What a box may hold | the letter that it chooses
 CHOICES = r"""
@@ -69,14 +63,6 @@ def test_what_a_debate_earns():
 def test_the_letter_of_an_option(form, letter):
     """Fails if a usual form of a letter is refused, if two letters are one, or if the option's text counts."""
     assert str(read_choice(boxed(form))) == letter
-
-
-@pytest.mark.parametrize("row", rows_of(WORTHLESS))
-def test_neither_style_nor_agreement_nor_lists_earn_anything(row):
-    """Fails if words, one wrong answer of all, or an answer among several are paid."""
-    for gold in "12", "B":
-        assert debate_reward([row * 3] * 2, gold)[0] == 0
-    assert verdict_reward(*row, "true")[0] == 0
 
 
 @pytest.mark.parametrize("num_agents", [1, 2, 3])

@@ -5,7 +5,7 @@ import re
 import pytest
 from toy import play, rows_of
 
-import envs
+from envs import Step
 from envs.protocols import SHOWN, Protocol
 
 # A protocol | who speaks in each turn | whose answers they read there
@@ -16,20 +16,20 @@ discussion | 023 023 | - 023
 
 
 class Silent:
-    """The second of four agents has nothing to say."""
+    """The second of four agents has nothing to say. Later turns earn more."""
 
     def observe(self, task, history):
         return ["one", None, "three", "four"]
 
     def step(self, branches):
-        return [envs.Step(0.0, {}, False, feedback=actions) for _, _, actions in branches]
+        return [Step(1.0 + len(history), {}, False, feedback=actions) for _, history, actions in branches]
 
 
 @pytest.mark.parametrize("protocol, speakers, read", rows_of(TURNS))
 def test_who_speaks_and_reads_whom(protocol, speakers, read):
     """Fails if an answer is missing, leaks backwards or is not cut off, nobody speaks in a turn, or thoughts are read.
 
-    Or if an agent speaks out of turn.
+    Or if an agent speaks out of turn, or if first answers, or turns that are saved, are paid.
     """
     answers = [f"<think>text 9</think> text {i}{'b' * SHOWN}" for i in range(4)]
     env = Protocol(Silent(), "silent", protocol, 4, 1)
@@ -40,16 +40,5 @@ def test_who_speaks_and_reads_whom(protocol, speakers, read):
         for i in asked:
             assert re.findall(r"text (\d)b+ \[cut off\]\n", prompts[i]) == list(shown.strip("-"))
     assert "Answer of agent 1:\ntext 0b" in turns[-1][3]
+    assert [step.reward for step in steps] == [0.0] * (len(turns) - 1) + [1.0]
     assert steps[-1].feedback == [answers[0], "", *answers[2:]]
-
-
-def test_the_last_answers_earn_what_they_earn_at_once():
-    """Fails if first answers, or turns that are saved (twice that of code), are paid."""
-    env = envs.make("tldr+humaneval", 2, protocol="discussion")
-    task = env.tasks("train")[1]
-    answers = [task["task"]["helper"], task["task"]["main"]]
-    _, (first, last) = play(env, task, lambda turn, i, prompt: answers[i] if turn else "first")
-    (at_once,) = envs.make("tldr+humaneval", 2).step([(task, [], answers)])
-    assert at_once.reward > 0
-    assert first.reward == 0
-    assert last == at_once._replace(done=True)

@@ -1,7 +1,6 @@
 """Sampled and trained log-probabilities are the model's, and prompts as shown; test_copies.py: so in all scripts."""
 
 import functools
-import itertools
 import json
 import math
 from unittest.mock import MagicMock
@@ -13,7 +12,7 @@ import transformers as hf
 from conftest import CHAT, END, START, STOP, load_policy, make_tokenizer, save_model, slow_logprobs
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch.utils._python_dispatch import TorchDispatchMode
-from toy import Letters, rows_of
+from toy import rows_of
 from transformers.utils import import_utils
 
 import magrpo
@@ -296,32 +295,6 @@ def test_what_stops_a_completion(stops, eos, template, expected, tmp_path):
     if template == CHAT:  # nano.py needs a template
         config = nano.load_policy(nano.Args(model=path)).model.generation_config
         assert set(config.eos_token_id) == expected
-
-
-def test_agents_read_what_the_environment_shows_them(model_dir, tmp_path):
-    """Fails if a prompt is of another agent, task, turn or chunk, or a template is left out or used twice.
-
-    The first policy plays two of three agents.
-    """
-    bare = save_model(tmp_path / "bare", seed=1, tokenizer=make_tokenizer(chat_template=None))
-    paths = [model_dir, bare]
-    templates = ["<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n", "{}"]
-    policies, env = [load(path) for path in paths], Letters(3, 2, None, None)
-    args = magrpo.Args(max_new_tokens=8, batch_size=1)  # chunks of five prompts
-    tasks = list(enumerate(env.tasks("train")))
-    torch.manual_seed(0)
-    turns = magrpo.rollout(args, env, [*policies, policies[0]], tasks, [3, 2], "align")
-    assert len(turns[1]) > 6
-    for node in itertools.chain(*turns):
-        prompts = env.observe(node.task, node.history)
-        for i, group in node.groups.items():
-            policy = policies[i % 2]
-            assert group.prompt == prompts[i]
-            assert policy.tokenizer.decode(group.prompt_ids) == templates[i % 2].format(prompts[i])
-            ids = group.completion_ids[1]
-            assert group.logprobs[1] == pytest.approx(exact_logprobs(paths[i % 2], group.prompt_ids, ids), abs=1e-4)
-            assert group.completions[1] == policy.tokenizer.decode([k for k in ids if k not in policy.stop_ids])
-            assert group.stopped[1] == (ids[-1] in policy.stop_ids)
 
 
 @pytest.mark.parametrize("template", [None, "<|im_start|>{{ messages[0].content }}"])

@@ -6,7 +6,7 @@ from string import Template
 import datasets
 import pytest
 import torch
-from conftest import CHAT, END, ROOT, STOP, lines_of, load_policy, metrics_of, save_model, slow_logprobs
+from conftest import CHAT, END, ROOT, STOP, load_policy, metrics_of, save_model, slow_logprobs
 from test_faults import EMPTY_THOUGHT, GEMMA, THINKING, with_tokens
 from toy import rows_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -15,7 +15,6 @@ import madpo
 import sft
 from envs import read_training_rows
 
-ROWS = [([3, 4, 5, 6, 7], [8, 9, 2]), ([10, 0, 11], [12, 13, 14, 15, 2]), ([16], [2])]  # token 2 stops, 0 pads
 FLAGS = ("--warmup", 2, "--batch-size", 8, "--log-every", 1)
 
 
@@ -34,21 +33,6 @@ class Shown:
 def save_lines(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
-
-
-@pytest.mark.parametrize("max_batch_tokens, batches", [(1, 3), (10_000, 1)])
-def test_loss_and_gradient_equal_the_obvious_ones_however_a_batch_is_split(max_batch_tokens, batches, model_dir):
-    """Fails if positions are off by one, a prompt or a pad is trained, a last token is not, or rows are lost."""
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64)
-    expected = torch.cat([-slow_logprobs(model, *row) for row in ROWS]).mean()
-    gradients = torch.autograd.grad(expected, list(model.parameters()))
-    parts = list(sft.micro_batches(ROWS, max_batch_tokens))
-    losses = torch.cat([sft.token_losses(model, part) for part in parts])
-    losses.mean().backward()
-    assert (len(parts), len(losses)) == (batches, 9)
-    assert abs(losses.mean() - expected) < 1e-6
-    for p, gradient in zip(model.parameters(), gradients):
-        torch.testing.assert_close(p.grad, gradient, rtol=1e-4, atol=1e-6)
 
 
 LINE = """{"split": "train",
@@ -164,8 +148,7 @@ def test_marks_stay_and_an_answer_ends_as_in_the_chat_template(
 ):
     """Fails if a prompt ends its own turn, an answer has no end or two, a second thought, or a mark is broken up.
 
-    Or if an answer ends in eos where what is sampled ends in another token, as with Gemma. madpo.py may be told that
-    an answer was cut off; an empty one has an end in any case.
+    Or if an answer ends in eos where what is sampled ends in another token, as with Gemma.
     """
     names = ["<tool_call>", "<think>", "</think>", "<start_of_turn>", "<end_of_turn>"]
     tokenizer = with_tokens(*names, template=template)
@@ -177,9 +160,7 @@ def test_marks_stay_and_an_answer_ends_as_in_the_chat_template(
     prompt = f"{QUOTED}<|im_end|>!"
     row = sft.encode_pair(tokenizer, *special_tokens, prompt, completion)
     assert tokenizer.batch_decode(row) == [read, trained]
-    group = madpo.read_group(load_policy(madpo, path), prompt, [completion, "cut off", ""], [True, False, False])
-    end = trained[trained.rindex("<") :]
-    assert tokenizer.batch_decode([group.prompt_ids, *group.completion_ids]) == [read, trained, "cut off", end]
+    assert tokenizer.decode(madpo.encode(load_policy(madpo, path), prompt)) == read
 
 
 @pytest.mark.parametrize(
@@ -198,28 +179,18 @@ def test_what_cannot_be_imitated_is_refused_with_its_reason(rows, flags, reason,
         run(ROOT / "sft.py", "--data", data, "--model", model_dir, *flags.split())
 
 
-def test_it_imitates_what_a_script_collected(run, model_dir):
-    """Fails if sft.py cannot read what the scripts write, or saves a model that has not learned from it."""
-    flags = "--env toy:Letters --num-iterations 0 --eval-split train --max-new-tokens 30 --eval-generations 8"
-    run_dir = run(ROOT / "magrpo.py", "--model", model_dir, *flags.split())["run_dir"]
-    flags = "--min-reward 0.1 --agent 1 --num-steps 2 --max-grad-norm 0 --learning-rate 1e-3 --eval-every 0"
-    data = f"{run_dir}/rollouts.jsonl"
-    imitated = run(ROOT / "sft.py", "--data", data, "--model", model_dir, *flags.split())["run_dir"]
-    prompts = [prompt for prompt, _ in sft.pairs_of_file(data, sft.Args(min_reward=0.1, agent=1))]
-    assert len(prompts) > 2
-    assert {line["agents"][1]["prompt"] for line in lines_of(run_dir)}.issuperset(prompts)
-    before, after = [AutoModelForCausalLM.from_pretrained(path) for path in (model_dir, f"{imitated}/agent")]
-    assert not torch.equal(before.lm_head.weight, after.lm_head.weight)
-
-
 def test_a_step_takes_the_mean_over_all_tokens_of_its_batch(run, tmp_path):
-    """Fails if the mean is one per micro-batch, dropout is on, or a stop token or a pair is lost."""
+    """Fails if the mean is one per micro-batch, dropout is on, or a stop token or a pair is lost.
+
+    Or if positions are off by one, or a prompt or what fills a row is trained.
+    """
     path = save_model(tmp_path / "m", attention_dropout=0.5)
-    data = save_lines(tmp_path / "pairs.jsonl", [{"prompt": "Say it.", "completion": "c" * k} for k in range(40)])
+    rows = [{"prompt": "Say it" + "." * (1 + k % 2), "completion": "c" * k} for k in range(40)]
+    data = save_lines(tmp_path / "pairs.jsonl", rows)
     flags = "--max-length 56 --learning-rate 1e-9 --num-steps 4 --max-batch-tokens 150 --eval-fraction 0.2"
     names = run(ROOT / "sft.py", "--data", data, "--model", path, *flags.split(), *FLAGS)
     completions = [completion for _, completion in names["train"][0] + names["held_out"]]
-    assert {len(completion) for completion in completions} == set(range(1, 31))  # the prompt has 26 tokens
+    assert {len(completion) for completion in completions} == set(range(1, 30))  # prompts have 26 or 27 tokens
     assert {completion[-1] for completion in completions} == {STOP}
     model = AutoModelForCausalLM.from_pretrained(path)
     logged = metrics_of(names["run_dir"])
