@@ -324,23 +324,20 @@ class Generator:
 
 
 def test_a_generator_of_reasoning_gym(monkeypatch):
-    """Fails if model-written text is evaluated, partial credit counts as right, or trained tasks are in the test."""
+    """Fails if model-written text is evaluated, partial credit counts as right, or trained tasks are in the test.
+
+    Or if an option stays a string, goes to another environment of a mixture, or ends in more than a sentence.
+    """
     monkeypatch.setitem(sys.modules, "reasoning_gym", SimpleNamespace(create_dataset=Generator))
-    env = envs.make("reasoning", 1, task="sums")
+    mixture = envs.make("gsm8k+reasoning", 1, task="sums", first="10")
+    env = mixture.environments["reasoning"]
     train = [task["question"] for task in env.tasks("train")]
     assert not any(task["question"] in train for task in env.tasks("test"))
-    task = env.tasks("train")[17]
+    task = env.tasks("train")[8]
     monkeypatch.setattr("builtins.evaluate", pytest.fail, raising=False)
     boxes = ["18", "17", "evaluate(1) or 18", "9**9**9**9", "18e0", ""]
     steps = env.step([(task, [], [f"\\boxed{{{box}}}"]) for box in boxes])
     assert [step.reward for step in steps] == [1, 0, 0, 0, 0, 0]
-
-
-def test_options_reach_their_generator(monkeypatch):
-    """Fails if one stays a string, goes to another environment of a mixture, or ends in more than a sentence."""
-    monkeypatch.setitem(sys.modules, "reasoning_gym", SimpleNamespace(create_dataset=Generator))
-    mixture = envs.make("gsm8k+reasoning", task="sums", first="1000")
-    assert "A is 1000." in mixture.tasks("train")[1]["task"]["question"]
     for option, value in ("last", "9"), ("first", "x"), ("first", "["):
         with pytest.raises(ValueError, match=f"^--env-kwargs task sums {option} .*\\.$"):
             envs.make("reasoning", task="sums", **{option: value})

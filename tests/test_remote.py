@@ -37,38 +37,6 @@ def serve(monkeypatch):
         server.server_close()
 
 
-@pytest.fixture
-def url(serve):
-    return serve("test_remote:Odd", num_turns=2)
-
-
-# Environment | agents | what all of them write in turn 1, 2, 3
-SERVED = r"""
-humaneval | 2 | def aux(x): return x | def broken(:
-debate | 3 | \boxed{3} | so \boxed{4}
-reference | 3 | sister | \boxed{angry sister}
-tools | 3 | plan | DONE | \boxed{3}
-"""
-
-
-@pytest.mark.parametrize("name, num_agents, texts", [[*row[:2], row[2:]] for row in rows_of(SERVED)])
-def test_prompts_and_steps_are_those_of_the_local_environment(name, num_agents, texts, serve):
-    """Fails if the feedback of an environment comes back as something else, of which prompts or rewards are made."""
-    sizes = {"num_agents": int(num_agents), "num_turns": len(texts)}
-    local = envs.make(name, **sizes)
-    there = envs.make("remote", **sizes, url=serve(name, **sizes))
-    traces = []
-    for env in local, there:
-        task = env.tasks("test")[5]
-        history = []
-        traces.append([len(env.tasks("train"))])
-        for text in texts:
-            traces[-1].append(env.observe(task, history))
-            history.append(([text] * int(num_agents), env.step([(task, history, [text] * int(num_agents))])[0]))
-        traces[-1].append(history)
-    assert json.dumps(traces[0]) == json.dumps(traces[1])
-
-
 # What who has the token may send | the status that comes back. Every branch has one task and no history, or the like.
 FORGED = """
 step | [[{"split": "test", "number": 99}, [], ["", ""]]] | 400
@@ -85,12 +53,12 @@ about | | 400
 """
 
 
-def test_a_forged_request_is_one_sentence_and_the_server_goes_on(url):
+def test_a_forged_request_is_one_sentence_and_the_server_goes_on(serve):
     """Fails if a task has two numbers, a request ends the server, or what is wrong with it is not said.
 
     Or if a served environment reads lists where a local one reads tuples.
     """
-    env = envs.make("remote", 2, 2, url=url)
+    env = envs.make("remote", 2, 2, url=serve("test_remote:Odd", num_turns=2))
     for method, body, status in rows_of(FORGED):
         connection = HTTPConnection(env.url.netloc)
         connection.request(
@@ -103,11 +71,27 @@ def test_a_forged_request_is_one_sentence_and_the_server_goes_on(url):
     assert env.step([(env.tasks("test")[0], [], ["", ""])])
 
 
-def test_a_run_of_two_turns_is_the_same_as_the_local_one(url, run, model_dir):
-    """Fails if floats or own rewards are rounded, JSON changes silent agents, or a server remembers a history."""
-    flags = "--num-turns 2 --num-iterations 1 --eval-tasks 2 --max-new-tokens 12 --env"
+# Environment | agents | turns
+SERVED = """
+test_remote:Odd | 2 | 2
+humaneval | 2 | 2
+debate | 3 | 3
+reference | 3 | 2
+tools | 3 | 3
+"""
+
+
+@pytest.mark.parametrize("name, num_agents, num_turns", rows_of(SERVED))
+def test_a_run_is_the_same_as_the_local_one(name, num_agents, num_turns, serve, run, model_dir):
+    """Fails if floats or own rewards are rounded, JSON changes silent agents, or a server remembers a history.
+
+    Or if feedback, of which prompts or rewards are made, comes back as something else.
+    """
+    sizes = f"--num-agents {num_agents} --num-turns {num_turns} --num-tasks 2 --num-generations 3 --eval-tasks 2"
+    flags = f"{sizes} --num-iterations 1 --max-new-tokens 12 --env"
     flags = (ROOT / "magrpo.py", "--model", model_dir, *flags.split())
-    local = run(*flags, "test_remote:Odd")["run_dir"]
+    url = serve(name, num_agents=int(num_agents), num_turns=int(num_turns))
+    local = run(*flags, name)["run_dir"]
     there = run(*flags, "remote", "--env-kwargs", "url", url)["run_dir"]
     assert metrics_of(local) == metrics_of(there) != []
     one, two = lines_of(local), lines_of(there)
