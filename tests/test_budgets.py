@@ -20,7 +20,7 @@ MOST = {  # nodes of a file; of a folder, all together
     "madpo.py": 5490,
     "magrpo_fsdp.py": 5050,
     "sft.py": 1700,
-    "tests": 28500,
+    "tests": 27500,
     "benchmarks": 8070,
 }
 MOST_A_LINE = dict.fromkeys(MOST, 7.9)  # of a file, or of each in a folder; else 8.6

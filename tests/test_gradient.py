@@ -16,7 +16,6 @@ from conftest import (
     CRITIC_FREE,
     ROOT,
     STOP,
-    STOP_IDS,
     make_tokenizer,
     metrics_of,
     save_model,
@@ -122,11 +121,6 @@ def test_gradient_is_the_slow_one(script, flags, run, updates, model_dir):
     assert len(updates) == (1 if "--share-policy" in words else len(names["policies"]))
     for i, grad_norm in enumerate(logged):
         assert names["metrics"][f"agent_{i}/grad_norm"] == pytest.approx(grad_norm, rel=1e-3)
-    last_ids = set()
-    for node in chain(*names["turns"]):
-        for group in node.groups.values():
-            last_ids |= {ids[-1] for ids in group.completion_ids}
-    assert last_ids & STOP_IDS  # the case of a trained stop token did occur
 
 
 @pytest.mark.parametrize(
@@ -143,10 +137,19 @@ def test_gradient_is_the_slow_one(script, flags, run, updates, model_dir):
     ids=lambda options: " ".join(options),
 )
 def test_gradient_of_other_models(options, run, updates, tmp_path):
-    """Fails if a prompt is cut at its own pad or stop token, dropout or a window is missed, or models are mixed up."""
+    """Fails if a prompt is cut at its own pad or stop token, dropout or a window is missed, or models are mixed up.
+
+    Or if agents read another prompt than their own, in chunks of five.
+    """
     paths = [save_model(tmp_path / "plain"), save_model(tmp_path / "other", **options)]
-    run(MAGRPO, *TOY, "--model", *paths, "--num-turns", 2)
+    names = run(MAGRPO, *TOY, "--model", *paths, "--num-turns", 2, "--batch-size", 1)
     check(updates, MAGRPO, paths)
+    models = list(map(AutoModelForCausalLM.from_pretrained, paths))
+    for node in chain(*names["turns"]):
+        for i, group in node.groups.items():
+            assert group.prompt in group.policy.tokenizer.decode(group.prompt_ids)
+            logprobs = slow_logprobs(models[i], group.prompt_ids, group.completion_ids[0])
+            assert group.logprobs[0] == pytest.approx(logprobs.tolist(), abs=1e-3)
 
 
 class Equal(Letters):
@@ -226,7 +229,6 @@ def test_each_policy_has_its_rate_and_its_own_clipping(script, flags, most, run,
     expected = {0: 0.001, 1: 0.001} if script == NANO else {1: 0.001, 2: 0.0001}
     assert [update.agents for update in updates] == [[i] for i in expected] * 2
     lines = metrics_of(names["run_dir"])[1:]
-    assert [i for i in range(3) if f"agent_{i}/grad_norm" in lines[1]] == list(expected)
     for update, (line, (i, rate)) in zip(updates, product(lines, expected.items())):
         # the whole rate, then half of it
         rate /= line["iteration"]

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import CHAT, END, ROOT, STOP, lines_of, load_policy, metrics_of, save_model, slow_logprobs
+from conftest import END, ROOT, STOP, lines_of, load_policy, metrics_of, save_model, slow_logprobs
 from processes import start
 from test_faults import EMPTY_THOUGHT, GEMMA, THINKING, with_tokens
+from test_sft import NO_END, QUOTED
 from torch.nn.functional import softplus
 from transformers import AutoModelForCausalLM
 
@@ -156,8 +157,6 @@ def test_two_processes_learn_from_a_file_as_one(run, model_dir, tmp_path):
     assert ours == pytest.approx(expected, rel=1e-4)
 
 
-QUOTED = "<think>a != b</think><tool_call>"
-NO_END = CHAT.replace("<|im_end|>", "")
 ANSWERS = [  # chat template, an answer of a file, and what is trained
     (EMPTY_THOUGHT, QUOTED, f"{QUOTED}<|im_end|>"),
     (EMPTY_THOUGHT, f"{QUOTED}<|im_end|>", f"{QUOTED}<|im_end|>"),

@@ -12,7 +12,7 @@ NANO = ROOT / "nano.py"
 def test_the_whole_distribution_is_sampled_up_to_the_end_of_a_turn(run, tmp_path):
     """Fails if the model's own settings cut or bend what is sampled, or rewards cannot see a special token.
 
-    Or if a base model, whose own stop token is another one, writes on after its turn, or needs a pad token.
+    Or if a model needs a pad token, or more is trained after the end of its turn.
     """
     tokenizer = with_tokens("<tool_call>")
     tokenizer.eos_token = "<|endoftext|>"
@@ -27,10 +27,7 @@ def test_the_whole_distribution_is_sampled_up_to_the_end_of_a_turn(run, tmp_path
         groups = [group for node in nodes for group in node.groups.values()]
         written.append([pair for group in groups for pair in zip(group.completions, group.completion_ids)])
     assert written[0] == written[1]
-    last_ids = set()
     for text, (*earlier, last) in written[0]:
         assert {STOP, END}.isdisjoint(earlier)
         assert text == tokenizer.decode([token for token in (*earlier, last) if token not in (STOP, END)])
-        last_ids.add(last)
-    assert STOP in last_ids
     assert any("<tool_call>" in text for text, _ in written[0])
