@@ -47,8 +47,7 @@ def test_pairs_are_of_strict_preferences_and_half_differ_in_one_answer():
     assert 2 in differences
     zero_sum = np.stack([0.1 * returns, 0.2 * returns, -0.3 * returns], 1)
     assert np.ptp(zero_sum.mean(1)) > 0  # rounding errors
-    for equal in np.ones((16, 2)), zero_sum:
-        assert draw(equal, 12) == []
+    assert draw(zero_sum, 12) == []
     # returns of 0, 1 and 4: in proportion to their differences
     drawn = [draw([[0.0], [1.0], [4.0]], 1)[0] for _ in range(4000)]
     shares = [drawn.count(pair) / 4000 for pair in ((1, 0), (2, 0), (2, 1))]
