@@ -18,13 +18,11 @@ from rewards.sandbox import Job, run_tests
 from rewards.texts import drop_thoughts
 from rewards.tools import PARTS, Search, calculator, read_call, split_message, tools_reward
 
-TOOLS = {  # name -> (its arguments, what it gives)
-    "calculator": (["expression"], "the value of arithmetic, such as 2 * (3 + 4)"),
-    "search": (["query"], "the articles that fit best"),
-    "python": (["code"], "what the code prints; names of earlier code are known, a dict files holds the files"),
-    "write_file": (["name", "text"], "keeps a text"),
-    "read_file": (["name"], "the text of a file"),
-    "list_files": ([], "the names of all files"),
+TOOLS = {  # name -> (its argument, what it gives)
+    "calculator": ("expression", "the value of arithmetic, such as 2 * (3 + 4)"),
+    "search": ("query", "the articles that fit best"),
+    "python": ("code", "what the code prints; names of earlier code are known, a dict files holds the files"),
+    "read_file": ("name", "the text of a file"),
 }
 FORM = '<tool_call>{"name": "...", "arguments": {"...": "..."}}</tool_call>'
 REQUESTS = {  # of each role
@@ -35,8 +33,6 @@ REQUESTS = {  # of each role
 }
 SEATS = {"planner": 0, "caller": -2, "answerer": -1, "alone": 0}
 SHOWN = 400  # characters of an output that agents see
-FILE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-MOST_FILES, LONGEST_FILE = 8, 10_000
 STOP = re.compile(r"^\s*DONE\W*$", re.MULTILINE)
 # What runs in the sandbox: all code of a branch, in order, of which the last one's output counts. The grader shows the
 # repr of what it returns: quoted, any text is its own repr.
@@ -63,7 +59,7 @@ class Tools:
         40 words the caller reads. 1: one agent calls, and ends with a box.
     num_turns: (plan and) calls and answer; at least 2 (3 with a planner). Sample tasks take at most as many calls
     dataset: "sample", or a file with the columns question, answer and tools (names separated by blanks), and optional
-        ones: needed (the tools of a shortest way, one for each call), files (an object of texts, or its JSON), kind
+        ones: needed (the tools of a shortest way, one for each call), files (an object of texts), kind
     corpus: a text file to search, one article a line; by default the invented towns of the sample tasks
     timeout, allow_unsafe_code: for a branch's Python code, as in envs/coding.py
 
@@ -100,8 +96,11 @@ class Tools:
         calls = _list_calls(history)
         prompt = [task["question"]]
         if role != "answerer":
-            tools = [f"{name}({', '.join(TOOLS[name][0])}): {TOOLS[name][1]}" for name in task["tools"].split()]
-            prompt.append("\n".join(["Tools:", *tools]))
+            lines = ["Tools:"]
+            for name in task["tools"].split():
+                argument, gives = TOOLS[name]
+                lines.append(f"{name}({argument}): {gives}")
+            prompt.append("\n".join(lines))
         if role == "caller" and self.num_agents == 3:
             (plan, *_), _ = history[0]
             prompt.append(f"Plan: {' '.join(drop_thoughts(plan).split()[:40])}")
@@ -143,19 +142,18 @@ class Tools:
         error = error or _find_refusal(call, task["tools"].split())
         if error:
             return message | {"output": f"error: {error}"}
-        output = None if call["name"] == "python" else self._run(call, _find_files(task, _list_calls(history)))
-        return message | {"call": call, "output": output}
+        return message | {"call": call, "output": self._run(call, task["files"])}
 
     def _run(self, call, files):
-        run = {
-            "calculator": calculator,
-            "search": self.search,
-            "write_file": partial(_write, files),
-            "read_file": lambda name: files.get(name, "error: there is no such file"),
-            "list_files": lambda: ", ".join(files),
-        }
-        # JSON can name half of a surrogate pair, which no tokenizer takes
-        return run[call["name"]](**call["arguments"]).encode(errors="replace").decode() or "nothing"
+        """The output of a call, or None for Python."""
+        (text,) = call["arguments"].values()
+        if call["name"] == "calculator":
+            return calculator(text)
+        if call["name"] == "search":
+            return self.search(text)
+        if call["name"] == "read_file":
+            return files.get(text, "error: there is no such file") or "nothing"
+        return None
 
     def demonstrations(self):
         """What agents could say in sample training tasks, flawed in three of ten texts: dict(prompt, completion)."""
@@ -168,63 +166,38 @@ def _list_calls(history):
     return [step.feedback for _, step in history if step.feedback["output"]]
 
 
-def _list_arguments(tool, calls):
-    """The arguments of the calls of one tool."""
-    return [each["call"]["arguments"] for each in calls if each["call"] and each["call"]["name"] == tool]
-
-
 def _show(message):
     call = message["call"]
     if not call:
         return message["output"]
-    arguments = ", ".join(json.dumps(text) for text in call["arguments"].values())
-    return f"{call['name']}({arguments}): {message['output'][:SHOWN]}"
+    (text,) = call["arguments"].values()
+    return f"{call['name']}({json.dumps(text)}): {message['output'][:SHOWN]}"
 
 
 def _find_refusal(call, tools):
     """Why a well-formed call cannot be run, or ""."""
     if call["name"] not in tools:
         return f"the tools are {', '.join(tools)}"
-    arguments = TOOLS[call["name"]][0]
-    if call["arguments"].keys() != {*arguments}:
-        return f"the arguments of {call['name']} are {', '.join(arguments) or 'none'}"
-    return "" if all(isinstance(text, str) for text in call["arguments"].values()) else "an argument is no text"
-
-
-def _find_files(task, calls):
-    """The files as they are after the calls so far."""
-    files = dict(task["files"])
-    for arguments in _list_arguments("write_file", calls):
-        _write(files, **arguments)
-    return files
-
-
-def _write(files, name, text):
-    if not FILE_NAME.fullmatch(name):
-        return "error: a name has at most 64 letters, digits and the signs _ . -"
-    if len(text) > LONGEST_FILE or len({*files, name}) > MOST_FILES:
-        return f"error: there is room for {MOST_FILES} files of {LONGEST_FILE} characters"
-    files[name] = text
-    return f"{len(text)} characters are in {name}"
+    argument, _ = TOOLS[call["name"]]
+    if call["arguments"].keys() != {argument}:
+        return f"the arguments of {call['name']} are {argument}"
+    return "" if isinstance(call["arguments"][argument], str) else "an argument is no text"
 
 
 def _make_job(task, calls):
-    cells = [arguments["code"] for arguments in _list_arguments("python", calls)]
-    source = CELLS.format(files=_find_files(task, calls), cells=cells)
+    formed = [message["call"] for message in calls if message["call"]]
+    cells = [call["arguments"]["code"] for call in formed if call["name"] == "python"]
+    source = CELLS.format(files=task["files"], cells=cells)
     # what an example shows is the candidate's word, cut by the grader: agents may read it, and nothing scores it
     return Job([source], "", ["printed"], "prepare_text", examples=["assert printed() is None"])
 
 
 def _make_task(row):
     """The task of a row. Raises what a malformed one raises."""
-    files = row.get("files") or {}
     needed = row.get("needed") or ""
     gold = row["answer"]
-    files = dict(json.loads(files) if isinstance(files, str) else files)
-    unknown = {*row["tools"].split(), *needed.split()} - TOOLS.keys()
-    if unknown:
-        raise ValueError(f"it names the tool {min(unknown)}, and there are only {', '.join(TOOLS)}")
+    if not TOOLS.keys() >= {*row["tools"].split()}:
+        raise ValueError(f"it names other tools than {', '.join(TOOLS)}")
     if not is_right(read_answer(f"\\boxed{{{gold}}}"), gold):
         raise ValueError("its answer is no number and no string")
-    files = {name: text for name, text in files.items() if isinstance(text, str)}  # others are names of other rows
-    return row | {"needed": needed, "files": files}
+    return row | {"needed": needed, "files": dict(row.get("files") or {})}

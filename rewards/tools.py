@@ -52,11 +52,10 @@ def read_call(text):
     between, tag, rest = text[end:].partition(CLOSE)
     if between.strip() or not tag:
         return None, f"{CLOSE} is missing after the JSON", rest
-    if not isinstance(call, dict) or call.keys() != {"name", "arguments"}:
-        return None, "a call has a name and arguments, and nothing else", rest
-    if not isinstance(call["name"], str) or not isinstance(call["arguments"], dict):
-        return None, "the name has to be a text, and the arguments an object", rest
-    return call, "", rest
+    match call:
+        case {"name": str(), "arguments": dict(), **others} if not others:
+            return call, "", rest
+    return None, "a call has a name and arguments, and nothing else", rest
 
 
 def calculator(expression):
@@ -96,22 +95,10 @@ def _evaluate(node, depth):
     return value
 
 
-def _need_small(x):
-    if x.denominator > 1 or abs(x) > 64:
-        raise ValueError("exponents and digits are whole numbers up to 64")
-    return int(x)
-
-
 def _power(base, exponent):
-    return base ** _need_small(exponent)
-
-
-def _rounded(x, digits=Fraction(0)):
-    return round(x, _need_small(digits))
-
-
-def _square_root(x):
-    return Fraction(math.isqrt(x.numerator * 10**24 // x.denominator), 10**12)  # cut after twelve decimals
+    if exponent.denominator > 1 or abs(exponent) > 64:
+        raise ValueError("exponents are whole numbers up to 64")
+    return base ** int(exponent)
 
 
 SIGNS = {ast.UAdd: operator.pos, ast.USub: operator.neg}
@@ -124,7 +111,7 @@ OPERATORS = {
     ast.Mod: operator.mod,
     ast.Pow: _power,
 }
-FUNCTIONS = {"abs": abs, "min": min, "max": max, "round": _rounded, "sqrt": _square_root}
+FUNCTIONS = {"abs": abs, "min": min, "max": max}
 
 
 class Search:
@@ -135,10 +122,10 @@ class Search:
         self.articles = articles
         self.weights = defaultdict(dict)  # word -> {number of an article: its weight there}
         counts = [Counter(split_words(article)) for article in articles]
-        mean = sum(map(Counter.total, counts)) / max(1, len(counts))
+        mean = sum(map(Counter.total, counts)) / len(counts)
         containing = Counter(word for count in counts for word in count)
         for number, count in enumerate(counts):
-            norm = k1 * (1 - b + b * count.total() / max(1, mean))
+            norm = k1 * (1 - b + b * count.total() / mean)
             for word, n in count.items():
                 idf = math.log(1 + (len(articles) - containing[word] + 0.5) / (containing[word] + 0.5))
                 self.weights[word][number] = idf * n * (k1 + 1) / (n + norm)

@@ -326,7 +326,7 @@ class Generator:
 def test_a_generator_of_reasoning_gym(monkeypatch):
     """Fails if model-written text is evaluated, partial credit counts as right, or trained tasks are in the test.
 
-    Or if an option stays a string, goes to another environment of a mixture, or ends in more than a sentence.
+    Or if an option stays a string, or goes to another environment of a mixture.
     """
     monkeypatch.setitem(sys.modules, "reasoning_gym", SimpleNamespace(create_dataset=Generator))
     mixture = envs.make("gsm8k+reasoning", 1, task="sums", first="10")
@@ -338,6 +338,3 @@ def test_a_generator_of_reasoning_gym(monkeypatch):
     boxes = ["18", "17", "evaluate(1) or 18", "9**9**9**9", "18e0", ""]
     steps = env.step([(task, [], [f"\\boxed{{{box}}}"]) for box in boxes])
     assert [step.reward for step in steps] == [1, 0, 0, 0, 0, 0]
-    for option, value in ("last", "9"), ("first", "x"), ("first", "["):
-        with pytest.raises(ValueError, match=f"^--env-kwargs task sums {option} .*\\.$"):
-            envs.make("reasoning", task="sums", **{option: value})

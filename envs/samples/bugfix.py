@@ -5,7 +5,7 @@ import random
 import re
 import textwrap
 
-from envs.samples import read_records
+from envs.samples import read_records, read_table
 from envs.samples.coding import FILTERS, MAPS, make_coding_tasks
 from envs.vetting import read_examples
 
@@ -18,13 +18,32 @@ list     | [] | result.append({}) | result
 sorted   | [] | result.append({}) | sorted(result)
 distinct | [] | result.append({}) | len(set(result))
 """)
-BUGS = [  # (pattern in a line, what replaces it)
-    *[(" == ", " != "), (" != ", " == "), (" > ", " >= "), (" > ", " < "), (" < ", " <= "), (" < ", " > ")],
-    *[(r"\b0\b", "1"), (r"\b1\b", "0"), (r"\b1\b", "2"), (r"\b2\b", "1"), (r"\b2\b", "3"), (r"\b3\b", "2")],
-    *[(r" \* ", " + "), (r" \+ ", " - "), (" - ", " + "), ("//", "*"), (r"\+=", "-="), ("-x", "x")],
-    *[("max", "min"), ("min", "max"), (r"abs\(x\)", "x"), (r"= \[\]", "= [0]")],
-    (r"(\w+) (-|%|//) (\w+)", r"\3 \2 \1"),
-]
+# pattern in a line | what replaces it
+BUGS = read_table(r"""
+(?<= )==(?= ) | !=
+(?<= )!=(?= ) | ==
+(?<= )>(?= ) | >=
+(?<= )>(?= ) | <
+(?<= )<(?= ) | <=
+(?<= )<(?= ) | >
+\b0\b | 1
+\b1\b | 0
+\b1\b | 2
+\b2\b | 1
+\b2\b | 3
+\b3\b | 2
+(?<= )\*(?= ) | +
+(?<= )\+(?= ) | -
+(?<= )-(?= ) | +
+// | *
+\+= | -=
+-x | x
+max | min
+min | max
+abs\(x\) | x
+= \[\] | = [0]
+(\w+) (-|%|//) (\w+) | \3 \2 \1
+""")
 
 
 def make_mutants(split, count, seed):

@@ -44,11 +44,8 @@ def read_articles(path, seed):
     if not path:
         article = "{0} was founded in {1}. The mayor of {0} comes from {2}."
         return [article.format(town, year, home) for town, (year, home) in _make_towns(seed).items()]
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--env-kwargs corpus {path}: {error}; give a text file, one article a line.") from None
+    with open(path, encoding="utf-8") as file:
+        return file.read().splitlines()
 
 
 def make_tool_tasks(split, count, seed, most_calls):

@@ -122,9 +122,11 @@ def _draw_post_facts(split, count, rng):
 
 
 def _write_post(facts, rng):
+    """A post, and a summary of two sentences, in the columns of trl-lib/tldr."""
     body = rng.choice(POST_WORDINGS).format(**facts)
     title = f"My {facts['person']} {facts['problem']}"
-    return f"SUBREDDIT: r/{facts['subreddit']}\n\nTITLE: {title}\n\nPOST: {body}\n\nTL;DR:"
+    prompt = f"SUBREDDIT: r/{facts['subreddit']}\n\nTITLE: {title}\n\nPOST: {body}\n\nTL;DR:"
+    return {"prompt": prompt, "completion": _write_summary(facts, 2, 0.0, rng)}
 
 
 def _write_summary(facts, num_sentences, opener_rate, rng):
@@ -146,10 +148,7 @@ def make_posts(split, count, seed):
     sentences).
     """
     rng = random.Random(f"posts {split} {seed}")
-    return [
-        {"prompt": _write_post(facts, rng), "completion": _write_summary(facts, 2, 0.0, rng)}
-        for facts in _draw_post_facts(split, count, rng)
-    ]
+    return [_write_post(facts, rng) for facts in _draw_post_facts(split, count, rng)]
 
 
 def demonstrate_posts(count, per_post, seed):
@@ -161,8 +160,7 @@ def demonstrate_posts(count, per_post, seed):
     rng = random.Random(f"demonstrated posts {seed}")
     return [
         {
-            "prompt": _write_post(facts, rng),
-            "completion": _write_summary(facts, 2, 0.0, rng),
+            **_write_post(facts, rng),
             "demonstrations": [_write_summary(facts, rng.randint(1, 5), 0.25, rng) for _ in range(per_post)],
         }
         for facts in _draw_post_facts("train", count, rng)
