@@ -8,7 +8,7 @@ An environment is any class with these members; a user's own class needs only `S
                                                   one speaks); history: pairs (actions, Step) of earlier turns
     step(branches) -> list[Step]                  branches: list of (task, history, actions), scored as one batch
     demonstrations() -> list[dict]                optional, for sft.py: prompts of train tasks, and a completion each
-    state(task, history) -> str                   optional, for critics of mappo.py; not in mixtures
+    state(task, history) -> str                   optional, for critics of mappo.py; not in mixtures or protocols
     num_turns: int                                optional: how many turns it has, in place of --num-turns
     PARTS: dict                                   optional: name of a part -> (the most that it pays, or less than 0 if
                                                   it only costs, 0 if it is only logged; what it means)
@@ -51,7 +51,7 @@ def need_sample(dataset, why):
 
 
 class BuiltIn(NamedTuple):
-    """What `python -m envs` lists of an environment."""
+    """A built-in environment: what `make` checks and `python -m envs` lists."""
 
     path: str  # module:Class
     sentence: str
@@ -210,7 +210,7 @@ def find_class(name):
 def _check_counts(name, num_agents, num_turns):
     """Raises ValueError with one sentence for numbers that a built-in environment does not take.
 
-    Where it needs more turns, its class takes as many as it needs.
+    The fewest turns are not checked: a class that needs more takes as many as it needs.
     """
     agents, turns = ENVIRONMENTS[name].agents, ENVIRONMENTS[name].turns
     if not agents[0] <= num_agents <= agents[1]:
@@ -226,7 +226,7 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, protocol="si
     dataset: "sample" (made offline), "hub" (the environment's public set), another hub id, or a file: see envs/data.py
     protocol: one of PROTOCOLS in envs/protocols.py, for environments of one turn
     options: further arguments of the environment's class, as strings, e.g. reward="grounded"; what no class names goes
-        to classes with **options
+        to those that take **options
 
     Raises ValueError with one sentence for what cannot be used.
     """
@@ -251,7 +251,10 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, protocol="si
             _check_counts(each, num_agents, own_turns)
             if "name" in parameters[each]:
                 arguments["name"] = each
-        required = [key for key, p in parameters[each].items() if p.default is p.empty and p.kind != p.VAR_KEYWORD]
+        required = []
+        for key, p in parameters[each].items():
+            if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+                required.append(key)
         missing = [f"{key} VALUE" for key in required if key not in arguments]
         if missing:
             raise ValueError(f"--env {each}: it needs --env-kwargs {' '.join(missing)}.")
@@ -267,7 +270,8 @@ class Mixture:
 
     def __init__(self, environments, num_turns):
         self.environments = environments
-        self.num_turns = max(num_turns, *(getattr(env, "num_turns", 1) for env in environments.values()))
+        self.turns = {name: getattr(env, "num_turns", num_turns) for name, env in environments.items()}
+        self.num_turns = max(self.turns.values())
 
     def tasks(self, split):
         """Tasks of all environments in turn. Short train splits repeat; surplus test tasks are left out."""
@@ -279,15 +283,19 @@ class Mixture:
         return self.environments[task["env"]].observe(task["task"], history)
 
     def step(self, branches):
-        """Parts bear their environment's name, except all_passed, which view.py counts."""
+        """Parts bear their environment's name, except all_passed, which view.py counts.
+
+        A branch ends with the turns of its own environment, which may have fewer than another one.
+        """
         steps = [None] * len(branches)
         for name, env in self.environments.items():  # each scores its branches as one batch
             own = {k: (task["task"], *rest) for k, (task, *rest) in enumerate(branches) if task["env"] == name}
             batch = list(own.values())
-            for k, step in zip(own, env.step(batch) if batch else []):
+            for (k, (_, history, _)), step in zip(own.items(), env.step(batch) if batch else []):
                 parts = {key if key == "all_passed" else f"{name}/{key}": part for key, part in step.parts.items()}
                 parts[f"{name}/reward"] = float(np.mean(step.reward))
-                steps[k] = step._replace(parts=parts)
+                done = step.done or len(history) + 1 >= self.turns[name]
+                steps[k] = step._replace(parts=parts, done=done)
         return steps
 
     def demonstrations(self):

@@ -176,8 +176,8 @@ class Coding:
 def make_step(score, history, num_turns):
     """The Step of an answer. An answer that passes every test ends the task and is also paid for the turns it saves.
 
-    Otherwise an answer that fails a test, and earns again in the next turn, would be worth more than one that passes,
-    and agents would learn to fail. (It still is, if only the second answer uses its helper.) Saved turns are not
+    Without this pay, failing first and earning again would be worth more than passing at once, and agents would learn
+    to fail. (It still is, where only the second answer uses its helper.) Saved turns are not
     discounted: with --gamma below 1, a pass in the first turn earns more than passing in every turn would.
     """
     done = bool(score.parts["all_passed"])

@@ -47,7 +47,8 @@ class Proposer:
                 p = sum(right) / self.num_solvers
                 steps.append(Step([4 * p * (1 - p), *right], {"right": p}, done=True))
             else:
-                numbers = re.findall(rf"\b{task['number']} ?[*x×] ?([0-9]{{1,4}})\b", drop_thoughts(actions[0]))
+                problem = rf"(?<![\d.]){task['number']} ?(?:[*x×]|\\times) ?([0-9]{{1,4}})(?![.,]?\d)"
+                numbers = re.findall(problem, drop_thoughts(actions[0]))
                 choice = int(numbers[-1]) if numbers else None
-                steps.append(Step(0.0, {}, done=choice is None, feedback=choice))
+                steps.append(Step(0.0, {"right": 0.0}, done=choice is None, feedback=choice))
         return steps

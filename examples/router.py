@@ -3,7 +3,7 @@
     python magrpo.py --env examples.router:Router --num-agents 3 --model FOLDER    (of a model that can do sums)
 
 Agent 0, the router, speaks in every other turn. Each further agent knows one number and reads what was said: the first
-to say the sum of all numbers ends the branch, and all agents earn 1. A router that names nobody ends it with 0.
+to say the sum of all numbers ends the branch, and all agents earn 1. If the router names nobody, it ends with 0.
 """
 
 import random
@@ -15,6 +15,8 @@ from rewards.texts import drop_thoughts
 
 class Router:
     def __init__(self, num_agents, num_turns, dataset, seed):
+        if num_agents < 2:
+            raise ValueError(f"--num-agents {num_agents}: a router needs somebody to name.")
         self.num_agents = num_agents
         self.num_turns = 2 * (num_agents - 1)  # so that each can be heard once
         self.numbers = {"train": range(10, 30), "test": range(30, 50)}

@@ -40,14 +40,17 @@ class Passed(Cases):
 
 
 def test_a_mixture_has_equal_shares_and_each_environment_scores_its_own():
-    """Fails if a large set crowds out a small one, a branch gets the Step of another, or pass@k is lost."""
+    """Fails if a large set crowds out a small one, a branch gets the Step of another, or pass@k is lost.
+
+    Or if an environment gets turns that it does not have.
+    """
     environments = {"letters": Letters(2, 3, "", 1), "passed": Passed(2, 1, "", 1)}
     mixture = envs.Mixture(environments, 1)
     branches = [(task, [], [chr(97 + k), "A"]) for k, task in enumerate(mixture.tasks("train"))]
     assert [task["env"] for task, *_ in branches] == ["letters", "passed"] * 6
     for (task, *rest), step in zip(branches, mixture.step(branches)):
         (alone,) = environments[task["env"]].step([(task["task"], *rest)])
-        assert step.reward == alone.reward
+        assert (step.reward, step.done) == (alone.reward, task["env"] == "passed")
     assert step.parts == {"all_passed": 1.0, "passed/reward": step.reward}
 
 

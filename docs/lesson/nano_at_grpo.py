@@ -2,8 +2,9 @@
 
     A_g = r_g - mean(r_1 .. r_G)
 
-A reading for agents that act at once. In the paper they act in turn: the best of an agent's completions is kept before
-the next one reads it, r_g = alpha * reward of the team + reward of the agent, and its code divides by their std.
+For --branching tree. A reading for agents that act at once. In the paper they act in turn: the best of an agent's
+completions is kept before the next one reads it, r_g = alpha * reward of the team + reward of the agent, and its code
+divides by their std.
 """
 
 from collections import defaultdict
@@ -18,11 +19,11 @@ rollout = nano.rollout
 
 
 def greedy_rollout(args, env, policies, tasks, *rest):
-    """One trajectory a task, with G completions at each of its nodes; their values are what it earns from there on."""
+    """One trajectory a task, with G completions at each node; a node's value is what it earns from there on."""
 
     def step(branches):
         steps = env.step(branches)
-        siblings = defaultdict(list)  # node -> its joint actions
+        siblings = defaultdict(list)  # node -> its joint actions, to which nano gives one and the same list
         for k, (_, history, _) in enumerate(branches):
             siblings[id(history)].append(k)
         for ks in siblings.values():
