@@ -224,9 +224,8 @@ def _remark(agent, names, findings):
 
 
 def _make_sample_tasks(split, count, name, seed):
-    return [
-        show_assert(_make_task(row)) for row in samples.make_coding_tasks(split, count, seed, name)
-    ]  # right by construction
+    # right by construction
+    return [show_assert(_make_task(row)) for row in samples.make_coding_tasks(split, count, seed, name)]
 
 
 def _make_task(row):

@@ -3,8 +3,8 @@
     python magrpo.py --num-iterations 0 --env examples.messages:Changed --num-agents 3 \\
         --env-kwargs base reference messages removed --model RUN/agent_0 RUN/agent_1 RUN/agent_2 --max-new-tokens 16
 
-A team that does earns less than with `messages kept`. python -m envs refuses `exchanged`, where an answer is not worth
-the same alone and among others.
+A team that does earns less than with `messages kept`. With `exchanged` an answer is not worth the same alone and among
+others, so that it is for evaluations only.
 """
 
 import envs

@@ -536,9 +536,9 @@ def _run_grader(trainer, layers):
     if layers.get("namespaces"):
         _use_private_folder()
     channel, theirs = socket.socketpair()
-    candidate = _Candidate(
-        Channel(channel), _fork(_run_candidate, theirs, layers)
-    )  # before this process has read anything
+    # before this process has read anything
+    process = _fork(_run_candidate, theirs, layers)
+    candidate = _Candidate(Channel(channel), process)
     theirs.close()
     job, seconds, folder = _read_job(trainer.receive())
     signal.setitimer(signal.ITIMER_REAL, WALL * seconds)
