@@ -148,10 +148,11 @@ class Node:
 
 
 class Example(NamedTuple):
-    """A completion to train on, after its prompt; equal ones are one Example."""
+    """A completion to train on, after its prompt."""
 
     prompt_ids: tuple  # (P,)
     completion_ids: tuple  # (C,)
+    factor: float  # what multiplies its log-probability
 
 
 class Completion(NamedTuple):
@@ -192,16 +193,13 @@ def words_of(path):
     words = []
     # an args.json has them under args
     for name, value in values.get("args", values).items():
-        if name in ("resume", "config") and value:
-            sys.exit(f"error: {path}: a file of arguments cannot hold {name}; give it on the command line.")
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
             continue
         if isinstance(value, dict):
-            value = chain(*value.items())
-        elif not isinstance(value, list):
-            value = [value]
-        words += [f"--{name}", *map(str, value)]
+            value = list(value.items())
+        # a value, or a list of values or of pairs
+        words += [f"--{name}", *map(str, np.ravel(value))]
     return words
 
 
@@ -251,7 +249,6 @@ def load_policy(args, name, base_models):
     if args.lora_rank:
         base_models[path] = model
         model = add_lora(model, args.lora_rank)
-    model.eval()  # no dropout, also in training
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for p in trained.values():
         # adapters may be bfloat16, as their base model
@@ -325,7 +322,7 @@ def encode(policy, prompt):
 
 def draw(logits, temperature):
     """A token for each row of logits (R, V), and its log-probability: (R,), (R,). Temperature 0: greedy."""
-    probs = (logits.float() / max(temperature, 1e-6)).softmax(-1)
+    probs = (logits / max(temperature, 1e-6)).softmax(-1)
     # inverse CDF: the first token whose cumulative probability exceeds a uniform random number; in float64, so that
     # rare tokens count (multinomial draws in float32, and NaN logits would break the GPU's context)
     cumulative = probs.cumsum(-1, dtype=torch.float64)
@@ -366,17 +363,15 @@ def forward(model, cache, ids, mask, **options):
 
 
 def prefill(model, cache, prompt_ids):
-    """Reads R prompts into R rows of the cache; equal ones are computed once.
-
-    Returns the last logits (R, V), and which columns are not padding (R, P).
-    """
+    """Reads R prompts but for their last tokens, equal ones once. Returns which columns are no padding: (R, P - 1)."""
     distinct = list(dict.fromkeys(prompt_ids))
-    padded = pad_ids(distinct, "left")
+    # of a prompt of one token, padding is left
+    padded = pad_ids([ids[:-1] or [-1] for ids in distinct], "left")
     real = (padded >= 0).long()
-    outputs = forward(model, cache, padded, real, logits_to_keep=1)
+    forward(model, cache, padded, real, logits_to_keep=1)
     rows = torch.tensor([distinct.index(ids) for ids in prompt_ids], device=DEVICE)  # (R,)
     cache.reorder_cache(rows)
-    return outputs.logits[rows, 0], real[rows]
+    return real[rows]
 
 
 def decode_step(model, cache, inputs):
@@ -419,9 +414,9 @@ def sample(policy, groups, G, temperature, C):
     L = (max(map(len, prompt_ids)) + C + 15) // 16 * 16
     num_layers = policy.model.config.get_text_config().num_hidden_layers
     cache = Cache([FixedLayer(L) for _ in range(num_layers)])
-    logits, real = prefill(policy.model, cache, prompt_ids)  # (R, V), (R, P)
+    real = prefill(policy.model, cache, prompt_ids)  # (R, P - 1)
     inputs = {
-        "input_ids": real[:, :1].clone(),  # (R, 1), overwritten by sampled tokens
+        "input_ids": torch.tensor([ids[-1:] for ids in prompt_ids], device=DEVICE),  # (R, 1), then sampled tokens
         "position_ids": real.sum(1, keepdim=True),  # (R, 1)
         # the model's causal mask hides the columns that are still empty
         "attention_mask": pad(real, (0, L - real.shape[1]), value=1),  # (R, L)
@@ -434,6 +429,10 @@ def sample(policy, groups, G, temperature, C):
     all_logprobs = torch.zeros(R, C, device=DEVICE)
     lengths = torch.zeros(R, dtype=torch.long, device=DEVICE)
     for t in range(C):
+        logits = decode(policy.model, cache, inputs)  # (R, V)
+        # the first step is eager: libraries initialise lazily, which cannot be captured
+        if t == 0 and policy.cuda_graphs:
+            decode = capture(policy, cache, inputs)
         tokens, logprobs = draw(logits, temperature)  # (R,)
         all_tokens[completion_index, t] = tokens
         all_logprobs[completion_index, t] = logprobs
@@ -451,10 +450,6 @@ def sample(policy, groups, G, temperature, C):
                 running = running[rows]
                 cache.reorder_cache(rows)
                 inputs = {name: tensor[rows] for name, tensor in inputs.items()}
-        logits = decode(policy.model, cache, inputs)
-        # the first step is eager: libraries initialise lazily, which cannot be captured
-        if t == 0 and policy.cuda_graphs:
-            decode = capture(policy, cache, inputs)
 
     sampled = zip(all_tokens.tolist(), all_logprobs.tolist(), lengths.tolist())
     for k, (ids, logprobs, length) in enumerate(sampled):
@@ -483,47 +478,58 @@ def complete(args, policy, groups, G):
             group.stopped.append(stopped)
 
 
-def token_logprobs(policy, examples, temperature):
-    """Log-probabilities of the tokens of R Examples, with gradients: (R, C), 0 after their ends."""
-    # first pass: distinct prompts, each once, but for their last token; of a prompt of one token, padding is left
-    cache = DynamicCache()
-    earlier = [example.prompt_ids[:-1] or (-1,) for example in examples]
-    _, real = prefill(policy.model, cache, earlier)  # (R, P - 1)
-    # second pass: in each row that last token, which predicts the completion's first one, and the completion
+def token_logprobs(policy, cache, real, examples, temperature):
+    """Log-probabilities of the tokens of R Examples, whose prompts prefill() has read: (R, C), 0 after their ends."""
+    # the last token of a prompt predicts the first one of its completion
     sequences = [[example.prompt_ids[-1], *example.completion_ids] for example in examples]
     padded = pad_ids(sequences, "right")  # (R, 1 + C)
     tokens = padded[:, 1:]
     mask = torch.cat([real, torch.ones_like(tokens)], 1)  # (R, P - 1 + C)
     logits = forward(policy.model, cache, padded[:, :-1], mask).logits / temperature  # (R, C, V)
     losses = cross_entropy(logits.flatten(0, 1), tokens.flatten(), ignore_index=-1, reduction="none")
-    return -losses.view(tokens.shape)
+    return -losses.view_as(tokens)
 
 
-def accumulate_gradients(args, policy, factors):
-    """The gradients of a policy's loss: minus the sum of factor * log-probability. factors: Example -> number."""
+def accumulate_gradients(args, policy, examples):
+    """The gradients of a policy's loss: minus the sum of factor * log-probability of Examples."""
     # completions of like length share a batch
-    examples = sorted(factors, key=lambda example: len(example.completion_ids))
+    examples = sorted(examples, key=lambda example: len(example.completion_ids))
     # a process without examples has a gradient, too; allocated first, it does not split the memory of activations
     for p in policy.trained.values():
         p.grad = torch.zeros_like(p)
-    for k in range(0, len(examples), args.batch_size):
-        batch = examples[k : k + args.batch_size]
-        batch_factors = torch.tensor([factors[example] for example in batch], device=DEVICE)  # (R,)
+    # each prompt is read once, however many batches its completions fill; in blocks, which bounds memory
+    distinct = sorted({example.prompt_ids for example in examples}, key=len)
+    for j in range(0, len(distinct), args.batch_size):
+        block = distinct[j : j + args.batch_size]
+        own = [example for example in examples if example.prompt_ids in block]
+        cache = DynamicCache()
         with AUTOCAST:
-            logprobs = token_logprobs(policy, batch, args.temperature)  # (R, C)
-        loss = -batch_factors @ logprobs.sum(1)
-        loss.backward()
+            real = prefill(policy.model, cache, block)  # (R, P - 1)
+        # keys and values of each layer, and copies in which the gradients of all batches add up
+        tensors = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+        leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+        for k in range(0, len(own), args.batch_size):
+            batch = own[k : k + args.batch_size]
+            batch_factors = torch.tensor([example.factor for example in batch], device=DEVICE)  # (R,)
+            # the prompt of each row
+            rows = [block.index(example.prompt_ids) for example in batch]
+            selected = [leaf[rows] for leaf in leaves]
+            batch_cache = DynamicCache(zip(selected[::2], selected[1::2]))
+            with AUTOCAST:
+                logprobs = token_logprobs(policy, batch_cache, real[rows], batch, args.temperature)  # (R, C)
+            loss = -batch_factors @ logprobs.sum(1)
+            loss.backward()
+        # the prompts' own part of the backward pass
+        torch.autograd.backward(tensors, [leaf.grad for leaf in leaves])
 
 
-def optimizer_step(args, policy, learning_rates):
+def optimizer_step(args, policy):
     """One step on the mean of all processes' gradients, unless it is zero. Returns its norm before clipping."""
     if WORLD_SIZE > 1:
         for p in policy.trained.values():
             dist.all_reduce(p.grad.div_(WORLD_SIZE))
-    max_norm = args.max_grad_norm if args.max_grad_norm > 0 else torch.inf
+    max_norm = args.max_grad_norm or torch.inf
     grad_norm = clip_grad_norm_(policy.trained.values(), max_norm).item()
-    for options, rate in zip(policy.optimizer.param_groups, learning_rates):
-        options["lr"] = rate
     # without a gradient, Adam's momentum alone would move the parameters
     if grad_norm > 0:
         policy.optimizer.step()
@@ -544,8 +550,6 @@ def summarize(split, turns):
         weights[name] += weight
 
     for root in turns[0]:
-        # the tokens that a trajectory waits for: the turns below add to the sum, and each root counts once
-        add("critical_tokens", 0.0, root.weight)
         for i, value in enumerate(root.value):
             add("return", value, 1)
             add(f"agent_{i}/return", value, 1)
@@ -560,9 +564,6 @@ def summarize(split, turns):
                 add(f"agent_{i}/stopped", sum(group.stopped), G)
             for child in node.children:
                 add(f"reward_turn{t}", child.weight * child.reward.mean(), child.weight)
-                # agents answer at the same time, so a turn takes as long as its longest completion
-                chosen = [group.completion_ids[child.choice[i]] for i, group in node.groups.items()]
-                add("critical_tokens", child.weight * max(map(len, chosen), default=0), 0)
                 # parts are logged where a branch ends
                 if not child.children:
                     for name, value in child.step.parts.items():
@@ -599,7 +600,7 @@ def log_rollouts(run_dir, iteration, split, turns, num_tasks):
 def to_json(value):
     """A Group without its tokens, arrays and tensors as lists, other objects as strings."""
     if isinstance(value, Group):
-        return {name: vars(value)[name] for name in ("prompt", "completions", "stopped", "returns", "advantages")}
+        return {name: getattr(value, name) for name in ("prompt", "completions", "stopped", "returns", "advantages")}
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
@@ -754,9 +755,11 @@ def joint_logprobs(args, policies, pairs):
         own = [completion for completion in completions if completion.agent == i]
         for k in range(0, len(own), args.batch_size):
             batch = own[k : k + args.batch_size]
-            examples = [Example(group.prompt_ids, group.completion_ids[g]) for _, group, g in batch]
+            examples = [Example(group.prompt_ids, group.completion_ids[g], 1.0) for _, group, g in batch]
+            cache = DynamicCache()
             with AUTOCAST:
-                values = token_logprobs(policy, examples, args.temperature).sum(1)  # (R,)
+                real = prefill(policy.model, cache, [example.prompt_ids for example in examples])  # (R, P - 1)
+                values = token_logprobs(policy, cache, real, examples, args.temperature).sum(1)  # (R,)
             logprobs.update(zip(batch, values.tolist()))
     better = [sum(logprobs[completion] for completion in pair.better) for pair in pairs]
     worse = [sum(logprobs[completion] for completion in pair.worse) for pair in pairs]
@@ -806,17 +809,18 @@ def read_group(policy, prompt, completions, stopped):
 def apply_gains(args, policy, groups, learning_rate):
     """One optimizer step of a policy. Returns the norm of its gradient before clipping."""
     # equal completions of a prompt are trained once, with the sum of their factors
-    factors = defaultdict(float)  # Example -> what multiplies its log-probability
+    factors = defaultdict(float)
     for group in groups:
         if group.policy is policy:
             for completion_ids, advantage in zip(group.completion_ids, group.advantages.tolist()):
-                example = Example(group.prompt_ids, completion_ids)
-                factors[example] += advantage
+                factors[group.prompt_ids, completion_ids] += advantage
     # equal gains leave rounding errors, which Adam would turn into full steps; NaN stays, to end the run
-    rounding = 1e-15 * args.beta
-    factors = {key: factor for key, factor in factors.items() if abs(factor) > rounding or np.isnan(factor)}
-    accumulate_gradients(args, policy, factors)
-    return optimizer_step(args, policy, [learning_rate])
+    examples = [
+        Example(*sequences, factor) for sequences, factor in factors.items() if abs(factor) > 1e-12 or np.isnan(factor)
+    ]
+    accumulate_gradients(args, policy, examples)
+    policy.optimizer.param_groups[0]["lr"] = learning_rate
+    return optimizer_step(args, policy)
 
 
 if __name__ == "__main__":
@@ -831,7 +835,7 @@ if __name__ == "__main__":
     # one value is that of all policies
     models = args.model * num_policies if len(args.model) == 1 else args.model
     rates = args.learning_rate * num_policies if len(args.learning_rate) == 1 else args.learning_rate
-    if len(models) != num_policies or len(rates) != num_policies or min(rates) < 0:
+    if {len(models), len(rates)} != {num_policies} or min(rates) < 0:
         sys.exit("error: --model, --learning-rate (from 0 on): give one or, without --share-policy, one per agent.")
     trajectories = args.branching == "trajectories"
     if trajectories and args.joint_mode == "cross":
@@ -891,7 +895,6 @@ if __name__ == "__main__":
             log_metrics(args, run_dir, 0, evaluate(args, run_dir, env, policies, eval_tasks, 0))
 
     last = args.num_iterations
-    eval_every = args.eval_every or last
     for iteration in tqdm(range(start + 1, last + 1), initial=start, total=last, disable=RANK > 0):
         # 1 ROLLOUT: for each of this process's tasks a tree, or G trajectories
         began = perf_counter()
@@ -945,7 +948,7 @@ if __name__ == "__main__":
         metrics["tokens"] = sum(len(ids) for group in groups for ids in group.completion_ids)
         metrics["time/iteration"] = perf_counter() - began
 
-        milestone = iteration == last or iteration % eval_every == 0
+        milestone = iteration == last or iteration % (args.eval_every or last) == 0
         if RANK == 0:
             # 4 LOG: what the agents wrote
             log_rollouts(run_dir, iteration, "train", turns, num_tasks=2)

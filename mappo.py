@@ -212,16 +212,13 @@ def words_of(path):
     words = []
     # an args.json has them under args
     for name, value in values.get("args", values).items():
-        if name in ("resume", "config") and value:
-            sys.exit(f"error: {path}: a file of arguments cannot hold {name}; give it on the command line.")
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
             continue
         if isinstance(value, dict):
-            value = chain(*value.items())
-        elif not isinstance(value, list):
-            value = [value]
-        words += [f"--{name}", *map(str, value)]
+            value = list(value.items())
+        # a value, or a list of values or of pairs
+        words += [f"--{name}", *map(str, np.ravel(value))]
     return words
 
 
@@ -271,7 +268,6 @@ def load_policy(args, name, base_models):
     if args.lora_rank:
         base_models[path] = model
         model = add_lora(model, args.lora_rank)
-    model.eval()  # no dropout, also in training
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for p in trained.values():
         # adapters may be bfloat16, as their base model
@@ -376,7 +372,7 @@ def joint_ids(env, i, node):
 
 def draw(logits, temperature):
     """A token for each row of logits (R, V), and its log-probability: (R,), (R,). Temperature 0: greedy."""
-    probs = (logits.float() / max(temperature, 1e-6)).softmax(-1)
+    probs = (logits / max(temperature, 1e-6)).softmax(-1)
     # inverse CDF: the first token whose cumulative probability exceeds a uniform random number; in float64, so that
     # rare tokens count (multinomial draws in float32, and NaN logits would break the GPU's context)
     cumulative = probs.cumsum(-1, dtype=torch.float64)
@@ -417,17 +413,15 @@ def forward(model, cache, ids, mask, **options):
 
 
 def prefill(model, cache, prompt_ids):
-    """Reads R prompts into R rows of the cache; equal ones are computed once.
-
-    Returns the last logits (R, V), and which columns are not padding (R, P).
-    """
+    """Reads R prompts but for their last tokens, equal ones once. Returns which columns are no padding: (R, P - 1)."""
     distinct = list(dict.fromkeys(prompt_ids))
-    padded = pad_ids(distinct, "left")
+    # of a prompt of one token, padding is left
+    padded = pad_ids([ids[:-1] or [-1] for ids in distinct], "left")
     real = (padded >= 0).long()
-    outputs = forward(model, cache, padded, real, logits_to_keep=1)
+    forward(model, cache, padded, real, logits_to_keep=1)
     rows = torch.tensor([distinct.index(ids) for ids in prompt_ids], device=DEVICE)  # (R,)
     cache.reorder_cache(rows)
-    return outputs.logits[rows, 0], real[rows]
+    return real[rows]
 
 
 def decode_step(model, cache, inputs):
@@ -470,9 +464,9 @@ def sample(policy, groups, G, temperature, C):
     L = (max(map(len, prompt_ids)) + C + 15) // 16 * 16
     num_layers = policy.model.config.get_text_config().num_hidden_layers
     cache = Cache([FixedLayer(L) for _ in range(num_layers)])
-    logits, real = prefill(policy.model, cache, prompt_ids)  # (R, V), (R, P)
+    real = prefill(policy.model, cache, prompt_ids)  # (R, P - 1)
     inputs = {
-        "input_ids": real[:, :1].clone(),  # (R, 1), overwritten by sampled tokens
+        "input_ids": torch.tensor([ids[-1:] for ids in prompt_ids], device=DEVICE),  # (R, 1), then sampled tokens
         "position_ids": real.sum(1, keepdim=True),  # (R, 1)
         # the model's causal mask hides the columns that are still empty
         "attention_mask": pad(real, (0, L - real.shape[1]), value=1),  # (R, L)
@@ -485,6 +479,10 @@ def sample(policy, groups, G, temperature, C):
     all_logprobs = torch.zeros(R, C, device=DEVICE)
     lengths = torch.zeros(R, dtype=torch.long, device=DEVICE)
     for t in range(C):
+        logits = decode(policy.model, cache, inputs)  # (R, V)
+        # the first step is eager: libraries initialise lazily, which cannot be captured
+        if t == 0 and policy.cuda_graphs:
+            decode = capture(policy, cache, inputs)
         tokens, logprobs = draw(logits, temperature)  # (R,)
         all_tokens[completion_index, t] = tokens
         all_logprobs[completion_index, t] = logprobs
@@ -502,10 +500,6 @@ def sample(policy, groups, G, temperature, C):
                 running = running[rows]
                 cache.reorder_cache(rows)
                 inputs = {name: tensor[rows] for name, tensor in inputs.items()}
-        logits = decode(policy.model, cache, inputs)
-        # the first step is eager: libraries initialise lazily, which cannot be captured
-        if t == 0 and policy.cuda_graphs:
-            decode = capture(policy, cache, inputs)
 
     sampled = zip(all_tokens.tolist(), all_logprobs.tolist(), lengths.tolist())
     for k, (ids, logprobs, length) in enumerate(sampled):
@@ -539,11 +533,9 @@ def read_completions(model, prompt_ids, experiences, logits_to_keep=0):
 
     Returns its outputs before each token, and these tokens: (R, C), -1 after their ends. logits_to_keep 0: all.
     """
-    # first pass: all but the last token of each prompt, into a cache; a prompt of one token becomes padding
     cache = DynamicCache()
-    earlier = [ids[:-1] or (-1,) for ids in prompt_ids]
-    _, real = prefill(model, cache, earlier)  # (R, P - 1)
-    # second pass: that last token, which predicts the first one of the completion, and the completion
+    real = prefill(model, cache, prompt_ids)  # (R, P - 1)
+    # the last token of a prompt predicts the first one of its completion
     sequences = [[ids[-1], *experience.completion_ids] for ids, experience in zip(prompt_ids, experiences)]
     padded = pad_ids(sequences, "right")  # (R, 1 + C)
     tokens = padded[:, 1:]
@@ -576,15 +568,13 @@ def values_of(critic, experiences, states=None):
     return values[range(len(heads)), heads]
 
 
-def optimizer_step(args, policy, learning_rates):
+def optimizer_step(args, policy):
     """One step on the mean of all processes' gradients, unless it is zero. Returns its norm before clipping."""
     if WORLD_SIZE > 1:
         for p in policy.trained.values():
             dist.all_reduce(p.grad.div_(WORLD_SIZE))
-    max_norm = args.max_grad_norm if args.max_grad_norm > 0 else torch.inf
+    max_norm = args.max_grad_norm or torch.inf
     grad_norm = clip_grad_norm_(policy.trained.values(), max_norm).item()
-    for options, rate in zip(policy.optimizer.param_groups, learning_rates):
-        options["lr"] = rate
     # without a gradient, Adam's momentum alone would move the parameters
     if grad_norm > 0:
         policy.optimizer.step()
@@ -622,8 +612,6 @@ def summarize(split, turns):
         weights[name] += weight
 
     for root in turns[0]:
-        # the tokens that a trajectory waits for: the turns below add to the sum, and each root counts once
-        add("critical_tokens", 0.0, root.weight)
         for i, value in enumerate(root.value):
             add("return", value, 1)
             add(f"agent_{i}/return", value, 1)
@@ -638,9 +626,6 @@ def summarize(split, turns):
                 add(f"agent_{i}/stopped", sum(group.stopped), G)
             for child in node.children:
                 add(f"reward_turn{t}", child.weight * child.reward.mean(), child.weight)
-                # agents answer at the same time, so a turn takes as long as its longest completion
-                chosen = [group.completion_ids[child.choice[i]] for i, group in node.groups.items()]
-                add("critical_tokens", child.weight * max(map(len, chosen), default=0), 0)
                 # parts are logged where a branch ends
                 if not child.children:
                     for name, value in child.step.parts.items():
@@ -677,7 +662,7 @@ def log_rollouts(run_dir, iteration, split, turns, num_tasks):
 def to_json(value):
     """A Group without its tokens, arrays and tensors as lists, other objects as strings."""
     if isinstance(value, Group):
-        return {name: vars(value)[name] for name in ("prompt", "completions", "stopped", "returns", "advantages")}
+        return {name: getattr(value, name) for name in ("prompt", "completions", "stopped", "returns", "advantages")}
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
@@ -921,7 +906,9 @@ def minibatch_step(args, policy, critic, experiences, num_trajectories, learning
     if WORLD_SIZE > 1:
         dist.all_reduce(totals)
     total = Sums(*totals.tolist())
-    grad_norm = optimizer_step(args, policy, learning_rates)
+    for options, rate in zip(policy.optimizer.param_groups, learning_rates):
+        options["lr"] = rate
+    grad_norm = optimizer_step(args, policy)
     # losses are means over the trajectories of all processes, the rest over tokens
     weight /= WORLD_SIZE
     tokens = max(total.tokens, 1)
@@ -947,7 +934,7 @@ if __name__ == "__main__":
     # one value is that of all policies
     models = args.model * num_policies if len(args.model) == 1 else args.model
     rates = args.learning_rate * num_policies if len(args.learning_rate) == 1 else args.learning_rate
-    if len(models) != num_policies or len(rates) != num_policies or min(rates) < 0:
+    if {len(models), len(rates)} != {num_policies} or min(rates) < 0:
         sys.exit("error: --model, --learning-rate (from 0 on): give one or, without --share-policy, one per agent.")
     if WORLD_SIZE > 1:
         # long timeout: other ranks wait while the first evaluates
@@ -998,7 +985,6 @@ if __name__ == "__main__":
             log_metrics(args, run_dir, 0, evaluate(args, run_dir, env, policies, eval_tasks, 0))
 
     last = args.num_iterations
-    eval_every = args.eval_every or last
     for iteration in tqdm(range(start + 1, last + 1), initial=start, total=last, disable=RANK > 0):
         # 1 ROLLOUT: G trajectories for each of this process's tasks
         began = perf_counter()
@@ -1045,7 +1031,7 @@ if __name__ == "__main__":
         metrics["tokens"] = sum(len(ids) for group in groups for ids in group.completion_ids)
         metrics["time/iteration"] = perf_counter() - began
 
-        milestone = iteration == last or iteration % eval_every == 0
+        milestone = iteration == last or iteration % (args.eval_every or last) == 0
         if RANK == 0:
             # 4 LOG: what the agents wrote
             log_rollouts(run_dir, iteration, "train", turns, num_tasks=2)

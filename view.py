@@ -32,7 +32,6 @@ METRICS = {  # what metrics.jsonl has, of rollouts after train/ or eval/, by the
     "all_passed": "1 if the task is solved completely, else 0",
     "pass@1": "share of the trajectories with all_passed; pass@n: of the tasks with one among n that has it",
     "zero_variance_groups": "share of comparisons (at a node, or of a task's trajectories) of equal returns only",
-    "critical_tokens": "longest completion of each turn, summed: what a team waits for that answers in parallel",
     "agent_0/entropy": "mean of -log pi over the sampled tokens, in nats; 0 in a greedy evaluation",
     "agent_0/completion_length": "tokens, with the stop token",
     "agent_0/stopped": "share of the completions that ended by themselves",

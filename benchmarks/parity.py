@@ -153,8 +153,9 @@ def replay(args, folder):
         advantages = groups - groups.mean(1, keepdims=True)
         factors = defaultdict(float)
         for prompt, completion, advantage in zip(prompt_ids, completion_ids, advantages.ravel().tolist()):
-            factors[magrpo.Example(tuple(prompt), tuple(completion))] += advantage / len(rollout) / LENGTH
-        magrpo.accumulate_gradients(args, policy, factors)
+            factors[tuple(prompt), tuple(completion)] += advantage / len(rollout) / LENGTH
+        examples = [magrpo.Example(*ids, factor) for ids, factor in factors.items()]
+        magrpo.accumulate_gradients(args, policy, examples)
         # of the first rollout, which both sample from the same weights
         if gradient is not None:
             ours = parameters_to_vector(p.grad for p in policy.trained.values()).double()

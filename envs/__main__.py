@@ -18,7 +18,7 @@ import tyro
 from envs import ENVIRONMENTS, describe_span, find_class, make
 
 # names that the scripts log
-METRICS = r"return(_se)?|reward_turn\d+|critical_tokens|zero_variance_groups|agent_\d+/.*"
+METRICS = r"return(_se)?|reward_turn\d+|zero_variance_groups|agent_\d+/.*"
 
 
 @dataclass

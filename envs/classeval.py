@@ -129,13 +129,15 @@ class ClassEval:
         need_sample(self.dataset, "it holds no answers for each role")
         rows = samples.make_class_tasks("train", len(self.tasks("train")), self.seed)
         tasks = self.tasks("train")
-        dealt = self._in_turn(tasks[0])  # all sample tasks have the same methods
-        choices = [[", ".join(names) for names in dealt]] * self.turns_of_choosing
+        # who chooses takes the first method in one task and not in the next, so agents have to agree
+        dealt = [self._in_turn(task, k * self.turns_of_choosing) for k, task in enumerate(tasks)]
+        choices = [[", ".join(names) for names in shares] for shares in dealt] if self.turns_of_choosing else []
         return samples.demonstrate(self, *samples.make_class_answers(rows, tasks, dealt, self.seed), choices)
 
-    def _in_turn(self, task):
-        """The methods of a task, dealt out to the agents in source order."""
-        return [task["methods"][agent :: self.num_agents] for agent in range(self.num_agents)]
+    def _in_turn(self, task, first=0):
+        """The methods of a task, dealt out in source order, from agent number `first` on."""
+        agents = range(first, first + self.num_agents)
+        return [task["methods"][agent % self.num_agents :: self.num_agents] for agent in agents]
 
     def _assigned(self, task, history):
         """For each agent, the methods that it is to write."""

@@ -170,7 +170,9 @@ class Coding:
         after a first one that failed. Raises ValueError for other datasets, which hold no helpers.
         """
         need_sample(self.dataset, "it holds no answers for each role")
-        return samples.demonstrate(self, *samples.make_coding_answers(self.tasks("train"), self.helpers, self.seed))
+        reads_code = self.feedback == "code"
+        answers = samples.make_coding_answers(self.tasks("train"), self.helpers, reads_code, self.seed)
+        return samples.demonstrate(self, *answers)
 
 
 def make_step(score, history, num_turns):

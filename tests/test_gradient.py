@@ -10,12 +10,14 @@ import textwrap
 from itertools import chain, pairwise, product
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from conftest import (
     CRITIC_FREE,
     ROOT,
     STOP,
+    load_policy,
     make_tokenizer,
     metrics_of,
     save_model,
@@ -23,6 +25,8 @@ from conftest import (
 )
 from toy import Letters
 from transformers import AutoModelForCausalLM, MistralForCausalLM
+
+import magrpo
 
 MAGRPO, *OTHERS = CRITIC_FREE
 MARLOO, MAREMAX, _ = OTHERS
@@ -123,6 +127,46 @@ def test_gradient_is_the_slow_one(script, flags, run, updates, model_dir):
         assert names["metrics"][f"agent_{i}/grad_norm"] == pytest.approx(grad_norm, rel=1e-3)
 
 
+class Saved:
+    """A tensor that a backward pass needs; counts the bytes of those that are alive, and the most at once."""
+
+    alive = most = 0
+
+    def __init__(self, tensor):
+        self.tensor = tensor.detach()  # without the graph, or the two would keep each other alive
+        Saved.alive += tensor.nbytes
+        Saved.most = max(Saved.most, Saved.alive)
+
+    def __del__(self):
+        Saved.alive -= self.tensor.nbytes
+
+
+def gradient_and_memory(policy, num_prompts, batch_size):
+    """The gradient of seven completions of each of some prompts, flat, and the bytes saved for it at once."""
+    draw = np.random.default_rng(0).integers
+    examples = []
+    for _ in range(num_prompts):
+        prompt_ids = tuple(draw(5, 200, 9).tolist())
+        for length in range(1, 8):
+            examples.append(magrpo.Example(prompt_ids, tuple(draw(5, 200, length).tolist()), float(draw(1, 5))))
+    Saved.most = 0
+    with torch.autograd.graph.saved_tensors_hooks(Saved, lambda saved: saved.tensor):
+        magrpo.accumulate_gradients(SimpleNamespace(batch_size=batch_size, temperature=1.0), policy, examples)
+    return torch.cat([p.grad.flatten() for p in policy.trained.values()]), Saved.most
+
+
+def test_batches_change_memory_only(model_dir):
+    """Fails if a prompt has the gradient of one batch of completions only, or prompts of all tasks are kept at once."""
+    policy = load_policy(magrpo, model_dir)
+    expected, _ = gradient_and_memory(policy, 5, 100)
+    for batch_size in 1, 3, 16:
+        gradient, _ = gradient_and_memory(policy, 5, batch_size)
+        assert (gradient - expected).norm() < 1e-5 * expected.norm()
+    _, few = gradient_and_memory(policy, 4, 2)
+    _, many = gradient_and_memory(policy, 12, 2)
+    assert many == few
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -162,7 +206,7 @@ class Equal(Letters):
 
 
 class Large(Equal):
-    worth = 1e9 / 11
+    worth = 1e4 / 11
 
 
 class Noise(Letters):

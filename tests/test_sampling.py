@@ -141,7 +141,10 @@ def test_sampled_and_trained_logprobs_are_the_models(kind, name, changes, load_e
         prompts += [prompt] * 4
         pairs += group
     completions = [ids for ids, _ in pairs]
-    trained = magrpo.token_logprobs(policy, list(map(magrpo.Example, prompts, completions)), temperature)
+    examples = [magrpo.Example(prompt, ids, 1.0) for prompt, ids in zip(prompts, completions)]
+    cache = magrpo.DynamicCache()
+    real = magrpo.prefill(policy.model, cache, prompts)
+    trained = magrpo.token_logprobs(policy, cache, real, examples, temperature)
     for prompt, (ids, sampled), logprobs in zip(prompts, pairs, trained, strict=True):
         exact = exact_logprobs(path, prompt, ids, temperature)
         assert sampled == pytest.approx(exact, abs=1e-4)
@@ -189,7 +192,8 @@ def test_bfloat16(model_dir):
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         (group,) = sample(policy, [(5, 6, 7)], 8, 1.0, 20)
         cache = magrpo.Cache([magrpo.FixedLayer(32) for _ in range(2)])
-        logits, _ = magrpo.prefill(policy.model, cache, [(5,), (5,)])
+        magrpo.prefill(policy.model, cache, [(5, 6), (5, 6)])
+        logits = policy.model(torch.tensor([[5]])).logits
     assert (cache.layers[0].keys.dtype, logits.dtype) == (torch.bfloat16, torch.float32)
     for ids, logprobs in group:
         assert logprobs == pytest.approx(exact_logprobs(model_dir, [5, 6, 7], ids), abs=0.1)

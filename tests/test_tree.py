@@ -120,7 +120,6 @@ agent_1/return            | 2     |
 return                    | 2.5   | (3 + 2) / 2
 reward_turn1              | 1.5   | means over agents and completions
 reward_turn2              | 1     |
-critical_tokens           | 3.5   | (2 + 3) / 2 in the first turn, then 1
 """
 
 

@@ -297,11 +297,13 @@ def _make_class_tests(name, stored, keeps, folded, rng):
 # ---------------------------------------------------------------- answers to imitate
 
 
-def make_coding_answers(tasks, helpers, seed):
-    """(tasks, answers, flawed answers) for `demonstrate`; tasks are those of envs/coding.py, from make_coding_tasks.
+def make_coding_answers(tasks, helpers, reads_code, seed):
+    """(tasks, answers, flawed, corrected) for `demonstrate`; tasks are those of envs/coding.py, from make_coding_tasks.
 
-    A flawed answer is the right one, except that one agent's completion is taken from another task; in half of the
+    A flawed answer is the right one, except that one agent's completion is taken from another task; in four of five
     cases that task asks for the same function, and at most the split between helper and function differs.
+    reads_code: whether agents read each other's code, so that a helper which is right for the function can stay, and
+        the function is written anew for what it does
     """
 
     def answered(task):
@@ -311,51 +313,55 @@ def make_coding_answers(tasks, helpers, seed):
         return [*codes, re.sub(r"\baux\b", helpers[0], task["main"])]
 
     rng = random.Random(f"flawed answers {seed}")
+    answers = [answered(task) for task in tasks]
     flawed = []
+    corrected = []
     same = {task["entry_point"]: [t for t in tasks if t["entry_point"] == task["entry_point"]] for task in tasks}
-    for task in tasks:
-        answer = answered(task)
-        other = rng.choice(same[task["entry_point"]] if rng.random() < 0.5 else tasks)
+    for task, answer in zip(tasks, answers):
+        other = rng.choice(same[task["entry_point"]] if rng.random() < 0.8 else tasks)
         place = rng.choice([len(answer) - 1, 0])  # the main function, or the helper that it uses
-        answer[place] = re.sub(rf"\b{other['entry_point']}\b", task["entry_point"], answered(other)[place])
-        flawed.append(answer)
-    return tasks, [answered(task) for task in tasks], flawed
+        others = [re.sub(rf"\b{other['entry_point']}\b", task["entry_point"], text) for text in answered(other)]
+        flawed.append([*answer[:place], others[place], *answer[place + 1 :]])
+        helper_stays = helpers and place == 0 and other["entry_point"] == task["entry_point"]
+        corrected.append([others[0], *answer[1:-1], others[-1]] if reads_code and helper_stays else answer)
+    return tasks, answers, flawed, corrected
 
 
 def make_class_answers(rows, tasks, assigned, seed):
-    """(tasks, answers, flawed answers) for `demonstrate`; rows and tasks from make_class_tasks and envs/classeval.py.
+    """(tasks, answers, flawed, answers) for `demonstrate`; rows and tasks from make_class_tasks and envs/classeval.py.
 
-    assigned: for each agent the methods that it is to write, the same in all tasks
+    assigned: for each task and agent the methods that it is to write
     """
     rng = random.Random(f"flawed answers {seed}")
     answers = []
     flawed = []
-    for row, task in zip(rows, tasks):
+    for row, task, shares in zip(rows, tasks, assigned):
         answers.append([])
-        for names in assigned:
+        for names in shares:
             surplus = [row["surplus"]] if names else []
             methods = [row["methods"][name] for name in task["methods"] if name in [*names, *surplus]]
             answers[-1].append("\n\n".join(methods))
     for task, answer in zip(tasks, answers):
         agent = rng.randrange(min(len(answer), len(task["methods"])))
         flawed.append([*answer[:agent], rng.choice(answers)[agent], *answer[agent + 1 :]])
-    return tasks, answers, flawed
+    return tasks, answers, flawed, answers
 
 
-def demonstrate(env, tasks, answers, flawed, before=()):
+def demonstrate(env, tasks, answers, flawed, corrected, choices=()):
     """The demonstrations() of an environment, given an answer to each task: list of dict(prompt, completion).
 
-    flawed: for each task a first-turn answer, used with two turns or more: if it fails, a second turn corrects it
-    before: actions of the unpaid turns that come first, the same for each task
+    flawed: for each task a first answer, used with two turns or more: if it fails, the next turn gives the corrected one
+    choices: for each task the actions of an unpaid turn that comes first, if there is one
     """
-    first = [(actions, None) for actions in before]
-    opening = [(first[:turn], actions) for turn, actions in enumerate(before)]
-    moves = [[*opening, (first, answer)] for answer in answers]  # of each task: pairs (history, actions)
-    if env.num_turns > len(first) + 1:
-        steps = env.step([(task, first, answer) for task, answer in zip(tasks, flawed)])
-        for own, answer, wrong, step in zip(moves, answers, flawed, steps):
+    moves = [[([], actions)] for actions in choices] or [[] for _ in tasks]  # of each task: pairs (history, actions)
+    histories = [[(actions, None) for _, actions in own] for own in moves]
+    for own, history, answer in zip(moves, histories, answers):
+        own.append((history, answer))
+    if env.num_turns > len(moves[0]):
+        branches = list(zip(tasks, histories, flawed))
+        for own, (_, history, wrong), step, answer in zip(moves, branches, env.step(branches), corrected):
             if not step.done:
-                own.append(([*first, (wrong, step)], answer))
+                own.append(([*history, (wrong, step)], answer))
     pairs = []
     for task, own in zip(tasks, moves):
         for history, actions in own:

@@ -37,7 +37,11 @@ SOURCES = [
     *["bfcl 1 1", "bfcl 2 1", "bfcl 2 1", "bfcl 3 1"],
     *["bugfix 1 1", "bugfix 2 2", "bugfix 2 2", "bugfix 3 3"],
     *["reference 2 2", "reference 2 2", "reference 3 2"],
+    *["mbpp 2 1", "classeval 2 3 deal choose", "humaneval 2 2 feedback code", "humaneval 2 2 feedback code"],
+    *["coophumaneval 2 2 feedback code"] * 6,
 ]
+# Of these only second turns are shown, in which it matters what the partner wrote: one turn is left to be learned.
+SECOND_TURNS = ["coophumaneval 2 2 feedback code"]
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -114,8 +118,12 @@ if __name__ == "__main__":
         name, num_agents, num_turns, *options = source.split()
         options = dict(zip(options[::2], options[1::2]))
         env = envs.make(name, int(num_agents), int(num_turns), seed=args.seed + 1000 * k, **options)
+        pairs = env.demonstrations()
+        if source in SECOND_TURNS:
+            first_prompts = {prompt for task in env.tasks("train") for prompt in env.observe(task, [])}
+            pairs = [pair for pair in pairs if pair["prompt"] not in first_prompts]
         with open(os.path.join(folder, f"{k:02}-{name.replace(':', '.')}.jsonl"), "w") as file:
-            for pair in env.demonstrations():
+            for pair in pairs:
                 file.write(json.dumps(pair) + "\n")
                 texts += pair.values()
     tokenizer = new_tokenizer(texts, args.vocab_size)
