@@ -176,13 +176,16 @@ def words_of(path):
     words = []
     # an args.json has them under args
     for name, value in values.get("args", values).items():
+        if name in ("resume", "config") and value:
+            sys.exit(f"error: {path}: a file of arguments cannot hold {name}; give it on the command line.")
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
             continue
         if isinstance(value, dict):
-            value = list(value.items())
-        # a value, or a list of values or of pairs
-        words += [f"--{name}", *map(str, np.ravel(value))]
+            value = chain(*value.items())
+        elif not isinstance(value, list):
+            value = [value]
+        words += [f"--{name}", *map(str, value)]
     return words
 
 
@@ -346,15 +349,12 @@ def forward(model, cache, ids, mask, **options):
 
 
 def prefill(model, cache, prompt_ids):
-    """Reads R prompts but for their last tokens, equal ones once. Returns which columns are no padding: (R, P - 1)."""
-    distinct = list(dict.fromkeys(prompt_ids))
+    """Reads R prompts but for their last tokens into a cache. Returns which columns are no padding: (R, P - 1)."""
     # of a prompt of one token, padding is left
-    padded = pad_ids([ids[:-1] or [-1] for ids in distinct], "left")
+    padded = pad_ids([ids[:-1] or [-1] for ids in prompt_ids], "left")
     real = (padded >= 0).long()
     forward(model, cache, padded, real, logits_to_keep=1)
-    rows = torch.tensor([distinct.index(ids) for ids in prompt_ids], device=DEVICE)  # (R,)
-    cache.reorder_cache(rows)
-    return real[rows]
+    return real
 
 
 def decode_step(model, cache, inputs):
@@ -390,27 +390,29 @@ def capture(policy, cache, inputs):
 @torch.no_grad()
 def sample(policy, groups, G, temperature, C):
     """Draws G completions of each Group's prompt from the model's full distribution; temperature 0: greedy."""
-    # a row for each completion
-    prompt_ids = [group.prompt_ids for group in groups for _ in range(G)]
-    R = len(prompt_ids)
+    prompt_ids = [group.prompt_ids for group in groups]
+    R = len(groups) * G
+    completion_index = torch.arange(R, device=DEVICE)  # (R,), the completion in each row
+    group_index = completion_index // G
     # attention kernels need multiples of 16
     L = (max(map(len, prompt_ids)) + C + 15) // 16 * 16
     num_layers = policy.model.config.get_text_config().num_hidden_layers
     cache = Cache([FixedLayer(L) for _ in range(num_layers)])
-    real = prefill(policy.model, cache, prompt_ids)  # (R, P - 1)
+    # each prompt is read once, and then copied into G rows
+    real = prefill(policy.model, cache, prompt_ids)[group_index]  # (R, P - 1)
+    cache.reorder_cache(group_index)
     inputs = {
-        "input_ids": torch.tensor([ids[-1:] for ids in prompt_ids], device=DEVICE),  # (R, 1), then sampled tokens
+        "input_ids": torch.tensor([ids[-1:] for ids in prompt_ids], device=DEVICE)[group_index],  # (R, 1), overwritten
         "position_ids": real.sum(1, keepdim=True),  # (R, 1)
         # the model's causal mask hides the columns that are still empty
         "attention_mask": pad(real, (0, L - real.shape[1]), value=1),  # (R, L)
     }
     decode = decode_step
     stop_ids = torch.tensor(policy.stop_ids, device=DEVICE)
-    completion_index = torch.arange(R, device=DEVICE)  # (R,), the completion in each row
     running = torch.ones(R, dtype=torch.bool, device=DEVICE)  # True until the stop token
     all_tokens = torch.zeros(R, C, dtype=torch.long, device=DEVICE)
     all_logprobs = torch.zeros(R, C, device=DEVICE)
-    lengths = torch.zeros(R, dtype=torch.long, device=DEVICE)
+    lengths = torch.zeros_like(completion_index)
     for t in range(C):
         logits = decode(policy.model, cache, inputs)  # (R, V)
         # the first step is eager: libraries initialise lazily, which cannot be captured
@@ -451,8 +453,8 @@ def complete(args, policy, groups, G):
             sample(policy, groups[k : k + size], G, args.temperature, args.max_new_tokens)
     for group in groups:
         # a thought that the template opened is put back, so that environments can drop it
-        prompt_end = policy.tokenizer.decode(group.prompt_ids[-8:]).rstrip()
-        opening = "<think>" if prompt_end.endswith("<think>") else ""
+        prompt_text = policy.tokenizer.decode(group.prompt_ids)
+        opening = "<think>" if prompt_text.rstrip().endswith("<think>") else ""
         for ids in group.completion_ids:
             stopped = ids[-1] in policy.stop_ids
             # special tokens that environments parse are kept; only the stop token is dropped
@@ -461,6 +463,7 @@ def complete(args, policy, groups, G):
             group.stopped.append(stopped)
 
 
+@AUTOCAST
 def token_logprobs(policy, cache, real, examples, temperature):
     """Log-probabilities of the tokens of R Examples, whose prompts prefill() has read: (R, C), 0 after their ends."""
     # the last token of a prompt predicts the first one of its completion
@@ -494,12 +497,10 @@ def accumulate_gradients(args, policy, examples):
         for k in range(0, len(own), args.batch_size):
             batch = own[k : k + args.batch_size]
             batch_factors = torch.tensor([example.factor for example in batch], device=DEVICE)  # (R,)
-            # the prompt of each row
-            rows = [block.index(example.prompt_ids) for example in batch]
+            rows = [block.index(example.prompt_ids) for example in batch]  # (R,), the prompt of each
             selected = [leaf[rows] for leaf in leaves]
             batch_cache = DynamicCache(zip(selected[::2], selected[1::2]))
-            with AUTOCAST:
-                logprobs = token_logprobs(policy, batch_cache, real[rows], batch, args.temperature)  # (R, C)
+            logprobs = token_logprobs(policy, batch_cache, real[rows], batch, args.temperature)  # (R, C)
             loss = -batch_factors @ logprobs.sum(1)
             loss.backward()
         # the prompts' own part of the backward pass
@@ -511,8 +512,7 @@ def optimizer_step(args, policy):
     if WORLD_SIZE > 1:
         for p in policy.trained.values():
             dist.all_reduce(p.grad.div_(WORLD_SIZE))
-    max_norm = args.max_grad_norm or torch.inf
-    grad_norm = clip_grad_norm_(policy.trained.values(), max_norm).item()
+    grad_norm = clip_grad_norm_(policy.trained.values(), args.max_grad_norm or torch.inf).item()
     # without a gradient, Adam's momentum alone would move the parameters
     if grad_norm > 0:
         policy.optimizer.step()
@@ -683,8 +683,7 @@ def rollout(args, env, policies, tasks, group_sizes, joint_mode):
         for (node, child), step in zip(edges, steps, strict=True):
             child.step = step
             child.history = [*node.history, (child.actions, step)]
-            # a number, list, array or tensor of any type, on any device
-            child.reward = torch.as_tensor(step.reward, dtype=torch.float64).numpy(force=True)
+            child.reward = np.array(step.reward, dtype=float)
         turns.append(nodes)
         nodes = [child for _, child in edges if not child.step.done]
         if not nodes:
@@ -746,7 +745,7 @@ if __name__ == "__main__":
     # one value is that of all policies
     models = args.model * num_policies if len(args.model) == 1 else args.model
     rates = args.learning_rate * num_policies if len(args.learning_rate) == 1 else args.learning_rate
-    if {len(models), len(rates)} != {num_policies} or min(rates) < 0:
+    if len(models) != num_policies or len(rates) != num_policies or min(rates) < 0:
         sys.exit("error: --model, --learning-rate (from 0 on): give one or, without --share-policy, one per agent.")
     trajectories = args.branching == "trajectories"
     if trajectories and args.joint_mode == "cross":
@@ -799,7 +798,8 @@ if __name__ == "__main__":
             log_metrics(args, run_dir, 0, evaluate(args, run_dir, env, policies, eval_tasks, 0))
 
     last = args.num_iterations
-    for iteration in tqdm(range(start + 1, last + 1), initial=start, total=last, disable=RANK > 0):
+    eval_every = args.eval_every or last
+    for iteration in tqdm(range(start + 1, last + 1), disable=RANK > 0):
         # 1 ROLLOUT: for each of this process's tasks a tree, or G trajectories
         began = perf_counter()
         reseed(args.seed, iteration)
@@ -826,7 +826,7 @@ if __name__ == "__main__":
         metrics["tokens"] = sum(len(ids) for group in groups for ids in group.completion_ids)
         metrics["time/iteration"] = perf_counter() - began
 
-        milestone = iteration == last or iteration % (args.eval_every or last) == 0
+        milestone = iteration == last or iteration % eval_every == 0
         if RANK == 0:
             # 4 LOG: what the agents wrote
             log_rollouts(run_dir, iteration, "train", turns, num_tasks=2)

@@ -72,8 +72,7 @@ def slow_losses(models, references, root, args):
     for (better, drift, likelihood), (worse, other_drift, _) in product(answers, repeat=2):
         if better - worse > 1e-6:  # more than a rounding error
             margin = args.beta * (drift - other_drift)
-            smoothing = args.label_smoothing
-            losses.append((1 - smoothing) * softplus(-margin) + smoothing * softplus(margin))
+            losses.append(softplus(-margin))
             likelihoods.append(likelihood)
     return torch.stack(losses), torch.stack(likelihoods)
 
@@ -82,7 +81,7 @@ FLAGS = """
 two models
 --num-agents 1
 --share-policy --num-agents 3 --batch-size 5
---label-smoothing 0.2 --nll-coef 0.3
+--nll-coef 0.3
 --branching trajectories --num-turns 3 --gamma 0.5 --nll-coef 0.3
 --branching trajectories --num-turns 3 --env toy:Sequential
 """
