@@ -24,10 +24,13 @@ import nano
 cache = tempfile.TemporaryDirectory()
 os.environ["XDG_CACHE_HOME"] = cache.name  # verdicts on data sets are found anew
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "benchmarks"))  # some tests import from there
 SCRIPTS = sorted(path for path in ROOT.glob("*.py") if "def save_checkpoint" in path.read_text())  # none can be missed
-CRITIC_FREE = [ROOT / "magrpo.py", ROOT / "marloo.py", ROOT / "maremax.py", ROOT / "mareinforce.py"]
+NANO = ROOT / "nano.py"
+MAGRPO = ROOT / "magrpo.py"
+CRITIC_FREE = [MAGRPO, ROOT / "marloo.py", ROOT / "maremax.py", ROOT / "mareinforce.py"]
 # what the scripts share needs one with a critic and one without: the others differ by advantages only (test_copies.py)
-two_scripts = pytest.mark.parametrize("script", [ROOT / "magrpo.py", ROOT / "ippo.py"], ids=lambda path: path.stem)
+two_scripts = pytest.mark.parametrize("script", [MAGRPO, ROOT / "ippo.py"], ids=lambda path: path.stem)
 CHAT = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

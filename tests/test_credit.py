@@ -8,18 +8,15 @@ from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 
+import credit
 import numpy as np
 import pytest
 import torch
-from conftest import CRITIC_FREE, ROOT, metrics_of
+from conftest import CRITIC_FREE, MAGRPO, NANO, ROOT, metrics_of
 from test_gradient import TOY, advantages_of, slow_gradient
 from torch.nn.utils import parameters_to_vector
 from transformers import AutoModelForCausalLM
 
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import credit
-
-MAGRPO, *OTHERS = CRITIC_FREE
 GAMMA = 0.5
 TRAJECTORIES = f"--branching trajectories --gamma {GAMMA} --num-turns 3 --num-generations 4".split()
 
@@ -136,8 +133,8 @@ def path(node):
 
 
 COMPARED = [
-    *product([ROOT / "nano.py", MAGRPO], ["toy:Letters", "toy:Sequential", "toy:SelfishInTurn"]),
-    *product(OTHERS, ["toy:Selfish"]),  # their advantages; the rest is equal
+    *product([NANO, MAGRPO], ["toy:Letters", "toy:Sequential", "toy:SelfishInTurn"]),
+    *product(CRITIC_FREE[1:], ["toy:Selfish"]),  # their advantages; the rest is equal
 ]
 
 

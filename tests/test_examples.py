@@ -1,7 +1,7 @@
 """The proposer and the router: what they pay, and that they can be trained."""
 
 import pytest
-from test_runs import MAGRPO
+from conftest import MAGRPO
 from toy import play, rows_of
 
 # Flags | what its three agents write in one turn & in the next | the rewards of each turn

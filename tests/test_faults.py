@@ -5,16 +5,17 @@ import pathlib
 import numpy as np
 import pytest
 import torch
-from conftest import CHAT, ROOT, STOP, lines_of, load_policy, make_tokenizer, metrics_of, save_model
+from conftest import CHAT, MAGRPO, NANO, ROOT, STOP, lines_of, load_policy, make_tokenizer, metrics_of, save_model
 from tokenizers import AddedToken
 from toy import Letters
 
 import magrpo
 
-MAGRPO = ROOT / "magrpo.py"
-NANO = ROOT / "nano.py"
-TOY = "--num-iterations 3 --num-turns 2 --num-generations 4 --num-tasks 2 --max-new-tokens 8 --learning-rate 0.01"
-TOY = [*TOY.split(), "--eval-tasks", "2"]
+TOY = """
+--num-iterations 3 --num-turns 2 --num-generations 4 --num-tasks 2 --max-new-tokens 8 --learning-rate 0.01
+--eval-tasks 2
+"""
+TOY = TOY.split()
 PARTS = CHAT.replace("{{ m.content }}", "{% for part in m.content %}{{ part.text }}{% endfor %}")
 GEMMA = "{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content }}<end_of_turn>\n{% endfor %}"
 EMPTY_THOUGHT = CHAT.replace("{{ m.content }}", "{% if m.role != 'user' %}<think></think>{% endif %}{{ m.content }}")
@@ -105,7 +106,7 @@ REWARDS = {
     "bfloat16": torch.tensor([0.5, 1.0], dtype=torch.bfloat16, requires_grad=True),
 }
 WELL_FORMED = ["float32", "an array", "bfloat16"]
-ILL_FORMED = [*(form for form in REWARDS if form not in WELL_FORMED), *PROMPTS, "a step too few"]
+ILL_FORMED = ["nan", "infinite", "one of three", *PROMPTS, "a step too few"]
 ODD = [(MAGRPO, form) for form in ILL_FORMED]
 ODD += [(ROOT / "madpo.py", "nan"), (NANO, "nan"), (NANO, "a prompt too many"), (NANO, "a step too few")]
 

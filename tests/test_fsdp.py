@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import ROOT, metrics_of, save_model
+from conftest import MAGRPO, ROOT, metrics_of, save_model
 from processes import start
 from safetensors.torch import load_file
 from toy import Letters
@@ -44,7 +44,7 @@ CASES = [  # processes, flags, how far weights may be apart, of the largest one
 @pytest.mark.parametrize("count, flags, most", CASES)
 def test_processes_that_divide_weights_train_as_those_that_do_not(count, flags, most, tmp_path):
     """Fails if unequal batches block a process, or a gradient or saved weight is lost or stale."""
-    folders = [run_of(script, *flags, cwd=tmp_path, count=count) for script in (ROOT / "magrpo.py", FSDP)]
+    folders = [run_of(script, *flags, cwd=tmp_path, count=count) for script in (MAGRPO, FSDP)]
     expected, ours = map(metrics_of, folders)
     assert ours == [pytest.approx(line, rel=1e-3, abs=1e-6) for line in expected]
     last = max(key for key in ours[3] if key.endswith("grad_norm"))

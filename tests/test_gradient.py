@@ -15,6 +15,8 @@ import pytest
 import torch
 from conftest import (
     CRITIC_FREE,
+    MAGRPO,
+    NANO,
     ROOT,
     STOP,
     load_policy,
@@ -28,9 +30,7 @@ from transformers import AutoModelForCausalLM, MistralForCausalLM
 
 import magrpo
 
-MAGRPO, *OTHERS = CRITIC_FREE
-MARLOO, MAREMAX, _ = OTHERS
-NANO = ROOT / "nano.py"
+OTHERS = MARLOO, MAREMAX, MAREINFORCE = CRITIC_FREE[1:]
 MADPO = ROOT / "madpo.py"
 MAX_NEW_TOKENS = 24
 TOY = "--env toy:Letters --num-iterations 1 --num-generations 3 --num-tasks 2 --eval-tasks 1 --max-grad-norm 1e9"
@@ -56,7 +56,7 @@ MORE = [
 ]
 SUBJECTS = [(MAGRPO, flags) for flags in PLAIN + MORE]
 SUBJECTS += [(script, flags) for script in OTHERS for flags in (FIRST, IN_TURN)]  # their advantages; the rest is equal
-SUBJECTS.append((CRITIC_FREE[3], f"{FIRST} --env test_gradient:Equal"))  # of which equal returns are the advantages
+SUBJECTS.append((MAREINFORCE, f"{FIRST} --env test_gradient:Equal"))  # of which equal returns are the advantages
 SUBJECTS += [(NANO, flags) for flags in PLAIN]
 
 

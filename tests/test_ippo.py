@@ -4,7 +4,6 @@ The reference knows nothing of rows, batches, caches or masks: it takes one comp
 float64, and computes old log-probabilities and values again, with the weights that the rollout had.
 """
 
-import runpy
 from collections import defaultdict
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -16,16 +15,15 @@ from conftest import ROOT, load_policy, metrics_of, save_model, slow_distributio
 from toy import rows_of
 from transformers import AutoModelForCausalLM, MistralForCausalLM
 
+import ippo
+
 SCRIPT = ROOT / "ippo.py"
-TOY = "--env toy:Letters --num-iterations 1 --num-generations 3 --num-tasks 2 --max-new-tokens 24 --eval-tasks 1"
-TOY = f"{TOY} --max-grad-norm 1e9 --no-anneal-lr --update-epochs 1 --num-minibatches 1".split()
+TOY = """
+--env toy:Letters --num-iterations 1 --num-generations 3 --num-tasks 2 --max-new-tokens 24 --eval-tasks 1
+--max-grad-norm 1e9 --no-anneal-lr --update-epochs 1 --num-minibatches 1
+"""
+TOY = TOY.split()
 LARGE_STEPS = "--update-epochs 2 --num-minibatches 2 --learning-rate 0.003 --critic-learning-rate 0.1"
-
-
-@pytest.fixture(scope="module")
-def script():
-    """The functions of the script."""
-    return SimpleNamespace(**runpy.run_path(str(SCRIPT)))
 
 
 # gamma and lambda | rewards of the turns | values of their tokens | the advantages of these
@@ -39,19 +37,19 @@ GAE_BY_HAND = """
 """
 
 
-def advantages_of(script, gamma, gae_lambda, rewards, values):
+def advantages_of(gamma, gae_lambda, rewards, values):
     """The script's advantages of the tokens of a trajectory of one agent, a list for each turn as the values are."""
     turns = range(len(rewards) + 1)
-    nodes = [script.Node([0], {}, 1.0, choice=(0,), returns=[0.0], history=[None] * turn) for turn in turns]
+    nodes = [ippo.Node([0], {}, 1.0, choice=(0,), returns=[0.0], history=[None] * turn) for turn in turns]
     for turn, reward in enumerate(rewards):
         if values[turn]:
-            nodes[turn].groups[0] = script.Group(None, "", (), 1.0, [()], [[]])
+            nodes[turn].groups[0] = ippo.Group(None, "", (), 1.0, [()], [[]])
         nodes[turn].children.append(nodes[turn + 1])
         nodes[turn + 1].reward = reward
-    (path,) = script.trajectory_of(SimpleNamespace(gamma=gamma), *nodes[:2], defaultdict(tuple))
+    (path,) = ippo.trajectory_of(SimpleNamespace(gamma=gamma), *nodes[:2], defaultdict(tuple))
     for experience in path:
         experience.old_values = torch.tensor(values[experience.turn])
-    script.gae(path, gae_lambda)
+    ippo.gae(path, gae_lambda)
     advantages = [[] for _ in rewards]
     for experience in path:
         advantages[experience.turn] = experience.advantages.tolist()
@@ -59,7 +57,7 @@ def advantages_of(script, gamma, gae_lambda, rewards, values):
 
 
 @pytest.mark.parametrize("options, rewards, values, advantages", rows_of(GAE_BY_HAND))
-def test_gae_by_hand(options, rewards, values, advantages, script):
+def test_gae_by_hand(options, rewards, values, advantages):
     """Fails if a discount or a reward is at the wrong token, or a silent turn's is not that of the turn before."""
 
     def turns(cell):
@@ -67,7 +65,7 @@ def test_gae_by_hand(options, rewards, values, advantages, script):
 
     (rewards,) = turns(rewards)
     (options,) = turns(options)
-    assert advantages_of(script, *options, rewards, turns(values)) == turns(advantages)
+    assert advantages_of(*options, rewards, turns(values)) == turns(advantages)
 
 
 @pytest.fixture
@@ -135,8 +133,7 @@ def speeches_of(update, slow, agent, node, j):
             speeches.append(speech)
             values[-1] = speech.values.tolist()
         node, j = node.children[j], 0
-    script = SimpleNamespace(**update.names)
-    advantages = advantages_of(script, args.gamma, args.gae_lambda, rewards, values)  # by hand above
+    advantages = advantages_of(args.gamma, args.gae_lambda, rewards, values)  # by hand above
     for speech in speeches:
         speech.advantages = torch.tensor(advantages[speech.turn], dtype=torch.float64)
     return speeches
@@ -257,9 +254,9 @@ def test_target_kl_ends_all_passes(run, updates, model_dir):
     assert 2 < len(earlier) < 10  # more than one pass, and a whole pass was left
 
 
-def test_values_are_float32(script, model_dir):
+def test_values_are_float32(model_dir):
     """Fails if values are bfloat16 as the model on CUDA, where 0.7 is 0.6992, and values are clipped around such."""
-    critic = script.add_critic(script.Args(critic_learning_rate=1.0), load_policy(script, model_dir), separate=False)
+    critic = ippo.add_critic(ippo.Args(critic_learning_rate=1.0), load_policy(ippo, model_dir), separate=False)
     critic.head.bias.data.fill_(0.7)
     with torch.autocast("cpu", torch.bfloat16):
         assert critic.head(torch.zeros(1, 32)).item() == pytest.approx(0.7, rel=1e-6)
@@ -278,9 +275,9 @@ def test_values_start_at_the_first_rewards(run, model_dir):
 
 
 @pytest.mark.parametrize("returns, expected", [([1.0, 2.0, 6.0], 1 - 2 / (14 / 3)), ([2.0, 2.0, 2.0], None)])
-def test_explained_variance_by_hand(returns, expected, script):
+def test_explained_variance_by_hand(returns, expected):
     """Fails if it is a share of standard deviations, is of means, or is a number where all returns are equal."""
     errors = torch.tensor([2.0, 2.0, -1.0])  # whose variance is 2
     returns = torch.tensor(returns)
     parts = [SimpleNamespace(returns=returns[k], advantages=errors[k]) for k in (slice(2), slice(2, 3))]
-    assert script.explained_variance(0, parts).get("agent_0/explained_variance") == pytest.approx(expected)
+    assert ippo.explained_variance(0, parts).get("agent_0/explained_variance") == pytest.approx(expected)

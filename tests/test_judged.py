@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from time import sleep
 
 import pytest
-from conftest import ROOT
+from conftest import MAGRPO
 
 import envs
 from envs import chat
@@ -150,7 +150,7 @@ def test_a_server_that_fails_or_is_slow_ends_the_run(seconds, timeout, why, serv
     flags = "--env judged --dataset tasks.jsonl --num-iterations 0 --eval-tasks 1"
     options = "--env-kwargs rubric Good? model m timeout"
     with pytest.raises(SystemExit, match=why) as end:
-        run(ROOT / "magrpo.py", "--model", model_dir, *flags.split(), *options.split(), timeout, "url", server.url)
+        run(MAGRPO, "--model", model_dir, *flags.split(), *options.split(), timeout, "url", server.url)
     (path,) = tmp_path.glob("runs/*/args.json")
     assert "sesame" not in f"{end.value} {path.read_text()}"
 

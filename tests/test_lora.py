@@ -4,12 +4,11 @@ import os
 
 import pytest
 import torch
-from conftest import CRITIC_FREE, two_scripts
+from conftest import MAGRPO, two_scripts
 from test_gradient import slow_gradient
 from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.optional("peft")
-MAGRPO = CRITIC_FREE[0]
 TOY = """
 --env toy:Letters --num-generations 3 --num-tasks 2 --max-new-tokens 24 --eval-tasks 4 --no-anneal-lr
 --num-iterations 2 --learning-rate 0.01 --lora-rank 3 --model

@@ -18,9 +18,12 @@ from transformers import AutoModelForCausalLM
 import madpo
 
 SCRIPT = ROOT / "madpo.py"
-TOY = "--env toy:Letters --num-generations 3 --num-tasks 2 --max-new-tokens 24 --eval-tasks 1 --max-grad-norm 0"
+TOY = """
+--env toy:Letters --num-generations 3 --num-tasks 2 --max-new-tokens 24 --eval-tasks 1 --max-grad-norm 0
+--no-anneal-lr --num-iterations 2
+"""
+TOY = TOY.split()
 PAIR = '{"prompt": "Say a.", "chosen": "ab", "rejected": "ba"}\n'
-TOY = f"{TOY} --no-anneal-lr --num-iterations 2".split()
 
 
 def test_pairs_are_of_strict_preferences_and_half_differ_in_one_answer():

@@ -2,11 +2,9 @@
 
 import json
 
-from conftest import END, ROOT, STOP, save_model
+from conftest import END, NANO, STOP, save_model
 from test_faults import with_tokens
 from test_gradient import TOY
-
-NANO = ROOT / "nano.py"
 
 
 def test_the_whole_distribution_is_sampled_up_to_the_end_of_a_turn(run, tmp_path):

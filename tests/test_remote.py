@@ -5,7 +5,7 @@ import threading
 from http.client import HTTPConnection
 
 import pytest
-from conftest import ROOT, lines_of, metrics_of
+from conftest import MAGRPO, lines_of, metrics_of
 from toy import SelfishInTurn, rows_of
 
 import envs
@@ -89,7 +89,7 @@ def test_a_run_is_the_same_as_the_local_one(name, num_agents, num_turns, serve, 
     """
     sizes = f"--num-agents {num_agents} --num-turns {num_turns} --num-tasks 2 --num-generations 3 --eval-tasks 2"
     flags = f"{sizes} --num-iterations 1 --max-new-tokens 12 --env"
-    flags = (ROOT / "magrpo.py", "--model", model_dir, *flags.split())
+    flags = (MAGRPO, "--model", model_dir, *flags.split())
     url = serve(name, num_agents=int(num_agents), num_turns=int(num_turns))
     local = run(*flags, name)["run_dir"]
     there = run(*flags, "remote", "--env-kwargs", "url", url)["run_dir"]

@@ -15,15 +15,17 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, STOP, lines_of, metrics_of, save_model, two_scripts
+from conftest import MAGRPO, ROOT, STOP, lines_of, metrics_of, save_model, two_scripts
 from processes import start
 from safetensors.torch import load_file
 from toy import Letters, Sequential
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-MAGRPO = ROOT / "magrpo.py"
-TOY = "--env test_runs:Noisy --num-turns 2 --num-generations 3 --num-tasks 2 --max-new-tokens 12 --learning-rate 0.01"
-TOY = f"{TOY} --eval-tasks 2 --eval-every 2 --num-iterations 2".split()
+TOY = """
+--env test_runs:Noisy --num-turns 2 --num-generations 3 --num-tasks 2 --max-new-tokens 12 --learning-rate 0.01
+--eval-tasks 2 --eval-every 2 --num-iterations 2
+"""
+TOY = TOY.split()
 
 
 class Noisy(Letters):

@@ -202,8 +202,8 @@ def test_a_step_takes_the_mean_over_all_tokens_of_its_batch(run, tmp_path):
 def test_a_model_made_from_nothing_learns_to_answer(run, tmp_path):
     """Fails if steps are not taken, sources have unequal shares, or other weights are saved."""
     sources = ("--sources", *(f"test_sft:Shown {agents} 1 word don't-77" for agents in (1, 10)))
-    sizes = ("--hidden-size", 32, "--num-layers", 1, "--num-heads", 2, "--vocab-size", 300)
-    run(ROOT / "models" / "tiny" / "make.py", *sources, *sizes)
+    sizes = "--hidden-size 32 --num-layers 1 --num-heads 2 --vocab-size 300"
+    run(ROOT / "models" / "tiny" / "make.py", *sources, *sizes.split())
     flags = ("--model", tmp_path / "runs", "--num-steps", 100, "--learning-rate", 1e-2)
     files = sorted((tmp_path / "runs" / "demonstrations").iterdir())
     names = run(ROOT / "sft.py", "--data", *files, *flags, *FLAGS, "--save-dtype", "float16")

@@ -10,7 +10,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from conftest import CRITIC_FREE, lines_of
+from conftest import CRITIC_FREE, MAGRPO, lines_of
 from test_credit import Own, credit
 from test_gradient import advantages_of
 from toy import Step, rows_of
@@ -124,8 +124,7 @@ reward_turn2              | 1     |
 
 
 def test_metrics_of_agents_by_hand(grow):
-    """Fails if agents are mixed up, means are over completions in place of tokens, a silent agent counts, or critical
-    tokens are those of one agent, or of one turn."""
+    """Fails if agents are mixed up, means are over completions in place of tokens, or a silent agent counts."""
     speech = {  # agent, turn -> what it writes: token ids and log-probabilities
         (0, 1): [([1], [-1.0]), ([3, 3, 2], [-2.0] * 3)],
         (1, 1): [([7, 7], [-0.5, -1.5])] * 2,
@@ -165,7 +164,7 @@ def test_each_epoch_has_every_task_once_in_an_order_of_its_own(run, model_dir):
     sizes = "--env toy:Letters --num-agents 1 --num-tasks 2 --num-generations 2 --max-new-tokens 1 --eval-tasks 1"
 
     def order(*flags):
-        lines = lines_of(run(magrpo.__file__, "--model", model_dir, *sizes.split(), *flags)["run_dir"])
+        lines = lines_of(run(MAGRPO, "--model", model_dir, *sizes.split(), *flags)["run_dir"])
         return [line["task_number"] for line in lines if line["split"] == "train"]
 
     long = order("--num-iterations", 12)
