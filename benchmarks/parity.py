@@ -7,12 +7,11 @@ constant one, since comlrl has no schedule. The peers are as they are, except co
 differs: the padding is cut off what comlrl trains, and the last token is doubled, since comlrl does not train the last
 one.
 
-A row of results/parity_gradient.csv is a peer and a seed. On the first rollout of its agent 0, cosine and
-largest_difference compare its gradient before it is clipped with ours. comlrl does not divide by max_new_tokens, so
-its gradient is divided here. Then all rollouts of this agent are trained on by magrpo.py's update. distance: between
-the weights that the peer and ours end with, over the distance that the peer's have moved. What is in --folder is not
-trained again. Returns of the agents in it: magrpo.py --model FOLDER/PEER/agent_* --num-iterations 0 --eval-tasks 0
---eval-generations 4, with --num-agents and --joint-mode align.
+A row of results/parity_gradient.csv is a peer and a seed. On the first rollout of its agent 0, cosine compares its
+gradient before it is clipped with ours. Then all rollouts of this agent are trained on by magrpo.py's update.
+distance: between the weights that the peer and ours end with, over the distance that the peer's have moved. What is in
+--folder is not trained again. Returns of the agents in it: magrpo.py --model FOLDER/PEER/agent_* --num-iterations 0
+--eval-tasks 0 --eval-generations 4, with --num-agents and --joint-mode align.
 """
 
 import os
@@ -154,15 +153,14 @@ def replay(args, folder):
         factors = defaultdict(float)
         for prompt, completion, advantage in zip(prompt_ids, completion_ids, advantages.ravel().tolist()):
             factors[tuple(prompt), tuple(completion)] += advantage / len(rollout) / LENGTH
-        examples = [magrpo.Example(*ids, factor) for ids, factor in factors.items()]
-        magrpo.accumulate_gradients(args, policy, examples)
+        magrpo.accumulate_gradients(args, policy, [magrpo.Example(*ids, factor) for ids, factor in factors.items()])
         # of the first rollout, which both sample from the same weights
         if gradient is not None:
             ours = parameters_to_vector(p.grad for p in policy.trained.values()).double()
             row["cosine"] = torch.cosine_similarity(ours, gradient, 0).item()
-            row["largest_difference"] = (ours - gradient).abs().max().item()
         decay = 1 - number / len(updates) if args.anneal_lr else 1.0
-        magrpo.optimizer_step(args, policy, [RATE * decay])
+        policy.optimizer.param_groups[0]["lr"] = RATE * decay
+        magrpo.optimizer_step(args, policy)
     end = weights_of(magrpo.load_policy(args, f"{folder}/agent_0", {}))
     return row | {"distance": ((weights_of(policy) - end).norm() / (end - start).norm()).item()}
 

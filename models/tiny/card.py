@@ -19,7 +19,7 @@ from itertools import product
 import tyro
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "benchmarks"))
-from stamp import ROOT, stamp
+from stamp import ROOT, make_stamp
 
 # environment and its options -> (numbers of agents, largest return with one agent, with several)
 RUNS = {
@@ -33,6 +33,7 @@ RUNS = {
     "coophumaneval": ((1, 2, 3), 2.1, 4),
     "mbpp": ((1, 2, 3), 2.1, 4),
     "classeval": ((1, 2, 3), 6, 6),
+    "classeval deal choose": ((2, 3), 6, 6),
     "gsm8k": ((1, 2, 3), 1, 1.2),
     "gsm8k roles split": ((2, 3), 1, 1),
     "debate": ((1, 2, 3), 1.3, 1.3),
@@ -73,7 +74,7 @@ def cell(args, row, num_agents):
 
 if __name__ == "__main__":
     args = tyro.cli(Args, description=__doc__)
-    print(f"{stamp(args)}\n\n| | 1 agent | 2 agents | 3 agents |\n|---|---|---|---|", flush=True)
+    print(f"{make_stamp(args)}\n\n| | 1 agent | 2 agents | 3 agents |\n|---|---|---|---|", flush=True)
     with ThreadPoolExecutor(args.jobs) as threads:
         cells = threads.map(lambda place: cell(args, *place), product(args.rows, (1, 2, 3)))
         for row in args.rows:
