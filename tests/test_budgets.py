@@ -23,7 +23,7 @@ MOST = {  # nodes of a file; of a folder, all together
     "envs": 21670,
     "rewards": 11400,
     "tests": 27450,
-    "benchmarks": 8070,
+    "benchmarks": 7970,
 }
 MOST_A_LINE = dict.fromkeys(MOST, 7.9)  # of a file, or of each in a folder; else 8.6
 MOST_A_LINE |= {"nano.py": 7.6, "sft.py": 8.2, "envs": 8.2, "rewards": 8.2, "tests": 9.0, "benchmarks": 9.0}
