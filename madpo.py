@@ -699,7 +699,8 @@ def rollout(args, env, policies, tasks, group_sizes, joint_mode):
         for (node, child), step in zip(edges, steps, strict=True):
             child.step = step
             child.history = [*node.history, (child.actions, step)]
-            child.reward = np.array(step.reward, dtype=float)
+            # a number, list, array or tensor of any type, on any device
+            child.reward = torch.as_tensor(step.reward, dtype=torch.float64).numpy(force=True)
         turns.append(nodes)
         nodes = [child for _, child in edges if not child.step.done]
         if not nodes:
@@ -746,7 +747,7 @@ def choose_pairs(node, most, trajectories):
 
 @torch.no_grad()
 def joint_logprobs(args, policies, pairs):
-    """Log-probabilities of the better and of the worse answers of Pairs: (pairs,), (pairs,)."""
+    """Log-probabilities of the better and of the worse answers of Pairs: (2, pairs)."""
     completions = dict.fromkeys(chain(*[pair.better + pair.worse for pair in pairs]))  # each once
     logprobs = {}  # Completion -> number
     for i, policy in enumerate(policies):
@@ -765,7 +766,7 @@ def joint_logprobs(args, policies, pairs):
             logprobs.update(zip(batch, values.tolist()))
     better = [sum(logprobs[completion] for completion in pair.better) for pair in pairs]
     worse = [sum(logprobs[completion] for completion in pair.worse) for pair in pairs]
-    return np.array(better), np.array(worse)
+    return np.array([better, worse])
 
 
 def read_node(policies, row, weight):
@@ -930,9 +931,9 @@ if __name__ == "__main__":
                 group.advantages[g] += gain + pair.weight * args.nll_coef / len(group.completion_ids[g])
             for _, group, g in pair.worse:
                 group.advantages[g] -= gain
-        metrics["preference/pairs"] = len(pairs)
         if pairs:
             metrics |= {
+                "preference/pairs": len(pairs),
                 "preference/loss": losses.mean(),
                 "preference/margin": margins.mean(),
                 "preference/accuracy": (margins > 0).mean(),

@@ -683,7 +683,8 @@ def rollout(args, env, policies, tasks, group_sizes, joint_mode):
         for (node, child), step in zip(edges, steps, strict=True):
             child.step = step
             child.history = [*node.history, (child.actions, step)]
-            child.reward = np.array(step.reward, dtype=float)
+            # a number, list, array or tensor of any type, on any device
+            child.reward = torch.as_tensor(step.reward, dtype=torch.float64).numpy(force=True)
         turns.append(nodes)
         nodes = [child for _, child in edges if not child.step.done]
         if not nodes:

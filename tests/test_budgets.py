@@ -16,7 +16,7 @@ MOST = {  # nodes of a file; of a folder, all together
     "maremax.py": 4650,
     "mareinforce.py": 4650,
     "ippo.py": 5680,
-    "mappo.py": 5740,
+    "mappo.py": 5750,
     "madpo.py": 5490,
     "magrpo_fsdp.py": 5050,
     "sft.py": 1700,

@@ -156,7 +156,7 @@ def gradient_and_memory(policy, num_prompts, batch_size):
 
 
 def test_batches_change_memory_only(model_dir):
-    """Fails if a prompt has the gradient of one batch of completions only, or prompts of all tasks are kept at once."""
+    """Fails if a prompt has the gradient of one batch of completions only, or those of all tasks are kept at once."""
     policy = load_policy(magrpo, model_dir)
     expected, _ = gradient_and_memory(policy, 5, 100)
     for batch_size in 1, 3, 16:

@@ -298,7 +298,7 @@ def _make_class_tests(name, stored, keeps, folded, rng):
 
 
 def make_coding_answers(tasks, helpers, reads_code, seed):
-    """(tasks, answers, flawed, corrected) for `demonstrate`; tasks are those of envs/coding.py, from make_coding_tasks.
+    """(tasks, answers, flawed, corrected) for `demonstrate`; tasks of envs/coding.py, from make_coding_tasks.
 
     A flawed answer is the right one, except that one agent's completion is taken from another task; in four of five
     cases that task asks for the same function, and at most the split between helper and function differs.
@@ -350,7 +350,7 @@ def make_class_answers(rows, tasks, assigned, seed):
 def demonstrate(env, tasks, answers, flawed, corrected, choices=()):
     """The demonstrations() of an environment, given an answer to each task: list of dict(prompt, completion).
 
-    flawed: for each task a first answer, used with two turns or more: if it fails, the next turn gives the corrected one
+    flawed: for each task a first answer, used with two turns or more: if it fails, the next turn corrects it
     choices: for each task the actions of an unpaid turn that comes first, if there is one
     """
     moves = [[([], actions)] for actions in choices] or [[] for _ in tasks]  # of each task: pairs (history, actions)

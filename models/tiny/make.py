@@ -40,8 +40,10 @@ SOURCES = [
     *["mbpp 2 1", "classeval 2 3 deal choose", "humaneval 2 2 feedback code", "humaneval 2 2 feedback code"],
     *["coophumaneval 2 2 feedback code"] * 6,
 ]
-# Of these only second turns are shown, in which it matters what the partner wrote: one turn is left to be learned.
-SECOND_TURNS = ["coophumaneval 2 2 feedback code"]
+# Of these only later turns are shown, in which it matters what the partner wrote, or only the first, in which agents
+# choose: to write these functions and classes is left to be learned.
+LATER_TURNS = ["coophumaneval 2 2 feedback code"]
+FIRST_TURNS = ["classeval 2 3 deal choose"]
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -119,9 +121,9 @@ if __name__ == "__main__":
         options = dict(zip(options[::2], options[1::2]))
         env = envs.make(name, int(num_agents), int(num_turns), seed=args.seed + 1000 * k, **options)
         pairs = env.demonstrations()
-        if source in SECOND_TURNS:
+        if source in LATER_TURNS + FIRST_TURNS:
             first_prompts = {prompt for task in env.tasks("train") for prompt in env.observe(task, [])}
-            pairs = [pair for pair in pairs if pair["prompt"] not in first_prompts]
+            pairs = [pair for pair in pairs if (pair["prompt"] in first_prompts) == (source in FIRST_TURNS)]
         with open(os.path.join(folder, f"{k:02}-{name.replace(':', '.')}.jsonl"), "w") as file:
             for pair in pairs:
                 file.write(json.dumps(pair) + "\n")
