@@ -251,11 +251,11 @@ def make(name, num_agents=2, num_turns=1, dataset="sample", seed=1, protocol="si
             _check_counts(each, num_agents, own_turns)
             if "name" in parameters[each]:
                 arguments["name"] = each
-        required = []
+        missing = []
         for key, p in parameters[each].items():
-            if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-                required.append(key)
-        missing = [f"{key} VALUE" for key in required if key not in arguments]
+            required = p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+            if required and key not in arguments:
+                missing.append(f"{key} VALUE")
         if missing:
             raise ValueError(f"--env {each}: it needs --env-kwargs {' '.join(missing)}.")
         env = find_class(each)(**arguments)

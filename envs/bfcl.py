@@ -43,7 +43,8 @@ class Parallel:
         self.num_agents, self.dataset, self.seed, self.roles = num_agents, dataset, seed, roles
         self.splits = load_tasks(
             dataset,
-            partial(_make_sample_tasks, seed=seed),
+            seed,
+            _make_sample_tasks,
             columns=["user_prompt"],
             hub="OpenMLRL/BFCL-V4-Parallel-Native",
             hub_splits={"train": "train", "test": "eval"},

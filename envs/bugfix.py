@@ -8,7 +8,6 @@ import ast
 import itertools
 import random
 import re
-from functools import partial
 
 from envs import UNPAID, Step, need_sample, one_of
 from envs.coding import HUMANEVAL, find_definition, make_answer
@@ -61,8 +60,7 @@ class BugFix:
         self.dataset = dataset
         self.seed = seed
         self.feedback = feedback
-        sample = partial(_make_sample_tasks, seed=seed)
-        self.splits = load_tasks(dataset, sample, PROGRAM_COUNTS, judge=self._judge, **PUBLISHED)
+        self.splits = load_tasks(dataset, seed, _make_sample_tasks, PROGRAM_COUNTS, judge=self._judge, **PUBLISHED)
 
     def tasks(self, split):
         return self.splits[split]

@@ -66,9 +66,8 @@ class ClassEval:
         self.dataset = dataset
         self.seed = seed
         self.feedback = feedback
-        sample = partial(_make_sample_tasks, seed=seed)
         judge = partial(vet, parse=_make_task, answer=_make_answer, score=class_rewards, limits=self.limits)
-        self.splits = load_tasks(dataset, sample, PROGRAM_COUNTS, judge=judge, **BENCHMARK)
+        self.splits = load_tasks(dataset, seed, _make_sample_tasks, PROGRAM_COUNTS, judge=judge, **BENCHMARK)
 
     def tasks(self, split):
         return self.splits[split]
@@ -107,11 +106,11 @@ class ClassEval:
         has / the largest.
         """
         steps = [UNPAID] * len(branches)  # of the turn of choosing
-        writing = [k for k, (_, history, _) in enumerate(branches) if len(history) >= self.turns_of_choosing]
-        answers = []
-        for task, history, actions in [branches[k] for k in writing]:
-            answers.append(_make_answer(task, actions, self._assigned(task, history)))
-        for k, answer, score in zip(writing, answers, class_rewards(answers, *self.limits)):
+        answers = {}  # number of a branch -> what was written in it
+        for k, (task, history, actions) in enumerate(branches):
+            if len(history) >= self.turns_of_choosing:
+                answers[k] = _make_answer(task, actions, self._assigned(task, history))
+        for (k, answer), score in zip(answers.items(), class_rewards(list(answers.values()), *self.limits)):
             _, history, _ = branches[k]
             steps[k] = make_step(score, history[self.turns_of_choosing :], self.num_turns - self.turns_of_choosing)
             if self.turns_of_choosing:
@@ -127,8 +126,8 @@ class ClassEval:
         also prompts of a second turn, after one that failed. Raises ValueError for other datasets.
         """
         need_sample(self.dataset, "it holds no answers for each role")
-        rows = samples.make_class_tasks("train", len(self.tasks("train")), self.seed)
         tasks = self.tasks("train")
+        rows = samples.make_class_tasks("train", len(tasks), self.seed)
         # who chooses takes the first method in one task and not in the next, so agents have to agree
         dealt = [self._in_turn(task, k * self.turns_of_choosing) for k, task in enumerate(tasks)]
         choices = [[", ".join(names) for names in shares] for shares in dealt] if self.turns_of_choosing else []

@@ -95,9 +95,9 @@ class Coding:
         self.seed = seed
         self.feedback = feedback
         self.helpers = ["aux"] if num_agents == 2 else [f"aux{i}" for i in range(1, num_agents)]
-        sample = partial(_make_sample_tasks, name=name, seed=seed)
+        sample = partial(_make_sample_tasks, name=name)
         judge = partial(vet, parse=_make_task, answer=make_answer, score=coding_rewards, limits=self.limits)
-        self.splits = load_tasks(dataset, sample, PROGRAM_COUNTS, judge=judge, **BENCHMARKS[name])
+        self.splits = load_tasks(dataset, seed, sample, PROGRAM_COUNTS, judge=judge, **BENCHMARKS[name])
 
     def tasks(self, split):
         return self.splits[split]
@@ -150,8 +150,7 @@ class Coding:
         """What agent number `agent` reads after its own answer, by `feedback`: a list of paragraphs."""
         everyone = range(len(names))
         if self.feedback == "code":
-            others = [k for k in everyone if k != agent]
-            return [f"The answer for {names[k]}:\n{drop_thoughts(actions[k]).strip()}" for k in others]
+            return [f"The answer for {names[k]}:\n{drop_thoughts(actions[k]).strip()}" for k in everyone if k != agent]
         if self.feedback == "passed":
             return [f"{findings['passed']} of {findings['total']} tests passed."]
         if self.feedback == "level":
@@ -225,7 +224,7 @@ def _remark(agent, names, findings):
     return remarks
 
 
-def _make_sample_tasks(split, count, name, seed):
+def _make_sample_tasks(split, count, seed, name):
     # right by construction
     return [show_assert(_make_task(row)) for row in samples.make_coding_tasks(split, count, seed, name)]
 

@@ -168,10 +168,10 @@ def _read_content(value, roles):
 # ---------------------------------------------------------------- --dataset: what environments ask
 
 
-def load_tasks(dataset, sample, counts=SAMPLE_COUNTS, **source):
-    """The tasks of each split: what `sample`, a function (split, count) -> tasks, makes, or what read_rows reads."""
+def load_tasks(dataset, seed, sample, counts=SAMPLE_COUNTS, **source):
+    """The tasks of each split: what `sample`, (split, count, seed) -> tasks, makes, or what read_rows reads."""
     if dataset == "sample":
-        return {split: sample(split, count) for split, count in counts.items()}
+        return {split: sample(split, count, seed) for split, count in counts.items()}
     return read_rows(dataset, **source)
 
 

@@ -80,10 +80,10 @@ class Debate:
         self.seed = seed
         self.judged = form == "judge"
         self.choice = topic == "choice"
-        self.splits = load_tasks(dataset, self._sample, judge=judge_answers, **GSM8K)
+        self.splits = load_tasks(dataset, seed, self._sample, judge=judge_answers, **GSM8K)
 
-    def _sample(self, split, count):
-        rng = random.Random(f"debate {split} {self.seed}")
+    def _sample(self, split, count, seed):
+        rng = random.Random(f"debate {split} {seed}")
         if self.judged:
             return samples.make_claims(split, count, rng)
         return samples.make_questions(split, count, rng, self.choice)
@@ -133,7 +133,7 @@ class Debate:
         need_sample(self.dataset, "it holds no debates to imitate")
         rng = random.Random(f"demonstrated debates {self.seed}")
         pairs = []
-        for task in self._sample("train", DEMONSTRATED):
+        for task in self._sample("train", DEMONSTRATED, self.seed):
             history = []
             stances = []
             for _ in range(self.num_turns):

@@ -201,8 +201,8 @@ class Dilemma:
     def step(self, branches):
         steps = []
         for _, _, actions in branches:
-            said = tuple(_read_message(text, {"guilty", "friend"}) for text in actions)
+            said = tuple(_read_message(text, SAID) for text in actions)
             payoffs = PAYOFFS.get(said, (0.0, 0.0))
-            parts = {word: said.count(word) / 2 for word in ("friend", "guilty")}
+            parts = {word: said.count(word) / 2 for word in SAID}
             steps.append(Step(sum(payoffs) / 2 if self.shared else list(payoffs), parts, done=True))
         return steps

@@ -55,7 +55,6 @@ class Judged:
             raise ValueError(f"--dataset {dataset}: judged has no tasks; give a file or hub id with a column prompt.")
         self.chat = Chat(url, model, timeout)
         self.rubric = rubric
-        self.num_turns = num_turns
         self.roles = [PART.format(i=i, n=num_agents) for i in range(1, num_agents + 1)] if num_agents > 1 else [ALONE]
         self.splits = read_rows(dataset, ["prompt"])
 

@@ -96,12 +96,15 @@ class Reasoning:
         one_of("roles", roles, "check", "split")
         if roles == "split" and num_agents == 1:
             raise ValueError("--num-agents 1: roles split deals a problem out; use 2 or more, or roles check.")
-        self.num_agents, self.num_turns = num_agents, 2 if num_agents > 1 else num_turns
-        self.roles, self.seed = roles, seed
+        self.num_agents = num_agents
+        self.num_solvers = max(1, num_agents - 1)  # with roles check
+        self.num_turns = 2 if num_agents > 1 else num_turns
+        self.roles = roles
+        self.seed = seed
         self.splits = self.load(dataset)
 
     def load(self, dataset):
-        return load_tasks(dataset, partial(make_problems, seed=self.seed), judge=self.judge, **GSM8K)
+        return load_tasks(dataset, self.seed, make_problems, judge=self.judge, **GSM8K)
 
     def judge(self, rows):
         """For each row its task, or why it cannot be used."""
@@ -134,16 +137,15 @@ class Reasoning:
 
     def _ask_to_check(self, problem, solutions):
         """Prompts of roles check; solutions: what was written in the first turn, None in that turn."""
-        if self.num_agents == 1 and solutions is None:
-            return [f"{problem}\n\n{SOLVE}"]
-        if self.num_agents == 1:
-            return [f"{problem}\n\nYour solution:\n{_cut_start(solutions[0])}\n\n{REVISE}"]
-        solvers = self.num_agents - 1
+        # one, silent in the first turn, unless the solver is alone
+        checkers = [None] * (self.num_agents - self.num_solvers)
         if solutions is None:
-            return [f"{problem}\n\n{SOLVE}"] * solvers + [None]
+            return [f"{problem}\n\n{SOLVE}"] * self.num_solvers + checkers
+        if not checkers:
+            return [f"{problem}\n\nYour solution:\n{_cut_start(solutions[0])}\n\n{REVISE}"]
         others = [f"Solution of agent {i}:\n{_cut_start(text)}" for i, text in enumerate(solutions[:-1], 1)]
-        request = CHECK if solvers == 1 else CHECK_ALL
-        return [None] * solvers + ["\n\n".join([problem, *others, request])]
+        request = CHECK if self.num_solvers == 1 else CHECK_ALL
+        return [None] * self.num_solvers + ["\n\n".join([problem, *others, request])]
 
     def _ask_in_parts(self, problem, messages):
         """Prompts of roles split; messages: of the first turn, None in that turn. Who knows nothing is silent."""
@@ -168,7 +170,7 @@ class Reasoning:
             solutions = []
             if history and self.roles == "check":
                 first_actions, _ = history[0]
-                solutions = first_actions[: max(1, self.num_agents - 1)]
+                solutions = first_actions[: self.num_solvers]
             reward, parts = team_reward(actions[-1], partial(self.right, task), solutions)
             steps.append(Step(reward, parts, done=True))
         return steps

@@ -73,9 +73,9 @@ class Tools:
         self.dataset = dataset
         self.seed = seed
         self.num_turns = max(num_turns, 3 if num_agents == 3 else 2)
-        sample = partial(samples.make_tool_tasks, seed=seed, most_calls=self.num_turns - (2 if num_agents == 3 else 1))
+        sample = partial(samples.make_tool_tasks, most_calls=self.num_turns - (2 if num_agents == 3 else 1))
         judge = partial(parse_rows, parse=_make_task)
-        self.splits = load_tasks(dataset, sample, columns=["question", "tools", "answer"], judge=judge)
+        self.splits = load_tasks(dataset, seed, sample, columns=["question", "tools", "answer"], judge=judge)
         runs_code = any("python" in task["tools"].split() for part in self.splits.values() for task in part)
         self.limits = read_limits(timeout, allow_unsafe_code, runs_code)
         self.search = Search(samples.read_articles(corpus, seed))

@@ -86,17 +86,16 @@ def show_assert(task, shown=0):
 def _find_verdicts(tasks, answer, score, limits):
     """For each task: why it cannot be used or "", its examples that hold, the number of the assert to show or None."""
     tasks = [_add_defaults(task) for task in tasks]
-    solved = [place for place, task in enumerate(tasks) if task["reference"] is not None]
-    answers = [answer(tasks[place], [tasks[place]["reference"]], tasks[place]["others"]) for place in solved]
-    score_of = dict(zip(solved, score(answers, *limits)))  # number of a task with a reference -> its Score
+    solved = [task for task in tasks if task["reference"] is not None]
+    scores = iter(score([answer(task, [task["reference"]], task["others"]) for task in solved], *limits))
     trials = run_tests(map(_make_trial, tasks), *limits)
     verdicts = []
-    for place, (task, trial) in enumerate(zip(tasks, trials)):
+    for task, trial in zip(tasks, trials):
         passed = {case for case, failure in zip(_list_cases(task), trial.examples) if not failure}
         shown, returned = _choose_shown(task, passed)
         findings = {"reason": "", "examples": []}
-        if place in score_of:
-            findings = score_of[place].findings
+        if task["reference"] is not None:
+            findings = next(scores).findings
         fault = ""
         if findings["reason"]:
             fault = f"its reference solution fails in the grader: {findings['reason'].splitlines()[0]}"
@@ -132,7 +131,6 @@ def _choose_shown(task, passed):
     passed: the cases in which a trivial answer passes an assert
     """
     numbers = range(len(task["asserts"]))
-    passing = []
     for values in task["trivial"], task["trivial"][: len(TRIVIAL)]:  # rather also without further constants
         for shown in numbers if len(numbers) > 1 else [None]:
             scored = [number for number in numbers if number != shown]

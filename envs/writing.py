@@ -6,7 +6,6 @@ reward and what differs from the published code are in rewards/writing.py.
 
 import re
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -120,11 +119,14 @@ class Writing:
     def __init__(self, name, num_agents, num_turns, dataset, seed, reward="plain"):
         one_of("reward", reward, "plain", "grounded")
         self.kind = kind = KINDS[name]
-        self.num_agents, self.num_turns, self.dataset, self.seed = num_agents, num_turns, dataset, seed
+        self.num_agents = num_agents
+        self.dataset = dataset
+        self.seed = seed
         self.grounded = reward == "grounded"
         self.roles = kind.roles(num_agents)
-        sample = partial(kind.sample, seed=seed)
-        self.splits = load_tasks(dataset, sample, columns=kind.columns, hub=kind.hub, hub_splits=kind.hub_splits)
+        self.splits = load_tasks(
+            dataset, seed, kind.sample, columns=kind.columns, hub=kind.hub, hub_splits=kind.hub_splits
+        )
 
     def tasks(self, split):
         return self.splits[split]
@@ -134,7 +136,8 @@ class Writing:
         return [f"{text}\n\n{role}" for role in self.roles]
 
     def step(self, branches):
-        kind, steps = self.kind, []
+        kind = self.kind
+        steps = []
         for task, _, actions in branches:
             texts = self._read_texts(actions)
             reference = task[kind.reference] if kind.reference else None
@@ -158,7 +161,8 @@ class Writing:
         to 5 sentences, and paragraphs that mix all parts of an introduction. For other datasets of tldr they are the
         human summaries. Raises ValueError for other datasets of arxiv, which hold no answers.
         """
-        per_task, reference = max(2, self.num_agents), self.kind.reference
+        per_task = max(2, self.num_agents)
+        reference = self.kind.reference
         if self.dataset == "sample":
             rows = self.kind.demonstrated(DEMONSTRATED_POSTS, per_task, self.seed)
         elif reference is None:

@@ -146,7 +146,7 @@ def team_reward(completion, right, solutions=()):
     copies = [is_same(attempt, final) for attempt in attempts]
     judged = read_verdict(completion)
     share = sum(marks) / len(marks)
-    parts["verdict"] = VERDICT * (judged is not None and judged == all(marks))
+    parts["verdict"] = VERDICT * (judged == all(marks))  # None equals neither
     parts["solver_correct"] = SOLVER * share
     parts["agree"] = float(judged is True)
     parts["answer_copied"] = sum(copies) / len(copies)

@@ -192,7 +192,8 @@ def _serve_template(unsafe):
         __import__(module)
     for number in (signal.SIGALRM, signal.SIGCHLD):  # a launcher may have had them ignored
         signal.signal(number, signal.SIG_DFL)
-    layers, safe = {"seccomp": None}, False
+    layers = {"seccomp": None}
+    safe = False
     if sys.platform == "linux":
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # if memory runs out, the kernel kills jobs before the trainer
@@ -269,7 +270,8 @@ class Channel:
     """A socket for JSON, one message a line. receive raises EOFError at the end, ValueError for what is no message."""
 
     def __init__(self, sock):
-        self.sock, self.lines = sock, sock.makefile("rb")
+        self.sock = sock
+        self.lines = sock.makefile("rb")
 
     def send(self, message):
         data = json.dumps(message).encode() + b"\n"
@@ -512,7 +514,8 @@ class _Asserts(ast.NodeTransformer):
     def __init__(self, tree):
         checks = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
         self.outermost = {node for part in [tree, *checks] for node in part.body}
-        self.count, self.straight = 0, []  # of all asserts; the numbers of those outside of loops and other functions
+        self.count = 0  # of all asserts
+        self.straight = []  # the numbers of those outside of loops and other functions
 
     def visit_Assert(self, node):
         if isinstance(node.test, ast.Constant):  # `assert True` tests nothing, and `assert False` ends the tests

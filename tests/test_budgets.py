@@ -20,8 +20,8 @@ MOST = {  # nodes of a file; of a folder, all together
     "madpo.py": 5490,
     "magrpo_fsdp.py": 5050,
     "sft.py": 1700,
-    "envs": 21670,
-    "rewards": 11400,
+    "envs": 21660,
+    "rewards": 11390,
     "tests": 27450,
     "benchmarks": 7970,
 }

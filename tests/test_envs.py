@@ -24,7 +24,7 @@ MBPP["test_list"] = ["assert f(1) == 2", "assert f(2) == 3"]
 def few_tasks(tmp_path, monkeypatch):
     """Few, so that these tests are quick, and a place of its own for the verdicts, so that each tries its tasks."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for split, count in {"train": 12, "validation": 2, "test": 2}.items():
+    for split, count in {"train": 24, "validation": 2, "test": 2}.items():
         monkeypatch.setitem(PROGRAM_COUNTS, split, count)
 
 

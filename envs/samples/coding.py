@@ -111,10 +111,11 @@ def _draw_compositions(split, count, rng, after=False):
     after: the filter comes after the map, and has something to select there
     A new round is drawn only when the last one is used up, since the tasks draw from `rng` in between.
     """
-    indices = itertools.product(range(len(FILTERS)), range(len(MAPS)), range(len(FOLDS)))
-    compositions = [c for c, i in zip(itertools.product(FILTERS, MAPS, FOLDS), indices) if find_split(*i) == split]
-    if after:
-        compositions = [c for c in compositions if _selects(*c[:2])]
+    compositions = []
+    for choices in itertools.product(*map(enumerate, (FILTERS, MAPS, FOLDS))):
+        indices, names = zip(*choices)
+        if find_split(*indices) == split and not (after and not _selects(*names[:2])):
+            compositions.append(names)
     while count > 0:
         chosen = rng.sample(compositions, min(len(compositions), count))
         yield from chosen
@@ -149,13 +150,15 @@ def _make_coding_task(benchmark, task_id, filter_name, map_name, fold_name, rng)
     wrong = [forms["whole"].format(**{**parts, **other}) for other in others]
     wrong += [BEFORE["whole"].format(**parts)] if forms is AFTER else []
     argument = eval(f"lambda numbers: {given}")
-    telling = []
+    asserted = [[]]
     for part in wrong:
         answer = eval(f"lambda numbers: {fold.format(part)}")
         lists = (*inputs[2:], *SHORT_LISTS)
         tells = (numbers for numbers in lists if answer(argument(numbers)) != reference(argument(numbers)))
-        telling += [numbers for numbers in itertools.islice(tells, 1) if numbers not in telling]
-    asserted = [[], *telling, *(numbers for numbers in inputs[2:] if numbers not in telling)][:5]
+        first = next(tells, [])  # which is asserted anyway
+        if first not in asserted:
+            asserted.append(first)
+    asserted += [numbers for numbers in inputs[2:] if numbers not in asserted]
     words = rng.choice(TASK_WORDINGS[benchmark]).format(fold=fold_words, map=map_words, filter=filter_words)
     if "default=0" in expression:
         words += " It is 0 if there are none."
@@ -163,7 +166,7 @@ def _make_coding_task(benchmark, task_id, filter_name, map_name, fold_name, rng)
     calls = rng.random() < 0.65 or forms is AFTER
     body = fold.format(forms[convention].format(**parts)) if calls else expression
     answer = {"helper": HELPERS[convention].format(**parts), "main": f"def {name}(numbers):\n    return {body}\n"}
-    cases = [(argument(numbers), reference(argument(numbers))) for numbers in (*examples, *asserted)]
+    cases = [(argument(numbers), reference(argument(numbers))) for numbers in (*examples, *asserted[:5])]
     columns = _write_mbpp_columns if benchmark == "mbpp" else _write_humaneval_columns
     return {"task_id": task_id, **columns(name, words, expression, cases), **answer}
 
@@ -338,8 +341,8 @@ def make_class_answers(rows, tasks, assigned, seed):
     for row, task, shares in zip(rows, tasks, assigned):
         answers.append([])
         for names in shares:
-            surplus = [row["surplus"]] if names else []
-            methods = [row["methods"][name] for name in task["methods"] if name in [*names, *surplus]]
+            wanted = [*names, row["surplus"]] if names else []
+            methods = [row["methods"][name] for name in task["methods"] if name in wanted]
             answers[-1].append("\n\n".join(methods))
     for task, answer in zip(tasks, answers):
         agent = rng.randrange(min(len(answer), len(task["methods"])))
@@ -353,17 +356,15 @@ def demonstrate(env, tasks, answers, flawed, corrected, choices=()):
     flawed: for each task a first answer, used with two turns or more: if it fails, the next turn corrects it
     choices: for each task the actions of an unpaid turn that comes first, if there is one
     """
-    moves = [[([], actions)] for actions in choices] or [[] for _ in tasks]  # of each task: pairs (history, actions)
-    histories = [[(actions, None) for _, actions in own] for own in moves]
-    for own, history, answer in zip(moves, histories, answers):
-        own.append((history, answer))
-    if env.num_turns > len(moves[0]):
-        branches = list(zip(tasks, histories, flawed))
-        for own, (_, history, wrong), step, answer in zip(moves, branches, env.step(branches), corrected):
-            if not step.done:
-                own.append(([*history, (wrong, step)], answer))
+    histories = [[(actions, None)] for actions in choices] or [[]] * len(tasks)  # before the first answers
+    steps = [None] * len(tasks)  # of the flawed answers
+    if env.num_turns > len(histories[0]) + 1:
+        steps = env.step(list(zip(tasks, histories, flawed)))
     pairs = []
-    for task, own in zip(tasks, moves):
-        for history, actions in own:
-            pairs += pair_up(env.observe(task, history), actions)
+    for task, history, answer, wrong, step, right in zip(tasks, histories, answers, flawed, steps, corrected):
+        for actions, _ in history:
+            pairs += pair_up(env.observe(task, []), actions)
+        pairs += pair_up(env.observe(task, history), answer)
+        if step and not step.done:
+            pairs += pair_up(env.observe(task, [*history, (wrong, step)]), right)
     return pairs

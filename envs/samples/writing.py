@@ -98,8 +98,7 @@ For this reason,
 
 def _draw_post_facts(split, count, rng):
     """`count` different combinations of facts; person, problem and attempt decide the split."""
-    chosen = []
-    seen = set()
+    chosen = {}
     while len(chosen) < count:
         p, q, a = (rng.randrange(len(options)) for options in (PERSONS, PROBLEMS, ATTEMPTS))
         if find_split(p, q, a) != split:
@@ -115,10 +114,9 @@ def _draw_post_facts(split, count, rng):
             "outcome": rng.choice(OUTCOMES),
             "question": rng.choice(QUESTIONS),
         }
-        if tuple(facts.values()) not in seen:
-            seen.add(tuple(facts.values()))
-            chosen.append(facts)
-    return chosen
+        # a repeated combination changes nothing
+        chosen[tuple(facts.values())] = facts
+    return chosen.values()
 
 
 def _write_post(facts, rng):
