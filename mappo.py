@@ -55,7 +55,7 @@ WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if ON_GPU else "cpu")
 AUTOCAST = torch.autocast(DEVICE.type, torch.bfloat16, enabled=ON_GPU)
-CHECK_EVERY = 16 if ON_GPU else 1  # decoding steps between checks of which rows have ended; a GPU waits for each
+CHECK_EVERY = 16 if ON_GPU else 1  # decoding steps between checks of which rows have ended; at each the CPU waits
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Args:
     num_generations: int = 8  # G, completions per agent in a group
     temperature: float = 1.0  # for sampling and for the trained log-probabilities; 0: greedy, to evaluate
     max_new_tokens: int | None = None  # C; default 256, and 96 for tiny
-    batch_size: int = 16  # completions in a training batch; sampling takes 16 times as many
+    batch_size: int = 16  # completions in a training batch, and prompts read for it; sampling takes 16 times as many
     cuda_graphs: bool = True  # on a GPU, replay a decoding step as one CUDA graph
     # optimization
     num_tasks: int = 4  # B, tasks per iteration; a multiple of the number of processes
@@ -417,7 +417,7 @@ def forward(model, cache, ids, mask, **options):
 
 def prefill(model, cache, prompt_ids):
     """Reads R prompts but for their last tokens into a cache. Returns which columns are no padding: (R, P - 1)."""
-    # of a prompt of one token, padding is left
+    # of a prompt of one token only padding remains
     padded = pad_ids([ids[:-1] or [-1] for ids in prompt_ids], "left")
     real = (padded >= 0).long()
     forward(model, cache, padded, real, logits_to_keep=1)
@@ -899,7 +899,7 @@ def minibatch_step(args, policy, critic, experiences, num_trajectories, learning
     """An optimizer step of a policy and its critic on the Experiences of some trajectories. Returns its metrics."""
     # losses of agents that share a policy add up
     weight = 1 / (num_trajectories * args.max_new_tokens)
-    # a process without examples has a gradient, too; allocated first, it does not split the memory of activations
+    # zeros, as a process without examples has a gradient, too; before activations, so as not to fragment memory
     for p in policy.trained.values():
         p.grad = torch.zeros_like(p)
     totals = torch.zeros(len(Sums._fields), device=DEVICE)

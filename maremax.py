@@ -53,7 +53,7 @@ WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if ON_GPU else "cpu")
 AUTOCAST = torch.autocast(DEVICE.type, torch.bfloat16, enabled=ON_GPU)
-CHECK_EVERY = 16 if ON_GPU else 1  # decoding steps between checks of which rows have ended; a GPU waits for each
+CHECK_EVERY = 16 if ON_GPU else 1  # decoding steps between checks of which rows have ended; at each the CPU waits
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Args:
     joint_mode: Literal["align", "cross"] | None = None  # cross: all G^N (default if T=1, G^N <= 100); align: g with g
     temperature: float = 1.0  # for sampling and for the trained log-probabilities; 0: greedy, to evaluate
     max_new_tokens: int | None = None  # C; default 256, and 96 for tiny
-    batch_size: int = 16  # completions in a training batch; sampling takes 16 times as many
+    batch_size: int = 16  # completions in a training batch, and prompts read for it; sampling takes 16 times as many
     cuda_graphs: bool = True  # on a GPU, replay a decoding step as one CUDA graph
     # optimization
     num_tasks: int = 4  # B, tasks per iteration; a multiple of the number of processes
@@ -350,7 +350,7 @@ def forward(model, cache, ids, mask, **options):
 
 def prefill(model, cache, prompt_ids):
     """Reads R prompts but for their last tokens into a cache. Returns which columns are no padding: (R, P - 1)."""
-    # of a prompt of one token, padding is left
+    # of a prompt of one token only padding remains
     padded = pad_ids([ids[:-1] or [-1] for ids in prompt_ids], "left")
     real = (padded >= 0).long()
     forward(model, cache, padded, real, logits_to_keep=1)
@@ -465,7 +465,7 @@ def complete(args, policy, groups, G):
 
 @AUTOCAST
 def token_logprobs(policy, cache, real, examples, temperature):
-    """Log-probabilities of the tokens of R Examples, whose prompts prefill() has read: (R, C), 0 after their ends."""
+    """Log-probabilities of the tokens of R Examples after their cached prompts, row by row: (R, C), then 0."""
     # the last token of a prompt predicts the first one of its completion
     sequences = [[example.prompt_ids[-1], *example.completion_ids] for example in examples]
     padded = pad_ids(sequences, "right")  # (R, 1 + C)
@@ -477,31 +477,31 @@ def token_logprobs(policy, cache, real, examples, temperature):
 
 
 def accumulate_gradients(args, policy, examples):
-    """The gradients of a policy's loss: minus the sum of factor * log-probability of Examples."""
+    """Sets the gradients to those of a policy's loss: minus the sum of factor * log-probability of Examples."""
     # completions of like length share a batch
     examples = sorted(examples, key=lambda example: len(example.completion_ids))
-    # a process without examples has a gradient, too; allocated first, it does not split the memory of activations
+    # zeros, as a process without examples has a gradient, too; before activations, so as not to fragment memory
     for p in policy.trained.values():
         p.grad = torch.zeros_like(p)
-    # each prompt is read once, however many batches its completions fill; in blocks, which bounds memory
+    # each prompt is read once, however many batches its completions fill; in blocks, to bound memory
     distinct = sorted({example.prompt_ids for example in examples}, key=len)
     for j in range(0, len(distinct), args.batch_size):
         block = distinct[j : j + args.batch_size]
         own = [example for example in examples if example.prompt_ids in block]
         cache = DynamicCache()
         with AUTOCAST:
-            real = prefill(policy.model, cache, block)  # (R, P - 1)
-        # keys and values of each layer, and copies in which the gradients of all batches add up
+            real = prefill(policy.model, cache, block)  # (prompts, P - 1)
+        # keys and values of each layer, and the same cut off from their graph: there the gradients of batches add up
         tensors = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
         leaves = [tensor.detach().requires_grad_() for tensor in tensors]
         for k in range(0, len(own), args.batch_size):
             batch = own[k : k + args.batch_size]
             batch_factors = torch.tensor([example.factor for example in batch], device=DEVICE)  # (R,)
             rows = [block.index(example.prompt_ids) for example in batch]  # (R,), the prompt of each
-            selected = [leaf[rows] for leaf in leaves]
-            batch_cache = DynamicCache(zip(selected[::2], selected[1::2]))
-            logprobs = token_logprobs(policy, batch_cache, real[rows], batch, args.temperature)  # (R, C)
-            loss = -batch_factors @ logprobs.sum(1)
+            # zipped with itself, the iterator gives pairs of keys and values; nothing else holds them
+            states = (leaf[rows] for leaf in leaves)
+            logprobs = token_logprobs(policy, DynamicCache(zip(states, states)), real[rows], batch, args.temperature)
+            loss = -(batch_factors @ logprobs.sum(1))
             loss.backward()
         # the prompts' own part of the backward pass
         torch.autograd.backward(tensors, [leaf.grad for leaf in leaves])
@@ -727,7 +727,7 @@ def update(args, policy, groups, learning_rate):
                 factors[group.prompt_ids, completion_ids] += group.weight * advantage / args.max_new_tokens
     # equal returns leave rounding errors, which Adam would turn into full steps; NaN stays, to end the run
     examples = [
-        Example(*sequences, factor) for sequences, factor in factors.items() if abs(factor) > 1e-12 or np.isnan(factor)
+        Example(*sequences, factor) for sequences, factor in factors.items() if abs(factor) > 1e-14 or np.isnan(factor)
     ]
     accumulate_gradients(args, policy, examples)
     policy.optimizer.param_groups[0]["lr"] = learning_rate
