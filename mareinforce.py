@@ -390,26 +390,26 @@ def capture(policy, cache, inputs):
 @torch.no_grad()
 def sample(policy, groups, G, temperature, C):
     """Draws G completions of each Group's prompt from the model's full distribution; temperature 0: greedy."""
-    prompt_ids = [group.prompt_ids for group in groups]
-    R = len(groups) * G
+    # equal prompts are read once; then each row has its own: (R,)
+    distinct = list({group.prompt_ids for group in groups})
+    own_prompt = torch.tensor([distinct.index(group.prompt_ids) for group in groups for _ in range(G)], device=DEVICE)
+    R = len(own_prompt)
     completion_index = torch.arange(R, device=DEVICE)  # (R,), the completion in each row
-    group_index = completion_index // G
     # attention kernels need multiples of 16
-    L = (max(map(len, prompt_ids)) + C + 15) // 16 * 16
+    L = (max(map(len, distinct)) + C + 15) // 16 * 16
     num_layers = policy.model.config.get_text_config().num_hidden_layers
     cache = Cache([FixedLayer(L) for _ in range(num_layers)])
-    # each prompt is read once, and then copied into G rows
-    real = prefill(policy.model, cache, prompt_ids)[group_index]  # (R, P - 1)
-    cache.reorder_cache(group_index)
+    real = prefill(policy.model, cache, distinct)[own_prompt]  # (R, P - 1)
+    cache.reorder_cache(own_prompt)
     inputs = {
-        "input_ids": torch.tensor([ids[-1:] for ids in prompt_ids], device=DEVICE)[group_index],  # (R, 1), overwritten
+        "input_ids": torch.tensor([ids[-1:] for ids in distinct], device=DEVICE)[own_prompt],  # (R, 1)
         "position_ids": real.sum(1, keepdim=True),  # (R, 1)
         # the model's causal mask hides the columns that are still empty
         "attention_mask": pad(real, (0, L - real.shape[1]), value=1),  # (R, L)
     }
     decode = decode_step
     stop_ids = torch.tensor(policy.stop_ids, device=DEVICE)
-    running = torch.ones(R, dtype=torch.bool, device=DEVICE)  # True until the stop token
+    running = torch.ones_like(own_prompt, dtype=torch.bool)  # True until the stop token
     all_tokens = torch.zeros(R, C, dtype=torch.long, device=DEVICE)
     all_logprobs = torch.zeros(R, C, device=DEVICE)
     lengths = torch.zeros_like(completion_index)
