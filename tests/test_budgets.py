@@ -22,7 +22,7 @@ MOST = {  # nodes of a file; of a folder, all together
     "sft.py": 1700,
     "envs": 21660,
     "rewards": 11390,
-    "tests": 27450,
+    "tests": 27500,
     "benchmarks": 7970,
 }
 MOST_A_LINE = dict.fromkeys(MOST, 7.9)  # of a file, or of each in a folder; else 8.6

@@ -162,9 +162,8 @@ def test_batches_change_memory_only(model_dir):
     for batch_size in 1, 3, 16:
         gradient, _ = gradient_and_memory(policy, 5, batch_size)
         assert (gradient - expected).norm() < 1e-5 * expected.norm()
-    _, few = gradient_and_memory(policy, 4, 2)
-    _, many = gradient_and_memory(policy, 12, 2)
-    assert many == few
+    # blocks of two prompts
+    assert gradient_and_memory(policy, 12, 2)[1] == gradient_and_memory(policy, 4, 2)[1]
 
 
 @pytest.mark.parametrize(

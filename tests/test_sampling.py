@@ -192,7 +192,7 @@ def test_bfloat16(model_dir):
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         (group,) = sample(policy, [(5, 6, 7)], 8, 1.0, 20)
         cache = magrpo.Cache([magrpo.FixedLayer(32) for _ in range(2)])
-        magrpo.prefill(policy.model, cache, [(5, 6), (5, 6)])
+        magrpo.prefill(policy.model, cache, [(5, 6)])
         logits = policy.model(torch.tensor([[5]])).logits
     assert (cache.layers[0].keys.dtype, logits.dtype) == (torch.bfloat16, torch.float32)
     for ids, logprobs in group:
