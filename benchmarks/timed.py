@@ -5,9 +5,10 @@ workloads.py writes the job, a JSON file whose path is in BENCH_JOB, and reads t
 
 import json
 import os
-import resource
+import re
 import time
 import zlib
+from pathlib import Path
 
 import torch
 
@@ -31,7 +32,9 @@ def read_peak_mib():
     """Peak memory of the tensors on a GPU, or else of this process in main memory."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10  # from KiB (on macOS bytes)
+    # of Linux; ru_maxrss would begin at the peak of the process that started this one
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s*(\d+)", status)[1]) / 1024  # from KiB
 
 
 def write_result(**result):

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from string import ascii_lowercase
 
+import pandas as pd
 import torch
 import transformers
 from stamp import run_script
@@ -177,8 +178,7 @@ def measure(job, command, folder, seconds=None):
     if not result:
         return {}
     (path,) = glob.glob(f"{folder}/*/metrics.jsonl")
-    with open(path) as file:
-        tokens = [json.loads(line)["tokens"] for line in file.readlines()[2:]]
+    tokens = pd.read_json(path, lines=True)["tokens"].tolist()[2:]
     # the evaluation and the first iteration are left out
     marks = result.pop("marks")[2:]
     result |= {"tokens": tokens, "sampling_s": [], "update_s": [], "iteration_s": []}
