@@ -32,7 +32,6 @@ STEPS = ["scripts", "qwen2.5-0.5b", "qwen3-1.7b", *PEERS]
 class Args:
     steps: list[str] = field(default_factory=lambda: STEPS)
     baseline: str = ""  # a commit
-    flags: str = ""  # further arguments of magrpo.py: --flags="--batch-size 64"
     device: Literal["cpu", "cuda"] = "cuda"
     shrink: bool = False  # tiny sizes: measures nothing
     folder: str = "results"
@@ -61,7 +60,6 @@ def main(args):
             workloads=["qwen2.5-0.5b" if step in PEERS else step],
             rounds=1,
             updates=2,
-            flags=args.flags,
             device=args.device,
             shrink=args.shrink,
             seconds=250,  # for each side

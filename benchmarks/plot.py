@@ -96,8 +96,7 @@ def draw(args, points):
             if len(lines) <= 3 and values.shape[1] > 1:
                 plot.fill_between(x, *values[:, 1:].T, alpha=0.15, linewidth=0)
         plot.set(title=metric, xlabel="sampled tokens, thousands")
-        plot.spines[["top", "right"]].set_visible(False)
-        plot.grid(alpha=0.25)
+        plot.grid()
         plot.legend(frameon=False)
     figure.savefig(args.output + ".png")
 

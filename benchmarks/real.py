@@ -14,7 +14,7 @@ Two speakers each know half of what describes one of four people; a listener rea
 5. What the agents wrote before and after about each seed's first held-out task: results/cooperation_texts.csv.
 
 Step 2 was chosen by what it leaves; all other settings were fixed before any run. For another algorithm: --scripts,
---env, --num-iterations and --name.
+--num-iterations and --name; for another environment of two turns --env and --keep, in which sft.py has worked before.
 """
 
 import importlib.util
@@ -70,8 +70,9 @@ def change_messages(args, run):
     agents = " ".join(sorted(glob(f"{run}/agent_*")))
     flags = f"{args.flags} --model {agents} --eval-generations 2"
     evaluation = replace(args, num_iterations=0, flags=flags)
+    base, *options = args.env[0].split()
     for messages in ("kept", "removed", "exchanged"):
-        env = f"examples.messages:Changed --num-agents 3 --env-kwargs base reference messages {messages}"
+        env = f"examples.messages:Changed {' '.join(options)} --env-kwargs base {base} messages {messages}"
         for row in compare.train(evaluation, f"{run}/messages", seed, env, script):
             yield {"messages": messages} | row
 

@@ -11,10 +11,12 @@ import envs
 
 
 class Changed:
-    """An environment of two turns whose messages, the texts of the first, are changed before other agents read them.
+    """An environment of two turns, whose agents read other messages than those of the first turn.
+
+    A message is a text and what the environment answers to it, such as a tool's output.
 
     base: the environment
-    messages: "kept"; "removed": all are empty; "exchanged": those written for the next task of the batch
+    messages: "kept"; "removed": as if all texts were empty; "exchanged": those of the next task of the batch
     options: the base's
     """
 
@@ -29,23 +31,29 @@ class Changed:
         return [self.env.observe(task, as_read(history, i))[i] for i in range(self.num_agents)]
 
     def step(self, branches):
-        steps = self.env.step([(task, as_read(history), actions) for task, history, actions in branches])
-        tasks, _, texts = zip(*branches)
+        played = [(task, as_read(history), actions) for task, history, actions in branches]
+        steps = self.env.step(played)
+        texts = [actions for _, _, actions in branches]
+        answers = [step.feedback for step in steps]
         if self.messages == "removed":
-            texts = [[""] * len(actions) for actions in texts]
+            texts = [[""] * self.num_agents] * len(branches)
+            silent = self.env.step([(task, history, [""] * self.num_agents) for task, history, _ in played])
+            answers = [step.feedback for step in silent]
         if self.messages == "exchanged":
             # several branches may answer one task
-            next_task = tasks.count(tasks[0])
-            texts = texts[next_task:] + texts[:next_task]
-        return [step._replace(feedback=read) for step, read in zip(steps, texts)]
+            tasks = [task for task, _, _ in branches]
+            shift = tasks.count(tasks[0])
+            texts = texts[shift:] + texts[:shift]
+            answers = answers[shift:] + answers[:shift]
+        return [step._replace(feedback=read) for step, read in zip(steps, zip(texts, answers))]
 
 
 def as_read(history, agent=None):
-    """The history with the changed texts, which are the feedback of its Steps; an agent's own are as they were."""
+    """The history with the messages that are read, which its Steps hold; an agent's own texts are as they were."""
     turns = []
     for actions, step in history:
-        texts = list(step.feedback)
+        texts, answer = step.feedback
         if agent is not None:
-            texts[agent] = actions[agent]
-        turns.append((texts, step))
+            texts = [*texts[:agent], actions[agent], *texts[agent + 1 :]]
+        turns.append((texts, step._replace(feedback=answer)))
     return turns
