@@ -4,7 +4,7 @@
     python benchmarks/real.py
 
 Two speakers each know half of what describes one of four people; a listener reads a word of each and names one
-(`reference`, which makes its own tasks). The steps, in --keep, where the same command goes on after an end:
+(`reference`, which makes its own tasks). The steps, in --keep, which takes 32 GB and where the same command goes on:
 
 1. The package's model as an ordinary folder (538 MB).
 2. 20 steps of sft.py on demonstrations, which leave much to learn: about a third of the answers are right then.

@@ -63,6 +63,8 @@ def cell(args, row, num_agents):
         command = ["magrpo.py", "--env", env, "--num-agents", num_agents, "--num-iterations", 0]
         command += ["--eval-tasks", args.eval_tasks, "--eval-generations", args.eval_generations]
         command += ["--env-kwargs", *options] if options else []
+        # for introductions, which do not end within the default
+        command += ["--max-new-tokens", 512] if env == "arxiv" else []
         command = [sys.executable, *map(str, command), "--output-dir", folder]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         (path,) = glob.glob(os.path.join(folder, "*", "metrics.jsonl"))
