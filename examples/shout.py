@@ -1,6 +1,6 @@
 from collections import namedtuple
 
-# reward: a number, or a list with one per agent; parts: numbers for the log; done: ends the branch early
+# reward: a number, or a list with one per agent; parts: numbers for the log; done: ends the episode early
 Step = namedtuple("Step", "reward parts done feedback", defaults=[None])
 
 
