@@ -179,7 +179,7 @@ def compare(args, peer):
         shutil.rmtree(folder, ignore_errors=True)
         os.makedirs(folder)
         train(args, folder, *options)
-    return {"contestant": peer, "seed": args.seed} | replay(args, folder)
+    return {"contestant": peer, "seed": args.seed, "agent": 0} | replay(args, folder)
 
 
 def main(args):

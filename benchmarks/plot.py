@@ -97,7 +97,7 @@ def draw(args, points):
                 plot.fill_between(x, *values[:, 1:].T, alpha=0.15, linewidth=0)
         plot.set(title=metric, xlabel="sampled tokens, thousands")
         plot.grid()
-        plot.legend(frameon=False)
+        plot.legend()
     figure.savefig(args.output + ".png")
 
 

@@ -33,19 +33,17 @@ class Changed:
     def step(self, branches):
         played = [(task, as_read(history), actions) for task, history, actions in branches]
         steps = self.env.step(played)
-        texts = [actions for _, _, actions in branches]
-        answers = [step.feedback for step in steps]
+        messages = [(actions, step.feedback) for (_, _, actions), step in zip(branches, steps)]
         if self.messages == "removed":
-            texts = [[""] * self.num_agents] * len(branches)
-            silent = self.env.step([(task, history, [""] * self.num_agents) for task, history, _ in played])
-            answers = [step.feedback for step in silent]
+            texts = [""] * self.num_agents
+            answers = self.env.step([(task, history, texts) for task, history, _ in played])
+            messages = [(texts, step.feedback) for step in answers]
         if self.messages == "exchanged":
             # several branches may answer one task
             tasks = [task for task, _, _ in branches]
             shift = tasks.count(tasks[0])
-            texts = texts[shift:] + texts[:shift]
-            answers = answers[shift:] + answers[:shift]
-        return [step._replace(feedback=read) for step, read in zip(steps, zip(texts, answers))]
+            messages = messages[shift:] + messages[:shift]
+        return [step._replace(feedback=message) for step, message in zip(steps, messages)]
 
 
 def as_read(history, agent=None):
