@@ -28,7 +28,8 @@ SCRIPTS = ("magrpo", "marloo", "maremax", "mareinforce", "ippo", "mappo", "madpo
 class Args:
     scripts: tuple[str, ...] = SCRIPTS
     env: tuple[str, ...] = ("tldr",)  # each is trained on, with flags of its own: "gsm8k --num-turns 2"
-    seeds: int = 5  # 1, 2, ...
+    seeds: int = 5  # how many
+    first_seed: int = 1
     jobs: int = 2  # runs at a time
     num_iterations: int = 120
     eval_every: int = 10
@@ -67,7 +68,8 @@ def read_evaluations(run_dir):
 def main(args):
     """Trains several runs at a time, and writes the rows of all."""
     about = make_stamp(args)  # before the runs, which take long: the code may change meanwhile
-    runs = list(product(range(1, args.seeds + 1), args.env, args.scripts))
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    runs = list(product(seeds, args.env, args.scripts))
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(args.jobs) as threads:
         parts = list(threads.map(lambda run: train(args, args.keep or temporary, *run), runs))
     name = args.name or args.env[0].split()[0]

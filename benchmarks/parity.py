@@ -1,23 +1,22 @@
 """Our gradients against trl's and comlrl's: same model, tasks, prompts, reward, rollouts and learning rate.
 
-    python benchmarks/parity.py --num-iterations 60        (peers.py says what has to be installed)
+    python benchmarks/parity.py --num-iterations 30        (peers.py says what has to be installed)
 
 One agent is compared with trl, with a learning rate that decays linearly; two agents, aligned, with comlrl, at a
-constant one, since comlrl has no schedule. The peers are as they are, except comlrl_cut, which tells why comlrl_alike
-differs: the padding is cut off what comlrl trains, and the last token is doubled, since comlrl does not train the last
-one.
+constant one, since comlrl has no schedule. comlrl_cut tells why comlrl differs: the padding is cut off what it trains,
+and the last token is doubled, since comlrl does not train the last one.
 
 A row of results/parity_gradient.csv is a peer and a seed. On the first rollout of its agent 0, cosine compares its
 gradient before it is clipped with ours. Then all rollouts of this agent are trained on by magrpo.py's update.
 distance: between the weights that the peer and ours end with, over the distance that the peer's have moved. What is in
---folder is not trained again. Returns of the agents in it: magrpo.py --model FOLDER/PEER/agent_* --num-iterations 0
---eval-tasks 0 --eval-generations 4, with --num-agents and --joint-mode align.
+--folder is not trained again.
 """
 
 import os
 import shutil
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ import transformers
 import tyro
 from comlrl.trainers.reinforce import MAGRPOTrainer
 from datasets import Dataset
-from peers import ALIKE, make_comlrl_arguments, make_trl_arguments
+from peers import make_comlrl_arguments, make_trl_arguments
 from stamp import ROOT, make_stamp, write_rows
 from torch.nn.utils import parameters_to_vector
 from trl import GRPOTrainer
@@ -39,7 +38,7 @@ LENGTH = 96  # max_new_tokens
 
 @dataclass
 class Args(magrpo.Args):  # num_iterations, num_tasks and num_generations are used
-    seeds: tuple[int, int] = (8, 5)  # how many of one agent, and of two
+    seeds: int = 3
     folder: str = "runs/parity"  # of what is trained
 
 
@@ -75,9 +74,9 @@ def keep_update(folder, model, rollout, length):
     torch.save([*updates, (list(rollout), gradient)], path)
 
 
-def train_trl(args, folder, options):
+def train_trl(args, folder):
     job, tasks, reward = load_inputs(args, folder)
-    arguments = make_trl_arguments(job, **options)
+    arguments = make_trl_arguments(job)
     rollout = []
 
     class Trainer(GRPOTrainer):
@@ -96,9 +95,9 @@ def train_trl(args, folder, options):
     trainer.save_model(f"{folder}/agent_0")
 
 
-def train_comlrl(args, folder, options, cut=False):
+def train_comlrl(args, folder, cut=False):
     job, tasks, reward = load_inputs(args, folder)
-    arguments = make_comlrl_arguments(job, **options)
+    arguments = make_comlrl_arguments(job)
     pad = arguments["tokenizer"].pad_token_id
     transformers.set_seed(args.seed)
 
@@ -125,12 +124,10 @@ def train_comlrl(args, folder, options, cut=False):
     trainer.save_model(folder)
 
 
-PEERS = {  # name -> number of agents, how they are trained, and its options
-    "trl_dr_grpo": (1, train_trl, ALIKE["trl"]),
-    "trl_default": (1, train_trl, {}),
-    "comlrl_alike": (2, train_comlrl, ALIKE["comlrl"]),
-    "comlrl_default": (2, train_comlrl, {}),
-    "comlrl_cut": (2, train_comlrl, ALIKE["comlrl"], True),
+PEERS = {  # name -> number of agents, and how they are trained
+    "trl": (1, train_trl),
+    "comlrl": (2, train_comlrl),
+    "comlrl_cut": (2, partial(train_comlrl, cut=True)),
 }
 
 
@@ -172,22 +169,22 @@ def weights_of(policy):
 
 def compare(args, peer):
     """A row; trains the peer's agents, unless they are there."""
-    args.num_agents, train, *options = PEERS[peer]
+    args.num_agents, train = PEERS[peer]
     args.anneal_lr = args.num_agents == 1
     folder = f"{args.folder}/{peer}_{args.num_iterations}_{args.seed}"
     if not os.path.exists(f"{folder}/agent_0"):
         shutil.rmtree(folder, ignore_errors=True)
         os.makedirs(folder)
-        train(args, folder, *options)
-    return {"contestant": peer, "seed": args.seed, "agent": 0} | replay(args, folder)
+        train(args, folder)
+    return {"contestant": peer, "seed": args.seed} | replay(args, folder)
 
 
 def main(args):
     about = make_stamp(args)
     torch.set_num_threads(1)
     rows = []
-    for peer, (num_agents, *_) in PEERS.items():
-        for seed in range(1, args.seeds[num_agents - 1] + 1):
+    for peer in PEERS:
+        for seed in range(1, args.seeds + 1):
             args.seed = seed
             rows.append(compare(args, peer))
             print(*rows[-1].values(), flush=True)

@@ -16,13 +16,8 @@ from datasets import Dataset
 from timed import read_clock, read_job, score, write_result
 from transformers import PreTrainedTokenizerFast
 
-ALIKE = {
-    "comlrl": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "advantage_normalization": False},
-    "trl": {"loss_type": "dr_grpo", "scale_rewards": "none"},
-}  # options with which they compute what our scripts compute
 
-
-def make_comlrl_arguments(job, **options):
+def make_comlrl_arguments(job):
     """Arguments of comlrl's MAGRPOTrainer, for two agents that are copies of one model."""
     from comlrl.trainers.reinforce import MAGRPOConfig
 
@@ -36,7 +31,11 @@ def make_comlrl_arguments(job, **options):
         eval_interval=0,
         # a buffer of B prompts (with their G completions) for each agent, trained in one piece: one optimizer step
         rollout_buffer_size=job["num_tasks"],
-        **options,
+        # what our scripts compute
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        advantage_normalization=False,
     )
     # it has no mixed precision: on a GPU the weights themselves are bfloat16, its fastest option
     dtype = "bfloat16" if job["device"] == "cuda" else "float32"
@@ -49,7 +48,7 @@ def make_comlrl_arguments(job, **options):
     }
 
 
-def make_trl_arguments(job, **options):
+def make_trl_arguments(job):
     """Arguments of trl's GRPOTrainer."""
     from trl import GRPOConfig
 
@@ -62,6 +61,9 @@ def make_trl_arguments(job, **options):
         max_completion_length=job["completion_tokens"],
         # decays linearly and gradients are clipped to 1, as ours
         learning_rate=job["learning_rate"],
+        # what our scripts compute
+        loss_type="dr_grpo",
+        scale_rewards="none",
         shuffle_dataset=False,
         seed=job["seed"],
         # on by default, and slower
@@ -75,7 +77,6 @@ def make_trl_arguments(job, **options):
         save_strategy="no",
         disable_tqdm=True,
         output_dir=job["folder"],
-        **options,
     )
     tokenizer = PreTrainedTokenizerFast.from_pretrained(job["model"])
     return {"model": job["model"], "processing_class": tokenizer, "args": config}
@@ -103,7 +104,7 @@ def train_comlrl(job, tasks):
         """One list of texts per agent, aligned; a number for each joint action."""
         return [score(texts) for texts in zip(*completions)]
 
-    trainer = Counted(reward_func=reward, train_dataset=tasks, **make_comlrl_arguments(job, **ALIKE["comlrl"]))
+    trainer = Counted(reward_func=reward, train_dataset=tasks, **make_comlrl_arguments(job))
     trainer.verbose = False
     # the last agent's step ends an update
     trainer.optimizers[-1].register_step_post_hook(end_update)
@@ -121,7 +122,7 @@ def train_trl(job, tasks):
         tokens[-1] += sum(map(len, completion_ids))
         return [score([text]) for text in completions]
 
-    arguments = make_trl_arguments(job, **ALIKE["trl"])
+    arguments = make_trl_arguments(job)
     GRPOTrainer(reward_funcs=reward, train_dataset=tasks, callbacks=[Ticker()], **arguments).train()
 
 
