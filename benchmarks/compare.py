@@ -35,7 +35,7 @@ class Args:
     eval_every: int = 10
     flags: str = ""  # further arguments of every script, as one string: --flags="--num-turns 2"
     name: str = ""  # of the file in results/; by default the first environment
-    keep: str = ""  # a folder for the run folders, which are deleted otherwise; what is there is continued
+    keep: str = ""  # a folder for the run folders, else deleted; runs in it go on, also with other --flags
 
 
 def train(args, folder, seed, env, script):

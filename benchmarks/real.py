@@ -4,17 +4,18 @@
     python benchmarks/real.py
 
 Two speakers each know half of what describes one of four people; a listener reads a word of each and names one
-(`reference`, which makes its own tasks). The steps, in --keep, which takes 32 GB and where the same command goes on:
+(`reference`, which makes its own tasks). The steps (--keep takes 32 GB; the same command continues what is in it):
 
 1. The package's model as an ordinary folder (538 MB).
-2. 20 steps of sft.py on demonstrations, which leave much to learn: about a third of the answers are right then.
+2. 20 steps of sft.py on demonstrations, which leave much to learn.
 3. magrpo.py from each of five seeds: results/cooperation.csv, with rows as in compare.py.
 4. Each team again on the same held-out tasks, two answers each, with its messages kept, removed, or exchanged with
    those of the next task (examples/messages.py): results/cooperation_messages.csv.
-5. What the agents wrote before and after about each seed's first held-out task: results/cooperation_texts.csv.
+5. What the agents wrote about each seed's first held-out task, in each evaluation: results/cooperation_texts.csv.
 
-Step 2 was chosen by what it leaves; all other settings were fixed before any run. For another algorithm: --scripts,
---num-iterations and --name; for another environment of two turns --env and --keep, in which sft.py has worked before.
+The 20 of step 2 were chosen for how much they leave to learn; all other settings were fixed before any run. For
+another algorithm: --scripts and --num-iterations; for another environment of two turns: --env, without --env-kwargs,
+and a --keep that holds a run of sft.py. For both a --name of their own.
 """
 
 import importlib.util
@@ -85,7 +86,7 @@ def read_texts(run):
     for iteration, turns in first.groupby("iteration"):
         texts = [agent["completions"][0] for agents in turns["agents"] for agent in agents if agent]
         row = {"run": os.path.basename(run), "iteration": iteration, "reward": turns["rewards"].iloc[-1][0]}
-        yield row | turns["task"].iloc[0] | {f"agent_{i}": text for i, text in enumerate(texts)}
+        yield row | turns["task"].iloc[0] | {f"text_{i}": text for i, text in enumerate(texts)}
 
 
 if __name__ == "__main__":
@@ -97,12 +98,15 @@ if __name__ == "__main__":
         make_model(model)
     warm = f"{args.keep}/*__sft__*/agent"
     if not glob(warm):
-        print("sft.py and magrpo.py take minutes each; what they earned is printed when they end", flush=True)
+        print("sft.py, then each run takes minutes; what runs earned is printed when they end", flush=True)
         run_script(f"{ROOT}/sft.py", *WARM_UP.split(), "--model", model, "--output-dir", args.keep)
     # --flags come last, and win
     args.flags = f"--model {glob(warm)[0]} {SETTINGS} {args.flags}"
     compare.main(args)
-    runs = sorted(glob(f"{args.keep}/{args.env[0].replace(' ', '_')}/*"))
-    messages = chain(*[change_messages(args, run) for run in runs])
+    folder = f"{args.keep}/{args.env[0].replace(' ', '_')}"
+    # agents are saved when a run ends
+    agents = chain(*[glob(f"{folder}/*__{script}__*/agent_0") for script in args.scripts])
+    runs = sorted(map(os.path.dirname, agents))
+    messages = [row for run in runs for row in change_messages(args, run)]
     write_rows(f"{ROOT}/results/{args.name}_messages.csv", about, messages)
     write_rows(f"{ROOT}/results/{args.name}_texts.csv", about, chain(*map(read_texts, runs)))

@@ -1,10 +1,10 @@
-"""Do the agents of a team use what they tell each other? The first of two turns as partners read it, changed.
+"""Do the agents of a team use what they tell each other? Changes what partners read of the first of two turns.
 
     python magrpo.py --num-iterations 0 --env examples.messages:Changed --num-agents 3 \\
         --env-kwargs base reference messages removed --model RUN/agent_0 RUN/agent_1 RUN/agent_2 --max-new-tokens 16
 
-A team that does earns less than with `messages kept`. With `exchanged` an answer is not worth the same alone and among
-others, so that it is for evaluations only.
+A team that uses them then earns less than with `messages kept`. With `exchanged` a reward depends on the other tasks
+of the batch: for evaluations only.
 """
 
 import envs
@@ -23,6 +23,7 @@ class Changed:
     def __init__(self, base, messages, num_agents, **options):
         self.env = envs.make(base, num_agents, **options)
         self.num_agents = num_agents
+        envs.one_of("messages", messages, "kept", "removed", "exchanged")
         self.messages = messages
         self.num_turns = self.env.num_turns
         self.tasks = self.env.tasks
@@ -33,21 +34,21 @@ class Changed:
     def step(self, branches):
         played = [(task, as_read(history), actions) for task, history, actions in branches]
         steps = self.env.step(played)
-        messages = [(actions, step.feedback) for (_, _, actions), step in zip(branches, steps)]
+        read = [(actions, step.feedback) for (_, _, actions), step in zip(branches, steps)]
         if self.messages == "removed":
             texts = [""] * self.num_agents
             answers = self.env.step([(task, history, texts) for task, history, _ in played])
-            messages = [(texts, step.feedback) for step in answers]
+            read = [(texts, step.feedback) for step in answers]
         if self.messages == "exchanged":
-            # several branches may answer one task
+            # each task has as many branches, one after another
             tasks = [task for task, _, _ in branches]
             shift = tasks.count(tasks[0])
-            messages = messages[shift:] + messages[:shift]
-        return [step._replace(feedback=message) for step, message in zip(steps, messages)]
+            read = read[shift:] + read[:shift]
+        return [step._replace(feedback=message) for step, message in zip(steps, read)]
 
 
 def as_read(history, agent=None):
-    """The history with the messages that are read, which its Steps hold; an agent's own texts are as they were."""
+    """The history with the messages that its Steps hold in place of the texts, except those of `agent`."""
     turns = []
     for actions, step in history:
         texts, answer = step.feedback
