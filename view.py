@@ -180,7 +180,7 @@ def read_parts(environments):
 
             parts[environment] = find_class(environment).PARTS
         except (AttributeError, ImportError, ValueError) as error:
-            print(f"{environment}: the page does not say what parts of its reward pay and mean: {error}")
+            print(f"{environment}: the page shows the parts of its reward without their meaning ({error})")
     return parts
 
 
